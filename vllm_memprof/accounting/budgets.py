@@ -11,14 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
-from vllm_memprof.accounting.equations import counted_per_byte, form_of
-from vllm_memprof.accounting.kv import tokens_for_bytes
+from vllm_memprof.accounting.audit import audit
+from vllm_memprof.accounting.equations import (
+    computed_request,
+    counted_per_byte,
+    evaluate,
+    form_of,
+)
+from vllm_memprof.accounting.kv import tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (
     DERIVED,
     MEASURED,
     MODELLED,
     Budget,
+    Check,
     Correction,
     Kv,
     NotSubtracted,
@@ -31,10 +39,11 @@ from vllm_memprof.accounting.readings import StartupReadings, value
 from vllm_memprof.accounting.spare import profile_reserved_peak, serving_peak, unprofiled
 from vllm_memprof.accounting.suggestions import computed, printed
 from vllm_memprof.engines import row_of_run
-from vllm_memprof.engines.equation import Equation
+from vllm_memprof.engines.equation import WHOLE_PAGES, Equation, Figures, Term
+from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.spans import weakest
 from vllm_memprof.text import text
-from vllm_memprof.units import minus
+from vllm_memprof.units import minus, sum_or_none
 
 
 def items_not_subtracted(
@@ -92,6 +101,105 @@ def items_not_subtracted(
             )
         )
     return items
+
+
+def equation_budget(
+    of: StartupReadings,
+    kv: Kv,
+    half_units: Mapping[str, int],
+    engine: Figures,
+    command: Sequence[str],
+) -> Budget:
+    """Return the engine's equation of a rank, and what fits the request.
+
+    Args:
+        of: the readings of the rank.
+        kv: its KV cache.
+        half_units: half of the last printed digit per figure, bytes.
+        engine: the figures that the engine itself keeps; none that memprof filled in.
+        command: of the run.
+    """
+    equation, figures = of.equation, of.figures
+    budget = Budget(
+        device_total_bytes=of.figure("device_total_bytes"),
+        gpu_memory_utilization=figures.get("gpu_memory_utilization"),
+        engine_kv_cache_bytes=of.figure("kv_cache_bytes"),
+        requested=figures.get("requested_bytes"),
+    )
+    if equation is None:
+        return budget
+    result = evaluate(equation, figures, half_units)
+    counted, granted = counted_per_byte(equation, figures), result.kv_cache_bytes
+    items = []
+    for item in items_not_subtracted(equation.not_subtracted, of, result.terms):
+        size = None if item.bytes is None else item.bytes // equation.divisor
+        if size is not None and counted != 1.0:
+            size = int(size * counted)
+        items.append(replace(item, kv_tokens=worth_in_tokens(kv, size)))
+    fitting = None
+    if items and not result.override:
+        fitting = fits_request(granted, items, equation.divisor, counted)
+    formula = equation.formula
+    if any(term.name == WHOLE_PAGES for term in result.terms):  # it took the place of another term
+        shown = {term.name for term in result.terms}
+        terms = [term for term in equation.terms if term.name in shown]
+        formula = equation.formula_of([*terms, Term(WHOLE_PAGES)])
+    weights = QUANTITIES["weights"].reading(of)
+    asked = read_options(command, [Option("gpu-memory-utilization", float)])
+    utilization = cast("float | None", asked.get("gpu_memory_utilization"))
+    return replace(
+        budget,
+        equation=equation.id,
+        cite=f"{equation.cite} ({equation.engine} {equation.read_in})",
+        override=result.override,
+        formula=" x ".join([formula, *result.stages]),
+        requested=result.requested,
+        terms=[
+            replace(term, parts=weights.parts)
+            if term.name == "weights" and term.bytes == weights.bytes
+            else term
+            for term in result.terms
+        ],
+        kv_cache_bytes=granted,
+        tolerance_bytes=result.tolerance_bytes,
+        takes_fixed_size=equation.override is not None,
+        checks=_checks(equation, figures, half_units),
+        not_subtracted=items,
+        fits_request_bytes=fitting,
+        kv_tokens=tokens_for_bytes(kv, granted),
+        fits_request_tokens=tokens_for_bytes(kv, fitting),
+        corrections=[] if of.not_own is None else _corrections(equation, of, kv, items),
+        audit=audit(equation, engine, of, utilization),
+    )
+
+
+def _checks(equation: Equation, figures: Figures, half_units: Mapping[str, int]) -> list[Check]:
+    """Compare the engine's figures with their parts, within the rounding of what was printed."""
+
+    def compare(name: str, expected: float | None, figure: str, parts: tuple[str, ...]) -> Check:
+        found = figures.get(figure)
+        if expected is None or found is None:
+            ok = None
+        else:
+            slack = sum(half_units.get(each, 0) for each in (figure, *parts))
+            # a printed figure is known to a byte at best
+            ok = expected == found if not slack else abs(expected - found) <= slack + 1
+        return Check(
+            name,
+            None if expected is None else int(expected),
+            None if found is None else int(found),
+            ok,
+        )
+
+    asked = computed_request(equation, figures)
+    name = f"requested = {equation.asked}"
+    checks = [compare(name, asked, "requested_bytes", (equation.base,))]
+    for term in equation.terms:
+        if term.plus and term.figure is not None:
+            name = f"{term.name} = {' + '.join(term.plus)} - {' - '.join(term.minus)}"
+            parts = (*term.plus, *term.minus)
+            checks.append(compare(name, term.derived(figures), term.figure, parts))
+    return checks
 
 
 def fits_request(
@@ -158,9 +266,6 @@ def fit_device(
         factor = counted_per_byte(equation, of.figures, fixed_size=True)
         return minus(fits, suggested if factor == 1.0 else int(suggested / factor))
 
-    def tokens_of(size: int) -> int | None:
-        return tokens_for_bytes(kv, size if counted == 1.0 else int(size * counted))
-
     peak = serving_peak(of, serves_with, oom)
     total = of.figure("device_total_bytes")
     if total is None and budget.requested and budget.gpu_memory_utilization:
@@ -169,7 +274,11 @@ def fit_device(
     suggested = printed(of.figures)
     if not suggested and equation is not None and of.last("warm_up") is not None:
         suggested = computed(equation, of.figures, eager)
-    of_equation = MODELLED if of.simulated and _is_device_wide(budget) else DERIVED
+    # a figure of the whole device has a part in what the engine granted
+    device_wide = budget.override is None and any(
+        term.subtracted and is_device_wide(term.name) for term in budget.terms
+    )
+    of_equation = MODELLED if of.simulated and device_wide else DERIVED
     how = {
         "kv_cache_bytes": (budget.kv_cache_bytes, of_equation),
         "engine_kv_cache_bytes": (granted, MEASURED if of_equation == DERIVED else of_equation),
@@ -185,7 +294,9 @@ def fit_device(
         budget,
         held_at_peak=peak.items,
         fits_device_bytes=fits,
-        fits_device_tokens=None if fits is None else tokens_of(fits),
+        fits_device_tokens=tokens_for_bytes(
+            kv, fits if fits is None or counted == 1.0 else int(fits * counted)
+        ),
         fits_device_released_bytes=released,
         spare_bytes=minus(fits, serves_with),
         released_spare_bytes=minus(released, serves_with),
@@ -199,75 +310,45 @@ def fit_device(
     )
 
 
-def _is_device_wide(budget: Budget) -> bool:
-    """Whether a figure of the whole device has a part in what the engine granted."""
-    if budget.override is not None:
-        return False
-    return any(term.subtracted and is_device_wide(term.name) for term in budget.terms)
-
-
-def at_the_peaks(of: StartupReadings) -> int | None:
-    """Return the request less the allocated peak and the non-torch peak of the profile run, bytes.
-
-    The same as the equation less what was allocated and in use before profiling, and less what
-    empty_cache freed before the engine read its non-torch figure; but from absolute figures, so
-    that fewer of them are rounded.
-    """
-    peak = of.figure("profile_after_allocated_peak_bytes")
-    asked = of.figures.get("requested_bytes")
-    before, after, _ = of.profile_end
-    sizes = [value(moment, "non_torch_bytes") for moment in (before, after)]
-    known = [size for size in sizes if size is not None]
-    if peak is None or asked is None or before is None or not known:
-        return None
-    return int(asked - peak - max(known))
-
-
-def as_absolute(of: StartupReadings) -> int | None:
-    """Return the KV cache as E2 has it: the request less the allocated peak and all else in use."""
-    peak = of.figure("profile_after_allocated_peak_bytes")
-    asked = of.figures.get("requested_bytes")
-    non_torch = of.figure("profile_after_non_torch_bytes")
-    idle = QUANTITIES["reserved_not_allocated"].reading(of).bytes
-    if peak is None or asked is None or non_torch is None or idle is None:
-        return None
-    return int(asked - peak - non_torch - idle)
-
-
-def corrections(
+def _corrections(
     equation: Equation, of: StartupReadings, kv: Kv, items: list[NotSubtracted]
 ) -> list[Correction]:
-    """Read the budget again from absolute figures, where the equation takes increases."""
+    """Read the budget again from absolute figures, where the equation takes increases.
+
+    Of these fewer are rounded. Both are the request less the allocated peak and all else in use.
+    """
     if not {"initial_non_torch", "persistent_torch"} <= set(equation.not_subtracted):
         return []
     e2 = form_of("E2")
     assert e2 is not None
+    peak, asked = of.figure("profile_after_allocated_peak_bytes"), of.figures.get("requested_bytes")
+    before, after, _ = of.profile_end
+    sizes = [value(moment, "non_torch_bytes") for moment in (before, after)]
+    most = max((size for size in sizes if size is not None), default=None)
+    idle = QUANTITIES["reserved_not_allocated"].reading(of).bytes
+    left = sum_or_none([of.figure("profile_after_non_torch_bytes"), idle])
     known = [item.name for item in items if item.bytes is not None]
     readings = (
         (
             "at_the_peaks",
             text("both peaks subtracted whole"),
-            at_the_peaks(of),
+            most if before is not None else None,
             "requested - allocated peak - non-torch before the last empty_cache of the profile run",
             ("persistent_torch", "initial_non_torch", "non_torch_cleared"),
         ),
         (
             "as_e2",
             text("as E2 has it (vllm-ascend to 0.14)"),
-            as_absolute(of) if equation.engine == "vllm-ascend" else None,
+            left if equation.engine == "vllm-ascend" else None,
             "requested - allocated peak - (non-torch + reserved - allocated after empty_cache)",
             tuple(name for name in equation.not_subtracted if name not in e2.not_subtracted),
         ),
     )
-    return [
-        Correction(
-            name,
-            title,
-            size,
-            tokens_for_bytes(kv, size),
-            formula,
-            tuple(part for part in parts if part in known),
-        )
-        for name, title, size, formula, parts in readings
-        if size is not None
-    ]
+    found = []
+    for name, title, used, formula, parts in readings:
+        if asked is not None and peak is not None and used is not None:
+            size = int(asked - peak - used)
+            tokens = tokens_for_bytes(kv, size)
+            there = tuple(part for part in parts if part in known)
+            found.append(Correction(name, title, size, tokens, formula, there))
+    return found

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
 from vllm_memprof.accounting import equations, infer_equation
-from vllm_memprof.accounting.allocation_sites import traced
-from vllm_memprof.accounting.audit import audit
-from vllm_memprof.accounting.budgets import (
-    corrections,
-    fit_device,
-    fits_request,
-    items_not_subtracted,
-)
+from vllm_memprof.accounting.budgets import equation_budget, fit_device
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
 from vllm_memprof.accounting.engine_figures import engine_figures
 from vllm_memprof.accounting.engine_options import is_cuda
 from vllm_memprof.accounting.findings.table import find
 from vllm_memprof.accounting.infer_equation import Printed, device_by_total
-from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
+from vllm_memprof.accounting.kv import build_kv, infer_layout
 from vllm_memprof.accounting.model import (
     Budget,
-    Check,
     Kv,
     Oom,
     RankReport,
     Report,
     RunSummary,
-    TermRow,
     Tried,
 )
 from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom import failed_allocation
 from vllm_memprof.accounting.owners import owners_of
-from vllm_memprof.accounting.quantities import QUANTITIES
 from vllm_memprof.accounting.ranks import fullest_notes
 from vllm_memprof.accounting.readings import (
     StartupReadings,
@@ -49,10 +38,10 @@ from vllm_memprof.accounting.readings import (
 )
 from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
-from vllm_memprof.accounting.serving_growth import device_growth, host_growth, with_room
+from vllm_memprof.accounting.serving_growth import device_growth, host_growth, traced, with_room
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.accounting.torch_owners import torch_owners
-from vllm_memprof.engines.equation import Equation, Figures, Term
+from vllm_memprof.engines.equation import Equation
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.spans import Edge, Span, first_of
@@ -118,14 +107,13 @@ def rank_reports(
         )
         kv = _kv(run, process, readings, summary.engine)
         oom = failed_allocation(process, run.oom_counters)
+        half_units = process.figures_half_units
         budget = replace(
-            _equation_budget(readings, process, summary, kv),
+            equation_budget(readings, kv, half_units, process.figures, summary.command),
             chosen_by=chosen_by if equation is not None else None,
             tried=tried[at] if tried else [],
         )
-        budget = fit_device(
-            budget, readings, kv, process.figures_half_units, oom=oom, eager=summary.eager
-        )
+        budget = fit_device(budget, readings, kv, half_units, oom=oom, eager=summary.eager)
         rank = _rank_report(run, label, process, readings, kv, budget, oom)
         ranks.append(
             rank if oom is None else _with_remedies(run, summary, rank, oom, not_own is not None)
@@ -198,6 +186,9 @@ def _rank_report(
 ) -> RankReport:
     who = process.identity
     total = of.figure("device_total_bytes")
+    # what was spare at the serving peak, without what was read above it later
+    later = (item.bytes or 0 for item in budget.held_at_peak if item.name == "held_later")
+    room = None if budget.spare_bytes is None else budget.spare_bytes + sum(later)
     calls = empty_cache_calls(run, process)
     return RankReport(
         rank=who.rank,
@@ -223,7 +214,7 @@ def _rank_report(
         unread=process.unread,
         half_units=process.figures_half_units,
         lines=who.lines,
-        growth=with_room(device_growth(run, process), _spare_at_start(budget)),
+        growth=with_room(device_growth(run, process), room),
         requests=request_rows(run, process),
         stages=stage_rows(process),
         samples=points(run, process),
@@ -273,14 +264,6 @@ def _batched_tokens(run: Run) -> int | None:
     return cast("int | None", given.get("max_num_batched_tokens"))
 
 
-def _spare_at_start(budget: Budget) -> int | None:
-    """Return what was spare at the serving peak, without what was read above it later."""
-    if budget.spare_bytes is None:
-        return None
-    later = (item.bytes or 0 for item in budget.held_at_peak if item.name == "held_later")
-    return budget.spare_bytes + sum(later)
-
-
 def _phases_with_owners(
     process: ProcessRecord, simulated: bool, draft_kv_bytes: int | None
 ) -> list[Span]:
@@ -294,109 +277,3 @@ def _phases_with_owners(
         )
         phases.append(replace(span, edges=edges))
     return phases
-
-
-def _equation_budget(
-    of: StartupReadings, process: ProcessRecord, summary: RunSummary, kv: Kv
-) -> Budget:
-    """Return the engine's equation of a rank, and what fits the request."""
-    equation, figures, half_units = of.equation, of.figures, process.figures_half_units
-    budget = Budget(
-        device_total_bytes=of.figure("device_total_bytes"),
-        gpu_memory_utilization=figures.get("gpu_memory_utilization"),
-        engine_kv_cache_bytes=of.figure("kv_cache_bytes"),
-        requested=figures.get("requested_bytes"),
-    )
-    if equation is None:
-        return budget
-    result = equations.evaluate(equation, figures, half_units)
-    counted = equations.counted_per_byte(equation, figures)
-    items = [
-        replace(item, kv_tokens=worth_in_tokens(kv, _over(item.bytes, equation.divisor, counted)))
-        for item in items_not_subtracted(equation.not_subtracted, of, result.terms)
-    ]
-    granted = result.kv_cache_bytes
-    fitting = (
-        None
-        if result.override or not items
-        else fits_request(granted, items, equation.divisor, counted)
-    )
-    asked = read_options(summary.command, [Option("gpu-memory-utilization", float)])
-    return replace(
-        budget,
-        equation=equation.id,
-        cite=f"{equation.cite} ({equation.engine} {equation.read_in})",
-        override=result.override,
-        formula=_formula(equation, result) + "".join(f" x {name}" for name in result.stages),
-        requested=result.requested,
-        terms=[_divided(term, of) for term in result.terms],
-        kv_cache_bytes=granted,
-        tolerance_bytes=result.tolerance_bytes,
-        takes_fixed_size=equation.override is not None,
-        checks=_budget_checks(equation, figures, half_units),
-        not_subtracted=items,
-        fits_request_bytes=fitting,
-        kv_tokens=None if granted is None else tokens_for_bytes(kv, granted),
-        fits_request_tokens=None if fitting is None else tokens_for_bytes(kv, fitting),
-        corrections=[] if of.not_own is None else corrections(equation, of, kv, items),
-        audit=audit(
-            equation,
-            process.figures,
-            of,
-            cast("float | None", asked.get("gpu_memory_utilization")),
-        ),
-    )
-
-
-def _formula(equation: Equation, result: equations.Evaluation) -> str:
-    """Return the equation in names; a term that took the place of another stands for it."""
-    shown = {row.name for row in result.terms}
-    if "whole_pages" not in shown:
-        return equation.formula
-    terms = [term for term in equation.terms if term.name in shown]
-    return equation.formula_of([*terms, Term("whole_pages")])
-
-
-def _divided(term: TermRow, of: StartupReadings) -> TermRow:
-    """Return a term with its parts, where its figure is that of the quantity of its name."""
-    if term.name != "weights" or term.bytes is None:
-        return term
-    found = QUANTITIES[term.name].reading(of)
-    return replace(term, parts=found.parts) if found.bytes == term.bytes else term
-
-
-def _over(size: int | None, divisor: int, counted: float) -> int | None:
-    if size is None:
-        return None
-    return size // divisor if counted == 1.0 else int(size // divisor * counted)
-
-
-def _budget_checks(
-    equation: Equation, figures: Figures, half_units: Mapping[str, int]
-) -> list[Check]:
-    """Compare the engine's figures with their parts, within the rounding of what was printed."""
-
-    def compare(name: str, expected: float | None, figure: str, parts: tuple[str, ...]) -> Check:
-        found = figures.get(figure)
-        if expected is None or found is None:
-            ok = None
-        else:
-            slack = sum(half_units.get(each, 0) for each in (figure, *parts))
-            # a printed figure is known to a byte at best
-            ok = expected == found if not slack else abs(expected - found) <= slack + 1
-        return Check(
-            name,
-            None if expected is None else int(expected),
-            None if found is None else int(found),
-            ok,
-        )
-
-    asked = equations.computed_request(equation, figures)
-    name = f"requested = {equation.asked}"
-    checks = [compare(name, asked, "requested_bytes", (equation.base,))]
-    for term in equation.terms:
-        if term.plus and term.figure is not None:
-            name = f"{term.name} = {' + '.join(term.plus)} - {' - '.join(term.minus)}"
-            parts = (*term.plus, *term.minus)
-            checks.append(compare(name, term.derived(figures), term.figure, parts))
-    return checks

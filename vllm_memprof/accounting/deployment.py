@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from vllm_memprof.accounting.allocation_sites import traced
 from vllm_memprof.accounting.build import rank_reports
 from vllm_memprof.accounting.findings.table import find, in_order
 from vllm_memprof.accounting.host_clocks import host_clocks
-from vllm_memprof.accounting.hosts import UNKNOWN, EngineCore, HostClock, HostRow
 from vllm_memprof.accounting.model import (
+    UNKNOWN,
     Deployment,
+    EngineCore,
+    HostClock,
+    HostRow,
     NotMeasured,
     RankReport,
     Report,
@@ -23,7 +25,7 @@ from vllm_memprof.accounting.model import (
 )
 from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.ranks import fullest_notes
-from vllm_memprof.accounting.serving_growth import host_growth
+from vllm_memprof.accounting.serving_growth import host_growth, traced
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.record.deployment import Part, Parts
 from vllm_memprof.record.loader import Run

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 
 from vllm_memprof.accounting.counters import counter
 from vllm_memprof.accounting.kv import worth_in_tokens
-from vllm_memprof.accounting.model import Kv
-from vllm_memprof.accounting.reclaim import (
+from vllm_memprof.accounting.model import (
     ENGINE,
     MEMPROF,
     Cycle,
     EmptyCacheCall,
+    Kv,
     OwnCall,
     ReclaimSummary,
 )
@@ -61,13 +61,24 @@ def _call(
     non_torch = minus(before.non_torch_bytes, after.non_torch_bytes)
     requests, in_step = span.integer("requests"), span.detail.get("in_step")
     serving = after_ready if requests is None else after_ready and bool(requests or in_step)
-    serving = serving and not _paused(spans, span)
+    parents = list(ancestors(spans, span))
+    # between a pause and the end of the continue that follows it nothing runs
+    stops = (each for each in reversed(spans[: span.order]) if each.phase in ("pause", "continue"))
+    last = next(stops, None)
+    if last is not None and (last.phase == "pause" or last in parents):
+        serving = False
     retries = before.alloc_retries
-    refilled, refilled_by = _refilled(spans, span)
-    around = next(ancestors(spans, span), None)
+    # only memory that is cached again counts as refilled, not that which tensors hold by then; and
+    # only as far as more is reserved: what tensors leave in the cache was never returned
+    later, where = _next_reading(spans, span)
+    refilled = None if later is None else _compare(span, later)
+    by_module = None
+    if before.components is not None and after.components is not None:
+        names = sorted({*before.components, *after.components})
+        by_module = {n: (counter(before, n) or 0) - (counter(after, n) or 0) for n in names}
     seconds, chain = span.detail.get("seconds", span.seconds), span.detail.get("chain")
     return EmptyCacheCall(
-        phase=None if around is None else around.phase,
+        phase=parents[0].phase if parents else None,
         site=span.string("site"),
         # its own time, without that of the two snapshots
         seconds=seconds if isinstance(seconds, (int, float)) else None,
@@ -85,40 +96,11 @@ def _call(
         after_ready=after_ready,
         alloc_retries=None if retries is None else retries - retries_before,
         refilled_bytes=refilled,
-        refilled_by=refilled_by,
+        refilled_by=None if refilled is None else where,
         chain=tuple(str(entry) for entry in chain) if isinstance(chain, list) else (),
-        freed_by_module=_by_module(before, after),
+        freed_by_module=by_module,
         at_end=at_end,
     )
-
-
-def _paused(spans: list[Span], call: Span) -> bool:
-    """Return True between a pause and the end of the continue that follows it."""
-    last = next(
-        (s for s in reversed(spans[: call.order]) if s.phase in ("pause", "continue")), None
-    )
-    if last is None or last.phase == "pause":
-        return last is not None
-    return any(span.order == last.order for span in ancestors(spans, call))
-
-
-def _by_module(before: Snapshot, after: Snapshot) -> dict[str, int] | None:
-    """Return how much less the runtime counts for each module after the call than before it."""
-    if before.components is None or after.components is None:
-        return None
-    names = sorted({*before.components, *after.components})
-    return {name: (counter(before, name) or 0) - (counter(after, name) or 0) for name in names}
-
-
-def _refilled(spans: list[Span], span: Span) -> tuple[int | None, str | None]:
-    """Return the freed bytes that are held again at the next reading, and the name of that reading.
-
-    Only memory that is cached again counts as refilled, not that which tensors hold by then; and
-    only as far as more is reserved: what tensors leave in the cache meanwhile was never returned.
-    """
-    later, where = _next_reading(spans, span)
-    again = None if later is None else _compare(span, later)
-    return again, None if again is None else where
 
 
 def _compare(span: Span, later: Snapshot) -> int | None:
@@ -200,7 +182,17 @@ def _cycle_rows(spans: list[Span], kind: str, groups: Sequence[list[Span]]) -> l
         after = group[-1].after or _NOTHING
         last = reference or _NOTHING
         asleep = group[0].after if kind == "sleep" else None
-        inside = [span for span in spans if since <= span.order and _starts_before(span, group[-1])]
+        end = group[-1]
+        inside = [
+            span
+            for span in spans
+            if since <= span.order
+            and (
+                span.order <= end.order
+                if span.start_t_ns is None or end.end_t_ns is None
+                else span.start_t_ns <= end.end_t_ns
+            )
+        ]
         rows.append(
             Cycle(
                 kind=kind,
@@ -225,13 +217,6 @@ def _cycle_rows(spans: list[Span], kind: str, groups: Sequence[list[Span]]) -> l
     return rows
 
 
-def _starts_before(span: Span, last: Span) -> bool:
-    """Return True where a span began before the end of another; by order without a clock."""
-    if span.start_t_ns is None or last.end_t_ns is None:
-        return span.order <= last.order
-    return span.start_t_ns <= last.end_t_ns
-
-
 def summarise_calls(
     process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv
 ) -> ReclaimSummary | None:
@@ -241,7 +226,22 @@ def summarise_calls(
     every = [call for call in calls if call.by == ENGINE]
     engine = [call for call in every if not call.at_end]
     serving = [call for call in engine if call.while_serving]
-    phase, left = _end_of_start_up(process.phases)
+    ends = [
+        (phase, span.after)
+        for phase in _START_UP_ENDS
+        for span in process.phases
+        if span.phase == phase and span.after is not None
+    ]
+    phase, left = ends[0] if ends else (None, None)
+    cached = None if left is None else _cached(left)
+    kept = None if left is None or cached is None else cached + (left.npu_workspace_bytes or 0)
+    by_module: dict[str, int] | None = {}
+    for call in engine:
+        if by_module is None or call.freed_by_module is None:
+            by_module = None
+            continue
+        for name, size in call.freed_by_module.items():
+            by_module[name] = by_module.get(name, 0) + size
     workspaces = [
         call.freed_npu_workspace_bytes
         for call in engine
@@ -264,27 +264,13 @@ def summarise_calls(
             call.refilled_bytes for call in serving if call.refilled_by is not None
         ),
         left_after=phase,
-        left_cached_bytes=None if left is None else _cached(left),
+        left_cached_bytes=cached,
         left_npu_workspace_bytes=None if left is None else left.npu_workspace_bytes,
-        left_kv_tokens=worth_in_tokens(kv, _left(left)),
-        freed_by_module=_modules_of(engine),
+        left_kv_tokens=worth_in_tokens(kv, kept),
+        freed_by_module=dict(sorted(by_module.items()))
+        if engine and by_module is not None
+        else None,
         own=[_own(process.phases, call, left) for call in calls if call.by == MEMPROF],
-    )
-
-
-def _modules_of(calls: list[EmptyCacheCall]) -> dict[str, int] | None:
-    if not calls or any(call.freed_by_module is None for call in calls):
-        return None
-    names = sorted({name for call in calls for name in call.freed_by_module or {}})
-    return {
-        name: sum((call.freed_by_module or {}).get(name, 0) for call in calls) for name in names
-    }
-
-
-def _left(snapshot: Snapshot | None) -> int | None:
-    cached = None if snapshot is None else _cached(snapshot)
-    return (
-        None if snapshot is None or cached is None else cached + (snapshot.npu_workspace_bytes or 0)
     )
 
 
@@ -297,14 +283,6 @@ def _own(spans: list[Span], call: EmptyCacheCall, left: Snapshot | None) -> OwnC
     freed = call.freed_bytes
     kept = None if freed is None or again is None else freed - again
     return OwnCall(call.at, call.seconds, freed, kept, by)
-
-
-def _end_of_start_up(spans: list[Span]) -> tuple[str | None, Snapshot | None]:
-    for phase in _START_UP_ENDS:
-        for span in spans:
-            if span.phase == phase and span.after is not None:
-                return phase, span.after
-    return None, None
 
 
 def _used(snapshot: Snapshot) -> int | None:

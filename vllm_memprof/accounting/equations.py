@@ -95,26 +95,27 @@ def select(
         seen = [row for row in rows if row.id in forms]
         if len({row.id for row in seen}) != 1:
             return None, None
-        best = min(reversed(seen), key=lambda row: len(_unfilled(row, known)))
+        names = set(known)
+        best = min(
+            reversed(seen),
+            key=lambda row: sum(  # the subtracted terms that the figures say nothing of
+                term.subtracted
+                and not term.optional
+                and not term.stands_for
+                and term.figure not in names
+                and not (bool(term.plus) and names.issuperset((*term.plus, *term.minus)))
+                for term in row.terms
+            ),
+        )
         return best, text("the form of its lines, as {engine} prints them", engine=engine)
-    try:
-        release = Version(version)
-    except InvalidVersion:
-        return None, None
-    fitting = [
-        row for row in rows if SpecifierSet(row.versions).contains(release, prereleases=True)
-    ]
-    special = [
-        row
-        for row in fitting
-        if row.only is not None and (row.id in forms or _named(row.only, device))
-    ]
-    if special:
-        row = special[0]
-        why = text("the form of its lines") if row.id in forms else str(device)
-        return row, text("{engine} {version} and {why}", engine=engine, version=version, why=why)
-    plain = [row for row in fitting if row.only is None]
-    return (plain[0], f"{engine} {version}") if plain else (None, None)
+    fitting = _fitting(rows, version)
+    for row in fitting:
+        if row.only is not None and (row.id in forms or _named(row.only, device)):
+            why = text("the form of its lines") if row.id in forms else str(device)
+            chosen = text("{engine} {version} and {why}", engine=engine, version=version, why=why)
+            return row, chosen
+    plain = next((row for row in fitting if row.only is None), None)
+    return (None, None) if plain is None else (plain, f"{engine} {version}")
 
 
 def of_device(device: str, version: str | None) -> Equation | None:
@@ -125,41 +126,24 @@ def of_device(device: str, version: str | None) -> Equation | None:
         version: of the engine, None where it is not known.
     """
     rows = [row for row in EQUATIONS if row.only is not None and _named(row.only, device)]
-    if version is None:
-        return rows[-1] if rows else None
+    return next(iter(rows[::-1] if version is None else _fitting(rows, version)), None)
+
+
+def _fitting(rows: Sequence[Equation], version: str) -> list[Equation]:
+    """Return the rows of a release."""
     try:
         release = Version(version)
     except InvalidVersion:
-        return None
-    fitting = (r for r in rows if SpecifierSet(r.versions).contains(release, prereleases=True))
-    return next(fitting, None)
+        return []
+    return [row for row in rows if SpecifierSet(row.versions).contains(release, prereleases=True)]
 
 
 def _named(beginning: str, device: str | None) -> bool:
     return device is not None and device.lower().startswith(beginning.lower())
 
 
-def _unfilled(row: Equation, known: Collection[str]) -> list[str]:
-    """Return the subtracted terms that a set of figures says nothing of."""
-    names = set(known)
-    return [
-        term.name
-        for term in row.terms
-        if term.subtracted
-        and not term.optional
-        and not term.stands_for
-        and term.figure not in names
-        and not (term.plus and names.issuperset((*term.plus, *term.minus)))
-    ]
-
-
-def requested(equation: Equation, figures: Figures) -> int | float | None:
-    """Return what the engine asks of the device: the recorded value, else total x utilization."""
-    recorded = figures.get("requested_bytes")
-    return recorded if recorded is not None else computed_request(equation, figures)
-
-
 def computed_request(equation: Equation, figures: Figures) -> int | float | None:
+    """Return what the engine asks of the device: total x utilization; None: one is unknown."""
     total, utilization = figures.get(equation.base), figures.get(equation.share)
     if total is None or utilization is None:
         return None
@@ -181,7 +165,9 @@ def evaluate(
         The terms and the result; a missing figure makes the result None, never a smaller sum.
     """
     half_units = half_units or {}
-    asked = requested(equation, figures)
+    asked = figures.get("requested_bytes")
+    if asked is None:
+        asked = computed_request(equation, figures)
     present = _terms_for(equation, figures)
     terms = [
         TermRow(
@@ -281,19 +267,12 @@ def _slack(
 
     A figure in the request and in a term counts once, with what both make of it.
     """
-    base = equation.base
-    joint = [term for term in equation.terms if term.figure is None and base in term.plus]
-    if not joint or figures.get("requested_bytes") is not None:
-        asked = _requested_half_unit(equation, figures, half_units)
-        return asked + sum(row.half_unit_bytes for row in terms)
-    share = len(joint) - (figures.get(equation.share) or 0)
-    apart = sum(row.half_unit_bytes for row in terms) - len(joint) * half_units.get(base, 0)
-    return math.ceil(abs(share) * half_units.get(base, 0)) + apart
-
-
-def _requested_half_unit(
-    equation: Equation, figures: Figures, half_units: Mapping[str, int]
-) -> int:
-    if figures.get("requested_bytes") is not None:
-        return half_units.get("requested_bytes", 0)
-    return math.ceil(half_units.get(equation.base, 0) * (figures.get(equation.share) or 1))
+    base, exact = equation.base, figures.get("requested_bytes") is not None
+    joint = [
+        term for term in equation.terms if term.figure is None and base in term.plus and not exact
+    ]
+    half, share = half_units.get(base, 0), figures.get(equation.share)
+    apart = sum(row.half_unit_bytes for row in terms) - len(joint) * half
+    if exact:
+        return half_units.get("requested_bytes", 0) + apart
+    return math.ceil(half * (abs(len(joint) - (share or 0)) if joint else share or 1)) + apart

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from vllm_memprof.accounting.hosts import COLLECTIVES, FIRST, UNKNOWN, WALL, HostClock
+from vllm_memprof.accounting.model import COLLECTIVES, FIRST, UNKNOWN, WALL, HostClock
 from vllm_memprof.record.deployment import wall_of
 from vllm_memprof.record.loader import ProcessRecord, Run
 

@@ -7,7 +7,7 @@ may fit two: then none is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm_memprof.accounting.equations import EQUATIONS, evaluate
@@ -61,15 +61,36 @@ def search(
         release: of the engine, as the log names it.
         ranks: what each of them printed.
     """
-    if engine is None or (given is not None and not _is_off(given, ranks)):
+    if engine is None:
         return Search(given)
-    rows = _rows(engine, given, device_by_total(engine, ranks))
-    found = {row: [_try(row, rank, row is given) for rank in ranks] for row in rows}
-    closing = [row for row, tried in found.items() if _closes(tried)]
-    tried = [_without_repeats([found[row][at] for row in rows]) for at in range(len(ranks))]
-    if not any(any(one.residual_bytes is not None for one in each) for each in tried):
+    given_tried = [] if given is None else [_try(given, rank, True) for rank in ranks]
+    if given is not None and not any(
+        one.closes is False or one.leaves_less_than_nothing for one in given_tried
+    ):
         return Search(given)
-    alike = {_arithmetic(found[row]) for row in closing}
+    device = device_by_total(engine, ranks)
+    found: dict[Equation, list[Tried]] = {} if given is None else {given: given_tried}
+    for row in reversed(EQUATIONS):  # the newest first
+        if row.engine == engine and row is not given and row.only in (None, device):
+            found[row] = [_try(row, rank) for rank in ranks]
+    tried: list[list[Tried]] = []  # what says something, each arithmetic once
+    for each in zip(*found.values(), strict=True):
+        kept: dict[object, Tried] = {}
+        for one in each:
+            if one.residual_bytes is not None or one.missing_bytes is not None:
+                said = (one.equation, one.kv_cache_bytes, one.missing, one.missing_bytes)
+                kept.setdefault(said, one)
+        tried.append(list(kept.values()))
+    if not any(one.residual_bytes is not None for each in tried for one in each):
+        return Search(given)
+    # those that close on every rank on which they can be computed
+    closing = [
+        row for row, each in found.items() if {one.closes for one in each} - {None} == {True}
+    ]
+    alike = {
+        tuple((one.equation, one.kv_cache_bytes, one.missing) for one in found[row])
+        for row in closing
+    }
     if len(alike) != 1 or given in closing:
         return Search(given, tried=tried)
     chosen = closing[0]
@@ -94,24 +115,6 @@ def search(
             release=release,
         )
     return Search(chosen, why, tried)
-
-
-def _rows(engine: str, given: Equation | None, device: str | None) -> list[Equation]:
-    """Return the given row, then the engine's others, the newest first."""
-    others = [
-        row
-        for row in reversed(EQUATIONS)
-        if row.engine == engine and row is not given and row.only in (None, device)
-    ]
-    return others if given is None else [given, *others]
-
-
-def _is_off(row: Equation, ranks: Sequence[Printed]) -> bool:
-    """Return True where a row gives another KV cache, or leaves less than nothing for a term."""
-    return any(
-        one.closes is False or one.leaves_less_than_nothing
-        for one in (_try(row, rank) for rank in ranks)
-    )
 
 
 def _try(row: Equation, rank: Printed, given: bool = False) -> Tried:
@@ -139,23 +142,3 @@ def _try(row: Equation, rank: Printed, given: bool = False) -> Tried:
         missing_bytes=missing[1],
         missing_tolerance_bytes=result.tolerance_bytes * row.divisor,
     )
-
-
-def _closes(tried: Collection[Tried]) -> bool:
-    """Return True where an equation closes on every rank on which it can be computed."""
-    known = [one.closes for one in tried if one.closes is not None]
-    return bool(known) and all(known)
-
-
-def _arithmetic(tried: Sequence[Tried]) -> tuple[object, ...]:
-    """Return what two rows have in common that say the same of all ranks."""
-    return tuple((one.equation, one.kv_cache_bytes, one.missing) for one in tried)
-
-
-def _without_repeats(tried: Sequence[Tried]) -> list[Tried]:
-    """Return the rows that say something, each arithmetic once."""
-    kept: dict[object, Tried] = {}
-    for one in tried:
-        if one.residual_bytes is not None or one.missing_bytes is not None:
-            kept.setdefault((one.equation, one.kv_cache_bytes, one.missing, one.missing_bytes), one)
-    return list(kept.values())

@@ -218,9 +218,9 @@ def tokens_for_blocks(kv: Kv, blocks: int) -> int | None:
     return int(blocks / per_request * kv.max_model_len)
 
 
-def tokens_for_bytes(kv: Kv, size_bytes: int) -> int | None:
+def tokens_for_bytes(kv: Kv, size_bytes: int | None) -> int | None:
     """Tokens that a KV budget holds: whole blocks only; 0 for a negative budget."""
-    if not kv.bytes_per_block:
+    if not kv.bytes_per_block or size_bytes is None:
         return None
     return tokens_for_blocks(kv, max(0, size_bytes) // kv.bytes_per_block)
 

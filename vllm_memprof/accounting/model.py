@@ -10,25 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from vllm_memprof.accounting.allocation_sites import AllocationSite as AllocationSite
-from vllm_memprof.accounting.allocation_sites import TracedProcess as TracedProcess
-from vllm_memprof.accounting.forensics import FreeBlocks as FreeBlocks
-from vllm_memprof.accounting.forensics import Remedy as Remedy
-from vllm_memprof.accounting.hosts import Deployment as Deployment
-from vllm_memprof.accounting.reclaim import Cycle as Cycle
-from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
-from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
-from vllm_memprof.accounting.requests import MmProfile as MmProfile
-from vllm_memprof.accounting.requests import Point as Point
-from vllm_memprof.accounting.requests import RequestRow as RequestRow
-from vllm_memprof.accounting.requests import StageRow as StageRow
-from vllm_memprof.accounting.serving_growth import HostGrowth as HostGrowth
-from vllm_memprof.accounting.serving_growth import OwnerGrowth as OwnerGrowth
+from vllm_memprof.accounting.trend import Verdict
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import OPTIONAL, Allowed, computed
+from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.failures import StepReading as StepReading
 from vllm_memprof.record.failures import StepRequest as StepRequest
-from vllm_memprof.record.schema import REPORT_SCHEMA, PlannedRanks
+from vllm_memprof.record.schema import REPORT_SCHEMA, DeploymentPart, PlannedRanks
 from vllm_memprof.record.spans import DERIVED as DERIVED
 from vllm_memprof.record.spans import ESTIMATED as ESTIMATED
 from vllm_memprof.record.spans import MEASURED as MEASURED
@@ -36,6 +24,12 @@ from vllm_memprof.record.spans import MODELLED as MODELLED
 from vllm_memprof.record.spans import ComponentRow as ComponentRow
 from vllm_memprof.record.spans import DeviceMemory as DeviceMemory
 from vllm_memprof.record.spans import How, Span
+
+ENGINE, MEMPROF = "engine", "memprof"
+EXACT, AT_MOST, AT_LEAST = "exact", "at_most", "at_least"
+#: How a host's clock was brought to that of the first host.
+FIRST, COLLECTIVES, WALL, UNKNOWN = "first", "collectives", "wall", "unknown"
+PROCESS_ROLES = ("worker", "engine_core", "api")
 
 
 @dataclass(frozen=True)
@@ -394,6 +388,379 @@ class Kv:
     def recorded(self) -> bool:
         """Whether it is the engine's plan; else what a log prints of it."""
         return bool(self.groups) or self.planned_bytes is not None
+
+
+@dataclass(frozen=True)
+class EmptyCacheCall:
+    """One call of the allocator's ``empty_cache`` and what it gave back to the device."""
+
+    phase: str | None  # the enclosing phase
+    site: str | None  # file.py:line of the caller, the first frame outside torch
+    seconds: float | None  # with the synchronisation of the device that it contains
+    freed_cached_bytes: int | None
+    freed_npu_workspace_bytes: int | None  # None where it was not read apart, as while requests run
+    freed_other_bytes: (
+        int | None
+    )  # the rest of non-torch; with the workspace where that was not read apart
+    while_serving: (
+        bool  # requests ran; in records that do not know, the call came after the engine was ready
+    )
+    order: int | None = None  # of its passage, as in phases
+    function: str | None = None
+    thread: str | None = None
+    requests: int | None = None  # that the model runner held
+    in_step: bool | None = None  # called from inside a step of the model
+    by: str = ENGINE  # engine | memprof (the experiment of --empty-cache-at)
+    at: str | None = None  # memprof's own: the phase that had just ended
+    after_ready: bool = False  # and before the shutdown
+    at_end: bool = False  # in the shutdown or after it
+    alloc_retries: int | None = (
+        None  # failed allocations that made the allocator flush itself, since the last call
+    )
+    refilled_bytes: int | None = None  # of what was freed, taken again by the next reading
+    refilled_by: str | None = None  # which reading that was
+    chain: tuple[str, ...] = ()  # module:function, the innermost first
+    freed_by_module: dict[str, int] | None = (
+        None  # CANN module -> bytes, by the runtime's counters; None: not read
+    )
+
+    @property
+    @computed
+    def freed_bytes(self) -> int | None:
+        """Everything that came back, None where a part is unknown."""
+        cached, other = self.freed_cached_bytes, self.freed_other_bytes
+        return (
+            None
+            if cached is None or other is None
+            else cached + other + (self.freed_npu_workspace_bytes or 0)
+        )
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One sleep and wake-up, one weight update, or one pause with updates in it and its continue,
+    with the growth since the one before.
+
+    The first is compared with the moment before it. Residues are signed.
+    """
+
+    kind: str  # sleep | pause | weight_update
+    number: int  # from 1
+    order: int  # of its first passage
+    seconds: float | None  # of its passages
+    asleep_used_bytes: int | None  # device memory in use while asleep; None for the others
+    used_bytes: int | None  # device total - free, after it; other processes on the device count
+    free_bytes: int | None  # of the device, after it
+    reserved_bytes: int | None
+    residue_bytes: int | None  # growth of used
+    allocated_residue_bytes: int | None
+    cached_residue_bytes: int | None  # reserved less allocated
+    non_torch_residue_bytes: int | None
+    emptied: bool  # empty_cache was called in it, or between it and the one before
+    emptied_inside: bool  # in it: what is cached after it is what the call left
+
+
+@dataclass(frozen=True)
+class OwnCall:
+    """One of memprof's own calls of empty_cache (``--empty-cache-at``)."""
+
+    at: str | None  # the phase that had just ended
+    seconds: float | None
+    freed_bytes: int | None
+    kept_bytes: int | None  # of those, still free at the time of kept_until
+    kept_until: str | None  # the end of the start-up; for calls after it, the next reading
+
+
+@dataclass(frozen=True)
+class ReclaimSummary:
+    """The engine's calls until its shutdown added up, and what is left to free after start-up."""
+
+    calls: int
+    calls_at_end: int  # in the shutdown or after it: in no other figure
+    calls_while_serving: int
+    seconds: float | None
+    freed_cached_bytes: int | None
+    freed_npu_workspace_bytes: int | None  # of the calls around which it was read
+    freed_other_bytes: int | None
+    refilled_bytes: int | None  # of all that was freed
+    serving_seconds: float | None
+    serving_freed_bytes: int | None
+    serving_refilled_bytes: int | None
+    left_after: str | None  # the end of the start-up: the phase after which the next two were read
+    left_cached_bytes: int | None  # the most that a call there returns from the caching allocator
+    left_npu_workspace_bytes: int | None
+    left_kv_tokens: int | None = None  # what both are worth
+    freed_by_module: dict[str, int] | None = None  # of all calls; None where one was not read
+    own: list[OwnCall] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FreeBlocks:
+    """Reserved memory without a tensor, by the allocator's own segments after the failure; bytes.
+
+    The parts add up to reserved less allocated at that reading.
+    """
+
+    stream: str  # whose blocks count as those that could be used
+    streams: int  # that have segments, a count
+    small: bool  # the pool of small blocks was asked
+    expandable: bool  # segments of that pool can grow
+    #: Nothing was freed between the failure and the reading; else every figure is of the latter.
+    exact: bool
+    freed_bytes: int | None  # allocated at the failure less allocated at the reading
+    largest_bytes: int  # the largest free block of the pool and stream that were asked
+    fitting_bytes: int | None  # in blocks as large as what was asked for; None: not said
+    too_small_bytes: int | None
+    other_streams_bytes: int  # free blocks of the same pool that belong to other streams
+    other_pools_bytes: int  # of the pool for blocks of the other kind, small or large
+    graph_pools_bytes: int  # of private pools (captured graphs)
+    pending_bytes: int  # freed, but a stream may still use them
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Something that makes room, with the bytes that it gives."""
+
+    id: str
+    argument: str
+    bytes: int | None  # None: not known, and ``grounds`` says why
+    bound: Annotated[str, Allowed((EXACT, AT_MOST, AT_LEAST))] | None
+    how: How | None
+    #: Whether the allocation would have passed with it alone; None: not known.
+    enough: bool | None
+    grounds: str
+
+
+@dataclass(frozen=True)
+class HostClock:
+    """A host's monotonic clock against that of the first host of the deployment; ns.
+
+    True is ``least_ns <= offset <= most_ns``: no rank leaves a collective that blocks before every
+    rank has entered it. The estimate assumes that the ranks leave it at the same time.
+    """
+
+    by: Annotated[str, Allowed((FIRST, COLLECTIVES, WALL, UNKNOWN))]
+    offset_ns: int | None  # by which it is ahead; None: nothing tells
+    least_ns: int | None = None  # None: no collective bounds it
+    most_ns: int | None = None
+    #: By which the host's wall clock is ahead of the first host's, as the offset gives it.
+    wall_ahead_ns: int | None = None
+    #: By which the wall clocks differ at least; 0: they may agree. None: no collective tells.
+    wall_differs_ns: int | None = None
+    phases: list[str] = field(default_factory=list)  # of the collectives that were used
+    ranks: int = 0  # of both hosts, that took part in them
+    #: The collectives exclude each other: the record is damaged, or a clock was set.
+    contradict: bool = False
+
+    @property
+    def uncertainty_ns(self) -> int | None:
+        """Return the most that the offset is off; None: nothing bounds it."""
+        if self.by == FIRST:
+            return 0
+        if self.offset_ns is None or self.least_ns is None or self.most_ns is None:
+            return None
+        return max(self.offset_ns - self.least_ns, self.most_ns - self.offset_ns)
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """One host of a deployment, or one of its runs there."""
+
+    host: str | None
+    group: str | None
+    folder: str
+    run: str  # its id
+    labels: list[str]  # of its ranks
+    status: str
+    exit_code: int | None
+    exit_reason: str | None
+    engine: str | None
+    engine_version: str | None
+    device: str | None
+    clock: HostClock
+    command: list[str] = field(default_factory=list)  # secrets redacted
+    place: DeploymentPart | None = None
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class EngineCore:
+    """An engine core: its ranks serve with the least KV cache that one of them was granted."""
+
+    group: str | None
+    dp_rank: int | None
+    hosts: list[str]
+    labels: list[str]
+    least_label: str | None  # of the rank with the least; None: no grant is known
+    granted_bytes: int | None
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Processes on several hosts that serve together."""
+
+    name: str | None
+    hosts: list[HostRow]
+    cores: list[EngineCore]
+    gaps: list[Gap] = field(default_factory=list)
+
+    @property
+    def groups(self) -> list[str | None]:
+        """Return the groups whose engines have budgets of their own; one where there is but one."""
+        return list(dict.fromkeys(row.group for row in self.hosts))
+
+    def offsets(self) -> dict[str | None, int]:
+        """Return host -> ns by which its monotonic clock is ahead of the first host's."""
+        return {
+            row.host: row.clock.offset_ns for row in self.hosts if row.clock.offset_ns is not None
+        }
+
+
+@dataclass(frozen=True)
+class RequestRow:
+    """One request on one rank. Bytes unless the name says otherwise; None is unknown."""
+
+    id: str
+    prompt_tokens: int | None
+    output_tokens: int | None  # None: it did not end
+    #: Width and height in pixels as the encoder got them; None where they were not to be read.
+    images: list[list[int] | None]
+    allocated_peak_bytes: int | None  # highest that is known of the steps that had it
+    left_allocated_bytes: int | None  # allocated after it less before it
+    left_reserved_bytes: int | None
+    #: mm_encoder, mm_merge, mm_cache_insert, mm_cache_evict, or step for the rest of a step.
+    peak_stage: str | None
+    #: Whether the peak is exact; else it is the highest reading, and no step of the request was
+    #: above ``allocated_peak_at_most_bytes``.
+    peak_exact: bool = False
+    allocated_peak_at_most_bytes: int | None = None
+    #: Most other requests that were in a step with it; the memory is that of all of them.
+    others: int | None = None
+    allocated_before_bytes: int | None = None
+    image_tokens: int | None = None  # of the language model, all items
+    begin_seconds: float | None = None  # since the launch
+    end_seconds: float | None = None
+    sampled_steps: int | None = None  # steps that had it and were read
+    reason: str | None = None  # why it ended, as the engine names it
+    finished: bool | None = None  # False: the process failed or ended with it
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A multimodal stage of one rank: all passages through it while serving."""
+
+    stage: str
+    passages: int
+    failed: int  # left by an exception
+    items: int
+    #: Of the passage that handed out most.
+    allocated_total_bytes: int | None  # handed out during it, whether or not it was freed again
+    held_bytes: int | None  # allocated after it less before it
+    allocated_peak_bytes: int | None  # None: the allocator's peak did not rise in any passage
+    request: str | None  # id, of that passage's first item
+    image: list[int] | None  # size of its largest item
+    cache_bytes: int | None = None  # most that the encoder cache held after a passage
+
+
+@dataclass(frozen=True)
+class Point:
+    """A stretch of time: the lowest and the highest value of each figure in it."""
+
+    begin_seconds: float  # since the launch
+    end_seconds: float
+    readings: int  # of the worker; 0 where only other processes were read
+    low: dict[str, int]  # CURVES name -> value; a figure that was not read has no key
+    high: dict[str, int]
+
+
+@dataclass(frozen=True)
+class MmProfile:
+    """What profiling assumed of multimodal items, and what came. None is unknown."""
+
+    modality: str | None
+    items: int | None  # in the batch that was profiled
+    tokens: int | None  # of the language model, all of them
+    size: list[int] | None  # of each, pixels
+    bytes: int | None  # most that was allocated in it, less what was before
+    merged: bool | None  # whether profiling ran the merge of embeddings
+    frames: int | None = None  # of each profiled item, of a video
+    came_items: int | None = None  # of the step with most tokens that the encoder ran
+    came_tokens: int | None = None
+    came_size: list[int] | None = None  # of its largest item
+    came_bytes: int | None = None  # most that any passage of the encoder took
+    merge_bytes: int | None = None  # handed out by the allocator in the largest merge
+    merge_peak_bytes: int | None = None  # most that any merge took, where the peak rose in it
+    merge_tokens: int | None = None  # multimodal, of the largest merge
+    merge_size: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class OwnerGrowth:
+    """One owner while the engine served. Bytes, of KV blocks blocks; None is unknown."""
+
+    owner: str
+    verdict: Verdict
+    bounded: bool  # its room is fixed at the start: growth is filling
+    readings: int
+    #: Over requests that finished; None where none is known, or too few.
+    bytes_per_request: float | None = None
+    bytes_per_request_low: float | None = None  # of the interval, see accounting/trend.py
+    bytes_per_request_high: float | None = None
+    bytes_per_hour: float | None = None
+    bytes_per_hour_low: float | None = None
+    bytes_per_hour_high: float | None = None
+    grown_bytes: int | None = None  # from the begin of the window that was judged to its end
+    requests: int | None = None  # that finished in the window
+    seconds: float | None = None  # of the window
+    last_bytes: int | None = None  # the last reading
+    #: Until the device is full at this rate; None where it does not grow, or the room is unknown.
+    requests_until_full: float | None = None
+    hours_until_full: float | None = None
+
+
+@dataclass(frozen=True)
+class HostGrowth:
+    """Host memory of one process while the engine served: resident, without what is shared."""
+
+    process: Annotated[str, Allowed((*PROCESS_ROLES, "unknown"))]
+    roles: list[str]  # all that it has: with one rank, engine core and worker are one process
+    label: str | None  # of the rank, of a worker
+    host: str | None
+    pid: int | None
+    growth: OwnerGrowth
+
+
+@dataclass(frozen=True)
+class AllocationSite:
+    """A line of code, and what it allocated that was alive after the requests. Bytes."""
+
+    site: str  # file:line, the innermost outside torch
+    function: str  # empty where the stack has none
+    path: str  # of the file
+    bytes: int
+    blocks: int
+    grown_bytes: int | None  # since half of the requests; None: there was no such reading
+    callers: list[str] = field(default_factory=list)  # of its largest stack, innermost first
+
+
+@dataclass(frozen=True)
+class TracedProcess:
+    """A process whose allocations were traced over some requests."""
+
+    memory: Annotated[str, Allowed(("device", "host"))]
+    roles: list[str]
+    label: str | None
+    host: str | None
+    pid: int | None
+    asked: int  # requests, as --trace-allocations says
+    requests: int  # that ended while it was traced
+    half_requests: int | None
+    sites: list[AllocationSite]  # those that grew most first
+    other_bytes: int  # of stacks that the record does not list
+    untraced_bytes: int | None  # alive, allocated before tracing began; None of host memory
+    snapshot: str | None  # in the run folder, for PyTorch's memory viewer
+    reason: str | None  # why nothing was traced
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,64 @@
-"""The allocation that failed: the engine's message, completed by readings."""
+"""The allocation that failed: the engine's message, completed by readings.
+
+Besides: the phases that it failed in, and the allocator's free memory divided into blocks that were
+large enough, too small, and out of reach.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vllm_memprof.accounting.forensics import divide_free
-from vllm_memprof.accounting.model import DERIVED, MEASURED, ComponentRow, Oom
+from vllm_memprof.accounting.model import (
+    DERIVED,
+    MEASURED,
+    ComponentRow,
+    FreeBlocks,
+    Oom,
+    RankReport,
+)
 from vllm_memprof.accounting.owners import EdgeTime
 from vllm_memprof.accounting.torch_owners import divide_allocated, torch_owners
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.record.failures import StepItem, StepReading, StepRequest, stage_of
+from vllm_memprof.record.failures import Pool, StepItem, StepReading, StepRequest, stage_of
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.oom_files import Counters
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, ancestors, first_of, last_of
+from vllm_memprof.text import text
 from vllm_memprof.units import minus
+
+#: Requests up to this size are served from pools of their own.
+#: (torch, CUDACachingAllocator.cpp, and torch_npu, NPUCachingAllocator.cpp: kSmallSize)
+SMALL_BYTES = 1 << 20
+#: What the allocator asks the device for on behalf of a small request: kSmallBuffer.
+_SMALL_SEGMENT_BYTES = 2 << 20
+#: Part of a step -> what it is.
+STAGE_TITLES = {
+    "mm_encoder": text("multimodal encoder"),
+    "mm_merge": text("merge of multimodal embeddings"),
+    "mm_gather": text("gathering of encoder outputs"),
+    "mm_cache_insert": text("encoder outputs into the encoder cache"),
+    "mm_cache_evict": text("encoder outputs out of the encoder cache"),
+    "embedding": text("token embeddings"),
+    "model_forward": text("language model"),
+    "logits": text("logits"),
+    "sampling": text("sampling"),
+}
+HELD, BEING_ALLOCATED, NOT_YET = "held", "being_allocated", "not_yet"
+_ALLOCATION = "kv_cache_alloc"
+_BEFORE = ("device_init", "hccl_init", "weight_load", "mm_profile", "profile_run", "kv_cache_plan")
+_AFTER = (
+    "graph_capture",
+    "warm_up",
+    "atb_warm_up",
+    "kernel_warm_up",
+    "request",
+    "sleep",
+    "wake_up",
+)
+#: Of a log: a line of these phases precedes the message.
+_AFTER_IN_A_LOG = ("graph_capture", "warm_up")
 
 
 def failed_allocation(process: ProcessRecord, counters: Mapping[int, Counters]) -> Oom | None:
@@ -206,3 +249,82 @@ def _added(process: ProcessRecord, phase: str, figure: str | None) -> int | None
             return grown
     size = None if figure is None else process.figures.get(figure)
     return None if size is None else int(size)
+
+
+def phases_of(rank: RankReport, oom: Oom) -> list[str]:
+    """Return the phases in which it failed, the innermost first; the message's where none was
+    recorded."""
+    failure = first_of(rank.phases, "oom")
+    around = [] if failure is None else [each.phase for each in ancestors(rank.phases, failure)]
+    return around or ([] if oom.phase is None else [oom.phase])
+
+
+def kv_cache_state(rank: RankReport, oom: Oom) -> str | None:
+    """Return `HELD`, `BEING_ALLOCATED` or `NOT_YET` for the KV cache at the failure.
+
+    None: nothing tells.
+    """
+    phases = phases_of(rank, oom)
+    done = any(each.phase == _ALLOCATION and each.error is None for each in rank.phases)
+    if (done and _ALLOCATION not in phases) or any(phase in _AFTER for phase in phases):
+        return HELD
+    if _ALLOCATION in phases or any(each.phase == _ALLOCATION for each in rank.phases):
+        return BEING_ALLOCATED
+    if oom.last_phase in _AFTER_IN_A_LOG:
+        return HELD
+    return NOT_YET if any(phase in _BEFORE for phase in phases) else None
+
+
+def divide_free(
+    pools: list[Pool],
+    requested: int | None,
+    allocated: int | None,
+    reserved: int | None,
+) -> FreeBlocks | None:
+    """Divide the free memory of the allocator's segments by whether it could have been used.
+
+    Nothing tells the stream that asked. It is taken to be the one with the most allocated memory.
+
+    Args:
+        pools: as they were read after the failure.
+        requested: bytes of the segment that the allocator asked the device for.
+        allocated: bytes, at the failure.
+        reserved: bytes, at the failure.
+
+    Returns:
+        None where there is no segment.
+    """
+    common = [pool for pool in pools if not pool.private]
+    if not common:
+        return None
+    small = requested is not None and requested <= _SMALL_SEGMENT_BYTES
+    held: dict[str, int] = {}
+    for pool in common:
+        held[pool.stream] = held.get(pool.stream, 0) + pool.allocated_bytes
+    stream = max(held, key=lambda name: held[name])
+    same = [pool for pool in common if pool.small == small]
+    asked = [pool for pool in same if pool.stream == stream]
+    fitting = None if requested is None else sum(pool.fitting_bytes or 0 for pool in asked)
+    free = _free(asked)
+    left = sum(pool.allocated_bytes for pool in pools)
+    held_now = sum(pool.total_bytes for pool in pools)
+    freed = None if allocated is None else allocated - left
+    return FreeBlocks(
+        stream=stream,
+        streams=len(held),
+        small=small,
+        expandable=any(pool.expandable for pool in asked),
+        exact=freed == 0 and reserved == held_now,
+        freed_bytes=freed,
+        largest_bytes=max((pool.largest_free_bytes for pool in asked), default=0),
+        fitting_bytes=fitting,
+        too_small_bytes=None if fitting is None else free - fitting,
+        other_streams_bytes=_free([pool for pool in same if pool.stream != stream]),
+        other_pools_bytes=_free([pool for pool in common if pool.small != small]),
+        graph_pools_bytes=_free([pool for pool in pools if pool.private]),
+        pending_bytes=sum(pool.pending_bytes for pool in pools),
+    )
+
+
+def _free(pools: list[Pool]) -> int:
+    return sum(pool.free_bytes for pool in pools)

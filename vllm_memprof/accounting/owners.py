@@ -7,7 +7,7 @@ is one function, and its docstring names the readings that it uses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -178,7 +178,7 @@ def _communicators(spans: list[Span]) -> Iterator[Communicator]:
         begins = span.before or span.after
         yield Communicator(
             name=name,
-            begins=EdgeTime((0 if begins is None else begins.t_ns) or 0, span.order, "before"),
+            begins=EdgeTime(_time(begins), span.order, "before"),
             configured_bytes=span.integer("buffer_bytes"),
             configured_by=span.string("buffer_source"),
             seen_bytes=_seen(span),
@@ -200,12 +200,15 @@ def _communicator_name(span: Span, taken: set[str]) -> str:
 
 
 def _seen(span: Span) -> int | None:
-    if span.before is None or span.after is None:
-        return None
-    before, after = counter(span.before, HCCL), counter(span.after, HCCL)
-    if before is None or after is None:
-        before, after = _outside(span.before), _outside(span.after)
-    return None if before is None or after is None else max(0, after - before)
+    grown = _grown(span, lambda snapshot: counter(snapshot, HCCL))
+    grown = _grown(span, _outside) if grown is None else grown
+    return None if grown is None else max(0, grown)
+
+
+def _grown(span: Span, read: Callable[[Snapshot], int | None]) -> int | None:
+    """Return the growth of a reading over a phase, bytes; None where an edge has none."""
+    before, after = span.before, span.after
+    return None if before is None or after is None else minus(read(after), read(before))
 
 
 def _outside(snapshot: Snapshot) -> int | None:
@@ -228,25 +231,19 @@ def _atb(spans: list[Span]) -> Appeared | None:
     warm_up = next((span for span in spans if span.phase == "atb_warm_up" and not span.error), None)
     if warm_up is None or warm_up.before is None or warm_up.after is None:
         return None
-    before, after = app_outside_torch(warm_up.before), app_outside_torch(warm_up.after)
-    if before is None or after is None:
-        before, after = _outside(warm_up.before), _outside(warm_up.after)
-    if before is not None and after is not None and after - before >= ATB_POOL_BYTES:
-        return _appeared(warm_up, after - before)
+    grown = _grown(warm_up, app_outside_torch)
+    grown = _grown(warm_up, _outside) if grown is None else grown
+    if grown is not None and grown >= ATB_POOL_BYTES:
+        return Appeared(EdgeTime(_time(warm_up.after), warm_up.order, "after"), grown)
     return _atb_in(spans, _OPERATOR_PHASES)
 
 
 def _atb_in(spans: list[Span], phases: Collection[str]) -> Appeared | None:
     for span in spans:
-        if span.phase not in phases or span.before is None or span.after is None:
-            continue
-        before, after = app_outside_torch(span.before), app_outside_torch(span.after)
-        if before is None or after is None or after - before < ATB_POOL_BYTES:
-            continue
-        return Appeared(
-            _first_with(spans, span, before + ATB_POOL_BYTES),
-            min(after - before, _ATB_POOL_MOST_BYTES),
-        )
+        grown = _grown(span, app_outside_torch) if span.phase in phases else None
+        if grown is not None and grown >= ATB_POOL_BYTES and span.before is not None:
+            size = (app_outside_torch(span.before) or 0) + ATB_POOL_BYTES
+            return Appeared(_first_with(spans, span, size), min(grown, _ATB_POOL_MOST_BYTES))
     return None
 
 
@@ -271,11 +268,6 @@ def _time(snapshot: Snapshot | None) -> int:
     return 0 if snapshot is None else snapshot.t_ns or 0
 
 
-def _appeared(span: Span, size: int) -> Appeared:
-    assert span.after is not None
-    return Appeared(EdgeTime(span.after.t_ns or 0, span.order, "after"), size)
-
-
 def _captures(spans: list[Span]) -> Iterator[GraphCapture]:
     """Yield the growth of the runtime's counter over each graph capture.
 
@@ -287,17 +279,10 @@ def _captures(spans: list[Span]) -> Iterator[GraphCapture]:
         base = counter(span.before, RUNTIME)
         if base is None:
             continue
-        end = None if span.after is None else counter(span.after, RUNTIME)
-        begins = EdgeTime(span.before.t_ns or 0, span.order, "before")
-        if end is None or span.after is None:
-            yield GraphCapture(begins, None, base, 0)
-        else:
-            yield GraphCapture(
-                begins,
-                EdgeTime(span.after.t_ns or 0, span.order, "after"),
-                base,
-                max(0, end - base),
-            )
+        grown = _grown(span, lambda snapshot: counter(snapshot, RUNTIME))
+        begins = EdgeTime(_time(span.before), span.order, "before")
+        ends = EdgeTime(_time(span.after), span.order, "after")
+        yield GraphCapture(begins, None if grown is None else ends, base, max(0, grown or 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,19 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.engine_options import share_of
 from vllm_memprof.accounting.equations import divisor_of
-from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, EXACT, Remedy
 from vllm_memprof.accounting.model import (
+    AT_LEAST,
+    AT_MOST,
     DERIVED,
     ESTIMATED,
+    EXACT,
     MEASURED,
     MODELLED,
     Oom,
     RankReport,
+    Remedy,
 )
-from vllm_memprof.accounting.oom_phases import NOT_YET, kv_cache_state, phases_of
+from vllm_memprof.accounting.oom import NOT_YET, kv_cache_state, phases_of
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.failures import StepItem
 from vllm_memprof.record.spans import Span, first_of

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vllm_memprof.accounting.model import MmProfile, Point, RequestRow, StageRow
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.samples import MediaStage, RequestMemory, RequestRecord, Sample, Served
 from vllm_memprof.record.schema import STAGES
-from vllm_memprof.record.spans import Span
+from vllm_memprof.record.spans import Span, first_of
 from vllm_memprof.units import minus
 
 #: Points of a curve in a report at most: what lies between two is in their lowest and highest.
@@ -30,63 +31,6 @@ CURVES: Mapping[str, str] = {
     "running": CORE,
     "waiting": CORE,
 }
-
-
-@dataclass(frozen=True)
-class RequestRow:
-    """One request on one rank. Bytes unless the name says otherwise; None is unknown."""
-
-    id: str
-    prompt_tokens: int | None
-    output_tokens: int | None  # None: it did not end
-    #: Width and height in pixels as the encoder got them; None where they were not to be read.
-    images: list[list[int] | None]
-    allocated_peak_bytes: int | None  # highest that is known of the steps that had it
-    left_allocated_bytes: int | None  # allocated after it less before it
-    left_reserved_bytes: int | None
-    #: mm_encoder, mm_merge, mm_cache_insert, mm_cache_evict, or step for the rest of a step.
-    peak_stage: str | None
-    #: Whether the peak is exact; else it is the highest reading, and no step of the request was
-    #: above ``allocated_peak_at_most_bytes``.
-    peak_exact: bool = False
-    allocated_peak_at_most_bytes: int | None = None
-    #: Most other requests that were in a step with it; the memory is that of all of them.
-    others: int | None = None
-    allocated_before_bytes: int | None = None
-    image_tokens: int | None = None  # of the language model, all items
-    begin_seconds: float | None = None  # since the launch
-    end_seconds: float | None = None
-    sampled_steps: int | None = None  # steps that had it and were read
-    reason: str | None = None  # why it ended, as the engine names it
-    finished: bool | None = None  # False: the process failed or ended with it
-
-
-@dataclass(frozen=True)
-class StageRow:
-    """A multimodal stage of one rank: all passages through it while serving."""
-
-    stage: str
-    passages: int
-    failed: int  # left by an exception
-    items: int
-    #: Of the passage that handed out most.
-    allocated_total_bytes: int | None  # handed out during it, whether or not it was freed again
-    held_bytes: int | None  # allocated after it less before it
-    allocated_peak_bytes: int | None  # None: the allocator's peak did not rise in any passage
-    request: str | None  # id, of that passage's first item
-    image: list[int] | None  # size of its largest item
-    cache_bytes: int | None = None  # most that the encoder cache held after a passage
-
-
-@dataclass(frozen=True)
-class Point:
-    """A stretch of time: the lowest and the highest value of each figure in it."""
-
-    begin_seconds: float  # since the launch
-    end_seconds: float
-    readings: int  # of the worker; 0 where only other processes were read
-    low: dict[str, int]  # CURVES name -> value; a figure that was not read has no key
-    high: dict[str, int]
 
 
 def request_rows(run: Run, process: ProcessRecord) -> list[RequestRow]:
@@ -171,10 +115,12 @@ def stage_rows(process: ProcessRecord) -> list[StageRow]:
         passages = [stage for stage in process.served.stages if stage.stage == name]
         if not passages:
             continue
-        largest = max(passages, key=_extent)
+        # the largest passage handed out most bytes, then has most tokens
+        largest = max(
+            passages,
+            key=lambda each: (each.figures["allocated_total_bytes"] or 0, _tokens_of(each)),
+        )
         risen = [p for stage in passages if (p := stage.figures["allocated_peak_bytes"])]
-        sizes = [item.size for item in largest.items if item.size is not None]
-        size = max(sizes, key=lambda each: each[0] * each[1], default=None)
         figures = largest.figures
         moved = name in ("mm_encoder", "mm_merge")
         rows.append(
@@ -191,7 +137,7 @@ def stage_rows(process: ProcessRecord) -> list[StageRow]:
                 ),
                 allocated_peak_bytes=max(risen, default=None),
                 request=largest.requests[0] if largest.requests else None,
-                image=None if size is None else list(size),
+                image=_largest_size(largest),
                 cache_bytes=max(
                     (b for stage in passages if (b := stage.figures["encoder_cache_bytes"])),
                     default=None,
@@ -199,11 +145,6 @@ def stage_rows(process: ProcessRecord) -> list[StageRow]:
             )
         )
     return rows
-
-
-def _extent(stage: MediaStage) -> tuple[int, int]:
-    """Return what makes a passage the largest: bytes handed out, then tokens."""
-    return stage.figures["allocated_total_bytes"] or 0, _tokens_of(stage)
 
 
 def points(run: Run, process: ProcessRecord) -> list[Point]:
@@ -268,50 +209,28 @@ def largest(rows: Sequence[RequestRow], name: str, count: int = 10) -> list[Requ
     return sorted(known, key=lambda row: -getattr(row, name))[:count]
 
 
-@dataclass(frozen=True)
-class MmProfile:
-    """What profiling assumed of multimodal items, and what came. None is unknown."""
-
-    modality: str | None
-    items: int | None  # in the batch that was profiled
-    tokens: int | None  # of the language model, all of them
-    size: list[int] | None  # of each, pixels
-    bytes: int | None  # most that was allocated in it, less what was before
-    merged: bool | None  # whether profiling ran the merge of embeddings
-    frames: int | None = None  # of each profiled item, of a video
-    came_items: int | None = None  # of the step with most tokens that the encoder ran
-    came_tokens: int | None = None
-    came_size: list[int] | None = None  # of its largest item
-    came_bytes: int | None = None  # most that any passage of the encoder took
-    merge_bytes: int | None = None  # handed out by the allocator in the largest merge
-    merge_peak_bytes: int | None = None  # most that any merge took, where the peak rose in it
-    merge_tokens: int | None = None  # multimodal, of the largest merge
-    merge_size: list[int] | None = None
-
-
 def mm_profile(process: ProcessRecord) -> MmProfile | None:
     """Return what profiling assumed beside what came; None without an encoder that was profiled."""
-    spans = [span for span in process.phases if span.phase == "mm_profile"]
-    profile = next((span for span in process.phases if span.phase == "profile_run"), None)
+    span = first_of(process.phases, "mm_profile")
+    profile = first_of(process.phases, "profile_run")
     merged = None if profile is None else profile.detail.get("mm_merge_ran")
     encoder = [stage for stage in process.served.stages if stage.stage == "mm_encoder"]
     merges = [stage for stage in process.served.stages if stage.stage == "mm_merge"]
-    if not spans and not encoder and not merges:
+    if span is None and not encoder and not merges:
         return None
-    detail = spans[0].detail if spans else {}
-    items, each = _count(detail.get("mm_items")), _count(detail.get("mm_tokens_per_item"))
-    size = detail.get("mm_size")
-    modality = detail.get("mm_modality")
+    profiled = span or Span("mm_profile", 0, None, 0, (), None, None)
+    items, each = profiled.integer("mm_items"), profiled.integer("mm_tokens_per_item")
+    size = profiled.detail.get("mm_size")
     most = max(encoder, key=_tokens_of, default=None)
     merge = max(merges, key=lambda s: s.figures["allocated_total_bytes"] or 0, default=None)
     return MmProfile(
-        modality=str(modality) if modality is not None else None,
+        modality=profiled.string("mm_modality"),
         items=items,
         tokens=None if items is None or each is None else items * each,
         size=list(size) if isinstance(size, list) else None,
-        bytes=_profiled_bytes(spans[0]) if spans else None,
+        bytes=_profiled_bytes(profiled),
         merged=merged if isinstance(merged, bool) else None,
-        frames=_count(detail.get("mm_frames")),
+        frames=profiled.integer("mm_frames"),
         came_items=None if most is None else len(most.items),
         came_tokens=None if most is None else _tokens_of(most) or None,
         came_size=None if most is None else _largest_size(most),
@@ -321,10 +240,6 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
         merge_tokens=None if merge is None else _tokens_of(merge) or None,
         merge_size=None if merge is None else _largest_size(merge),
     )
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _profiled_bytes(span: Span) -> int | None:

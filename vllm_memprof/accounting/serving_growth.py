@@ -6,14 +6,21 @@ are put over requests finished and over time; ``trend`` judges each.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 from vllm_memprof.accounting.counters import APP
-from vllm_memprof.accounting.trend import GROWING, TOO_SHORT, Trend, Verdict, trend
-from vllm_memprof.record.codec import Allowed
+from vllm_memprof.accounting.model import (
+    PROCESS_ROLES,
+    AllocationSite,
+    HostGrowth,
+    OwnerGrowth,
+    TracedProcess,
+)
+from vllm_memprof.accounting.trend import GROWING, TOO_SHORT, Trend, trend
+from vllm_memprof.record.allocations import AliveStack
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.samples import RUNTIME, Sample
 from vllm_memprof.text import Text, join, text
@@ -29,7 +36,8 @@ ALLOCATED, CACHED, ENCODER_CACHE = "allocated", "reserved_not_allocated", "encod
 KV_BLOCKS, NON_TORCH, HOST = "kv_blocks", "other_non_torch", "host_rss"
 #: Owners that the engine gives a fixed room at the start: they fill it, and grow no further.
 BOUNDED = (ENCODER_CACHE, KV_BLOCKS)
-PROCESS_ROLES = ("worker", "engine_core", "api")
+#: Path fragments of frames that allocate for their caller.
+_LIBRARIES = ("/torch/", "/torch_npu/", "/vllm_memprof/capture/", "/functools.py", "/contextlib.py")
 _TITLES = {
     ALLOCATED: text("allocated by tensors"),
     CACHED: text("reserved, not allocated"),
@@ -44,42 +52,6 @@ _PROCESSES = {
     "engine_core": text("engine core"),
     "api": text("API server"),
 }
-
-
-@dataclass(frozen=True)
-class OwnerGrowth:
-    """One owner while the engine served. Bytes, of KV blocks blocks; None is unknown."""
-
-    owner: str
-    verdict: Verdict
-    bounded: bool  # its room is fixed at the start: growth is filling
-    readings: int
-    #: Over requests that finished; None where none is known, or too few.
-    bytes_per_request: float | None = None
-    bytes_per_request_low: float | None = None  # of the interval, see accounting/trend.py
-    bytes_per_request_high: float | None = None
-    bytes_per_hour: float | None = None
-    bytes_per_hour_low: float | None = None
-    bytes_per_hour_high: float | None = None
-    grown_bytes: int | None = None  # from the begin of the window that was judged to its end
-    requests: int | None = None  # that finished in the window
-    seconds: float | None = None  # of the window
-    last_bytes: int | None = None  # the last reading
-    #: Until the device is full at this rate; None where it does not grow, or the room is unknown.
-    requests_until_full: float | None = None
-    hours_until_full: float | None = None
-
-
-@dataclass(frozen=True)
-class HostGrowth:
-    """Host memory of one process while the engine served: resident, without what is shared."""
-
-    process: Annotated[str, Allowed((*PROCESS_ROLES, "unknown"))]
-    roles: list[str]  # all that it has: with one rank, engine core and worker are one process
-    label: str | None  # of the rank, of a worker
-    host: str | None
-    pid: int | None
-    growth: OwnerGrowth
 
 
 @dataclass(frozen=True)
@@ -130,15 +102,21 @@ def device_growth(run: Run, process: ProcessRecord) -> list[OwnerGrowth]:
         }
     )
     owners: list[tuple[str, Iterable[Sample], _Reading]] = [
-        (ALLOCATED, served.samples, _tensors),
-        (CACHED, served.samples, _cached),
+        # without the encoder cache, which has a row of its own
+        (ALLOCATED, served.samples, _less("allocated_bytes", "encoder_cache_bytes")),
+        (CACHED, served.samples, _less("reserved_bytes", "allocated_bytes", needed=True)),
         (ENCODER_CACHE, served.samples, _named("encoder_cache_bytes")),
         ("npu_workspace", served.device_samples, _named("npu_workspace_bytes")),
         *(
             (f"runtime:{name[len(RUNTIME) :]}", served.device_samples, _named(name))
             for name in modules
         ),
-        (NON_TORCH, served.device_samples, _unnamed(modules)),
+        # other processes count
+        (
+            NON_TORCH,
+            served.device_samples,
+            _less("non_torch_bytes", "npu_workspace_bytes", *modules),
+        ),
         (KV_BLOCKS, blocks, _named("kv_blocks_used")),
     ]
     found = [_growth(owner, samples, read, clock) for owner, samples, read in owners]
@@ -152,19 +130,15 @@ def host_growth(run: Run) -> list[HostGrowth]:
         who = process.identity
         samples = [*process.served.device_samples, *process.served.kv_samples]
         samples.sort(key=lambda sample: sample.t_ns)
-        row = _growth(HOST, samples, _own_of_the_host, _clock(run, process))
+        # files that it has mapped come and go with the page cache, and pages of a simulated device
+        # are shared
+        own = _less("host_rss_bytes", "host_shared_bytes")
+        row = _growth(HOST, samples, own, _clock(run, process))
         if row.readings:
             roles = sorted(who.roles & set(PROCESS_ROLES), key=PROCESS_ROLES.index)
             name = roles[0] if roles else "unknown"
             found.append(HostGrowth(name, roles, who.label, who.host, who.pid, row))
     return found
-
-
-def _own_of_the_host(sample: Sample) -> int | None:
-    """Return the resident memory that is the process's own: files that it has mapped come and go
-    with the page cache, and pages of a simulated device are shared."""
-    resident, shared = (sample.figures.get(f"host_{name}_bytes") for name in ("rss", "shared"))
-    return resident if shared is None else minus(resident, shared)
 
 
 def _growth(owner: str, samples: Iterable[Sample], read: _Reading, clock: _Clock) -> OwnerGrowth:
@@ -272,23 +246,71 @@ def _named(name: str) -> _Reading:
     return lambda sample: sample.figures.get(name)
 
 
-def _tensors(sample: Sample) -> int | None:
-    """Allocated memory without the encoder cache, which has a row of its own."""
-    cache = sample.figures.get("encoder_cache_bytes") or 0
-    return minus(sample.figures.get("allocated_bytes"), cache)
-
-
-def _cached(sample: Sample) -> int | None:
-    return minus(sample.figures.get("reserved_bytes"), sample.figures.get("allocated_bytes"))
-
-
-def _unnamed(modules: list[str]) -> _Reading:
-    """Memory outside torch without the runtime's counters; other processes count."""
+def _less(name: str, *others: str, needed: bool = False) -> _Reading:
+    """Read a figure less others; None where it is unknown, or one that is needed."""
 
     def read(sample: Sample) -> int | None:
-        figures: Mapping[str, int | None] = sample.figures
-        workspace = figures.get("npu_workspace_bytes") or 0
-        named = sum(figures.get(name) or 0 for name in modules)
-        return minus(figures.get("non_torch_bytes"), named + workspace)
+        taken = [sample.figures.get(other) for other in others]
+        if needed and None in taken:
+            return None
+        return minus(sample.figures.get(name), sum(size or 0 for size in taken))
 
     return read
+
+
+def traced(run: Run) -> list[TracedProcess]:
+    """Return the traced processes of a run; empty without --trace-allocations."""
+    found = []
+    for process in run.processes:
+        who = process.identity
+        roles = sorted(who.roles & set(PROCESS_ROLES), key=PROCESS_ROLES.index)
+        for trace in process.allocations:
+            compared = trace.half_requests is not None
+            found.append(
+                TracedProcess(
+                    trace.memory,
+                    roles,
+                    who.label,
+                    who.host,
+                    who.pid,
+                    trace.asked,
+                    trace.requests,
+                    trace.half_requests,
+                    _sites(trace.stacks, compared),
+                    trace.other_bytes,
+                    trace.untraced_bytes,
+                    trace.snapshot,
+                    trace.reason,
+                )
+            )
+    return found
+
+
+def _sites(stacks: Iterable[AliveStack], compared: bool) -> list[AllocationSite]:
+    """Return one row per line of code, its stacks together."""
+    found: dict[tuple[str, str], AllocationSite] = {}
+    for stack in sorted(stacks, key=lambda each: -each.bytes):
+        frames = [
+            (str(path), (line if isinstance(line, int) else 0), str(name))
+            for path, line, name in stack.frames
+        ]
+        if not frames:
+            continue
+        own = [f for f in frames if not any(part in f[0] for part in _LIBRARIES)] or frames
+        path, line, function = own[0]
+        site = f"{os.path.basename(path)}:{line}"
+        grown = stack.bytes - stack.half_bytes if compared else None
+        known = found.get((path, site))
+        if known is None:
+            callers = [f"{os.path.basename(path)}:{line}" for path, line, _ in own[1:]]
+            found[path, site] = AllocationSite(
+                site, function, path, stack.bytes, stack.blocks, grown, callers
+            )
+        else:
+            found[path, site] = replace(
+                known,
+                bytes=known.bytes + stack.bytes,
+                blocks=known.blocks + stack.blocks,
+                grown_bytes=None if grown is None else (known.grown_bytes or 0) + grown,
+            )
+    return sorted(found.values(), key=lambda each: (-(each.grown_bytes or 0), -each.bytes))

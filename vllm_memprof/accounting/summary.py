@@ -55,13 +55,11 @@ def summarise(run: Run) -> RunSummary:
 
 
 def workers_by_label(run: Run) -> list[tuple[str, ProcessRecord]]:
-    """Return the workers with one label each; of a log, by replica and rank.
+    """Return the workers with one label each.
 
     A label that several replicas have, as TP0, begins with the replica, or ends with the process.
     """
     workers = [process for process in run.processes if process.is_worker]
-    if run.source == "log":  # in the order of their lines
-        workers.sort(key=_replica_and_rank)
     labels = []
     for who in (process.identity for process in workers):
         by_number = f"pid {who.pid}" if who.rank is None else f"rank {who.rank}"
@@ -74,8 +72,3 @@ def workers_by_label(run: Run) -> list[tuple[str, ProcessRecord]]:
             label = shared if who.dp_rank is None else f"DP{who.dp_rank} {label}"
         found.append((label, process))
     return found
-
-
-def _replica_and_rank(process: ProcessRecord) -> tuple[int, bool, int]:
-    who = process.identity
-    return who.dp_rank or 0, who.rank is None, who.rank or 0

@@ -11,6 +11,7 @@ import sys
 
 from vllm_memprof.capture import device_thread, empty_cache, figures, identity, kv_plan, tracing
 from vllm_memprof.capture import items as mm_items
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import (
     DEVICE_READY,
     END,
@@ -25,12 +26,17 @@ from vllm_memprof.capture.recorder import OpenPhase, Recorder
 # --- phases ---------------------------------------------------------------------------------------
 
 
-def begin_phase(recorder: Recorder, call: Call) -> None:
-    """Open the row's phase, unless an override's call already has."""
+def begin_phase(
+    recorder: Recorder,
+    call: Call,
+    detail: dict[str, object] | None = None,
+    unread: str | None = None,
+) -> None:
+    """Open the row's phase, unless an override's call already has; see ``Recorder.begin``."""
     phase = call.hook.phase
     assert phase is not None
     if not recorder.is_open(phase):
-        call.token = recorder.begin(phase, call.hook.id)
+        call.token = recorder.begin(phase, call.hook.id, detail, unread=unread)
 
 
 def end_phase(recorder: Recorder, call: Call) -> None:
@@ -73,17 +79,13 @@ def _layers(proposer: object) -> frozenset[str] | None:
 
     (vllm/config/compilation.py::CompilationConfig.static_forward_context, 0.11.0 to 0.30.0)
     """
-    config = getattr(getattr(proposer, "vllm_config", None), "compilation_config", None)
-    layers = getattr(config, "static_forward_context", None)
+    layers = reach(proposer, "vllm_config.compilation_config.static_forward_context")
     return frozenset(layers) if isinstance(layers, dict) else None
 
 
 def begin_device_init(recorder: Recorder, call: Call) -> None:
     """Open the phase without a reading, which would touch a device that is not the worker's."""
-    if not recorder.is_open("device_init"):
-        call.token = recorder.begin(
-            "device_init", call.hook.id, unread="the worker has not chosen its device yet"
-        )
+    begin_phase(recorder, call, unread="the worker has not chosen its device yet")
 
 
 def leave_load_model(recorder: Recorder, call: Call) -> None:
@@ -126,17 +128,16 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
     modality, items = given.get("modality"), given.get("max_items_per_batch")
     if not isinstance(modality, str) or not isinstance(items, int):
         return
-    budget = getattr(runner, "mm_budget", None)
-    tokens = getattr(budget, "mm_max_toks_per_item", None)
-    tokens = getattr(budget, "max_tokens_by_modality", None) if tokens is None else tokens
-    config = getattr(getattr(runner, "model_config", None), "hf_config", None)
-    sizes = mm_items.of_kwargs(call.result, config)
+    tokens = reach(runner, "mm_budget.mm_max_toks_per_item")
+    tokens = reach(runner, "mm_budget.max_tokens_by_modality") if tokens is None else tokens
+    sizes = mm_items.of_kwargs(call.result, reach(runner, "model_config.hf_config"))
+    size, frames = sizes[0] if sizes else (None, None)
     opened.detail |= {
         "mm_modality": modality,
         "mm_items": items,
         "mm_tokens_per_item": tokens.get(modality) if isinstance(tokens, dict) else None,
-        "mm_size": sizes[0][0] if sizes else None,
-        "mm_frames": sizes[0][1] if sizes else None,
+        "mm_size": size,
+        "mm_frames": frames,
     }
 
 
@@ -165,16 +166,16 @@ def leave_graph_capture(recorder: Recorder, call: Call) -> None:
     if call.error is None:
         recorder.figures["graph_bytes"] = graph_bytes
     if isinstance(call.token, OpenPhase):
-        call.token.detail["graph_bytes"] = graph_bytes
-        call.token.detail["graphs"] = None if before is None or after is None else after - before
+        graphs = None if before is None or after is None else after - before
+        call.token.detail |= {"graph_bytes": graph_bytes, "graphs": graphs}
     notes.graphs_before = notes.captured_bytes = None
     end_phase(recorder, call)
 
 
 def _captured_graphs() -> int | None:
     """Return the graphs captured so far, by vLLM's compilation/counter.py; None without it."""
-    counter = getattr(sys.modules.get("vllm.compilation.counter"), "compilation_counter", None)
-    count = getattr(counter, "num_cudagraph_captured", None)
+    module = sys.modules.get("vllm.compilation.counter")
+    count = reach(module, "compilation_counter.num_cudagraph_captured")
     return count if isinstance(count, int) else None
 
 

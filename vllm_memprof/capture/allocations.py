@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vllm_memprof.capture.probe import runtime_of
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import ALLOCATIONS_DIR
 
@@ -53,7 +53,7 @@ class LiveBlocks:
 
     def __init__(self, history: Any, device: int | None, folder: Path) -> None:
         self._history, self._device, self._folder = history, device, folder
-        self._last: Mapping[str, Any] | None = None
+        self._last: dict[str, Any] | None = None
         self.untraced_bytes = 0
 
     def start(self) -> None:
@@ -65,7 +65,15 @@ class LiveBlocks:
         self._last = self._history._snapshot()
         self.untraced_bytes = 0
         found: dict[Stack, Alive] = {}
-        for size, frames in _blocks(self._last, self._device):
+        blocks = (
+            block
+            for segment in self._last["segments"]
+            if self._device in (None, segment.get("device", self._device))
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        )
+        for block in blocks:
+            size, frames = int(block["size"]), block.get("frames")
             if not frames:
                 self.untraced_bytes += size
                 continue
@@ -142,9 +150,7 @@ class Tracer:
     def __post_init__(self) -> None:
         self._live: Source | None = None
         self._half: dict[Stack, Alive] = {}
-        self._half_requests = 0
-        self._requests = 0
-        self._begin_ns = 0
+        self._half_requests = self._requests = self._begin_ns = 0
         self._over = False
 
     def request_ended(self, _: str) -> None:
@@ -152,7 +158,13 @@ class Tracer:
         if self._over:
             return
         if self._live is None:
-            self._begin()
+            source = self.source()
+            if isinstance(source, str):
+                self._over = True
+                self._write({}, source, None, None)
+                return
+            source.start()
+            self._live, self._begin_ns = source, time.monotonic_ns()
             return
         self._requests += 1
         if self._requests == max(self.asked // 2, 1) and self.asked > 1:
@@ -180,15 +192,6 @@ class Tracer:
             with suppress(Exception):
                 self._live.stop()
 
-    def _begin(self) -> None:
-        source = self.source()
-        if isinstance(source, str):
-            self._over = True
-            self._write({}, source, None, None)
-            return
-        source.start()
-        self._live, self._begin_ns = source, time.monotonic_ns()
-
     def _write(
         self,
         alive: dict[Stack, Alive],
@@ -196,12 +199,9 @@ class Tracer:
         snapshot: str | None,
         untraced: int | None,
     ) -> None:
-        nothing = Alive()
-        grown = {
-            stack: now.bytes - self._half.get(stack, nothing).bytes for stack, now in alive.items()
-        }
-        ranked = sorted(alive, key=lambda stack: (-grown[stack], -alive[stack].bytes))
-        listed, rest = ranked[:MOST_STACKS], ranked[MOST_STACKS:]
+        rows = [(stack, now, self._half.get(stack, Alive())) for stack, now in alive.items()]
+        rows.sort(key=lambda row: (row[2].bytes - row[1].bytes, -row[1].bytes))
+        rest = rows[MOST_STACKS:]
         self.emit(
             {
                 "memory": self.memory,
@@ -212,15 +212,15 @@ class Tracer:
                 "stacks": [
                     {
                         "frames": [list(frame) for frame in stack],
-                        "blocks": alive[stack].blocks,
-                        "bytes": alive[stack].bytes,
-                        "half_blocks": self._half.get(stack, nothing).blocks,
-                        "half_bytes": self._half.get(stack, nothing).bytes,
+                        "blocks": now.blocks,
+                        "bytes": now.bytes,
+                        "half_blocks": half.blocks,
+                        "half_bytes": half.bytes,
                     }
-                    for stack in listed
+                    for stack, now, half in rows[:MOST_STACKS]
                 ],
                 "other_stacks": len(rest),
-                "other_bytes": sum(alive[stack].bytes for stack in rest),
+                "other_bytes": sum(now.bytes for _, now, _ in rest),
                 "untraced_bytes": untraced,
                 "snapshot": snapshot,
                 "reason": reason,
@@ -230,21 +230,7 @@ class Tracer:
 
 def device_source(backend: str | None, device: int | None, run_dir: Path) -> Source | str:
     """Return torch's history of this process, or why it has none."""
-    module = {"npu": "torch_npu", "cuda": "torch"}.get(backend or "")
-    torch = sys.modules.get(module or "")
-    memory = getattr(getattr(torch, backend or "", None), "memory", None)
+    memory = getattr(runtime_of(backend), "memory", None)
     if not hasattr(memory, "_record_memory_history") or not hasattr(memory, "_snapshot"):
         return "torch has no memory history for this device"
     return LiveBlocks(memory, device, run_dir / ALLOCATIONS_DIR)
-
-
-def _blocks(
-    snapshot: Mapping[str, Any], device: int | None
-) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    segments: Iterable[Mapping[str, Any]] = snapshot["segments"]
-    for segment in segments:
-        if device is not None and segment.get("device", device) != device:
-            continue
-        for block in segment["blocks"]:
-            if block["state"] == "active_allocated":
-                yield int(block["size"]), block.get("frames") or []

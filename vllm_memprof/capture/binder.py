@@ -16,17 +16,13 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Hook
 
 Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
 
-PENDING, BOUND, MISSING, OVERWRITTEN, RELEASED = (
-    "pending",
-    "bound",
-    "missing",
-    "overwritten",
-    "released",
-)
+PENDING, BOUND, MISSING = "pending", "bound", "missing"
+OVERWRITTEN, RELEASED = "overwritten", "released"
 
 
 #: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere
@@ -57,16 +53,17 @@ class Binding:
         self.detail: str | None = None
 
     def resolve_owner(self) -> Any:
-        owner: Any = sys.modules.get(self.module_name)
-        for name in self.parents:
-            owner = getattr(owner, name, None)
-        return owner
+        module = sys.modules.get(self.module_name)
+        return reach(module, ".".join(self.parents)) if self.parents else module
 
     def bind(self, wrap: Wrap, owner: Any = None) -> None:
         """Wrap the attribute where it is defined; a second call does nothing."""
         owner = self.resolve_owner() if owner is None else owner
         if isinstance(owner, type) and self.attribute not in vars(owner):
-            owner = self._of_this_module(owner)
+            # the class that the module has defined, where one derived from it has taken its name
+            name = self.module_name, ".".join(self.parents)
+            known = (base for base in owner.__mro__ if (base.__module__, base.__qualname__) == name)
+            owner = next(known, owner)
         found = None if owner is None else vars(owner).get(self.attribute)
         if found is None and owner is not None and not isinstance(owner, type):
             found = getattr(owner, self.attribute, None)  # of C modules, not in their __dict__
@@ -84,15 +81,6 @@ class Binding:
         setattr(owner, self.attribute, self.wrapper)
         self.state = BOUND
 
-    def _of_this_module(self, cls: type) -> type:
-        """Return the class that the target's module has defined, where another one that is derived
-        from it has taken its name; else the class given."""
-        name = ".".join(self.parents)
-        for base in cls.__mro__:
-            if (base.__module__, base.__qualname__) == (self.module_name, name):
-                return base
-        return cls
-
     def current(self) -> Any:
         return vars(self.owner).get(self.attribute)
 
@@ -100,10 +88,10 @@ class Binding:
         """Return True if the wrapper was replaced by something that does not call through it."""
         current: Any = self.current()
         for _ in range(32):  # a chain of decorators over the wrapper still calls it
-            if current is self.wrapper or current is None:
-                break
+            if current is self.wrapper:
+                return False
             current = getattr(current, "__wrapped__", None)
-        return current is not self.wrapper
+        return True
 
     def unbind(self) -> None:
         """Take the wrapper off, unless another one lies over it."""
@@ -134,9 +122,9 @@ class Binder(importlib.abc.MetaPathFinder):
 
     def install(self) -> None:
         """Bind what is loaded, watch for the rest."""
-        for name in list(self._watched):
+        for name in self._watched:
             module = sys.modules.get(name)
-            initialising = getattr(getattr(module, "__spec__", None), "_initializing", False)
+            initialising = reach(module, "__spec__._initializing")
             if module is not None and not initialising:
                 self._bind_module(name)
         sys.meta_path.insert(0, self)
@@ -154,8 +142,13 @@ class Binder(importlib.abc.MetaPathFinder):
         if fullname not in self._watched or fullname in self._finding:
             return None
         self._finding.add(fullname)
+        spec: importlib.machinery.ModuleSpec | None = None
         try:
-            spec = self._find_elsewhere(fullname, path, target)
+            for other in list(sys.meta_path):
+                if other is not self and hasattr(other, "find_spec"):
+                    spec = other.find_spec(fullname, path, target)
+                    if spec is not None:
+                        break
         finally:
             self._finding.discard(fullname)
         if spec is not None and spec.loader is not None:
@@ -173,14 +166,9 @@ class Binder(importlib.abc.MetaPathFinder):
         bound = [binding for binding in self.bindings if isinstance(binding.owner, type)]
         for cls in type(instance).__mro__:
             for binding in bound:
-                if (
-                    cls is not binding.owner
-                    and issubclass(cls, binding.owner)
-                    and binding.attribute in vars(cls)
-                ):
-                    override = Binding(
-                        binding.hook, f"{cls.__module__}:{cls.__qualname__}.{binding.attribute}"
-                    )
+                owner, name = binding.owner, binding.attribute
+                if cls is not owner and issubclass(cls, owner) and name in vars(cls):
+                    override = Binding(binding.hook, f"{cls.__module__}:{cls.__qualname__}.{name}")
                     self._bind(override, cls)
                     if override.state == BOUND:
                         self.bindings.append(override)
@@ -189,11 +177,10 @@ class Binder(importlib.abc.MetaPathFinder):
         """Bind rows whose target begins so to the class that defines this object's method."""
         for binding in self.bindings:
             if binding.target.startswith(prefix) and binding.state == PENDING:
-                attribute = binding.attribute
-                classes = type(instance).__mro__
-                owner = next((cls for cls in classes if attribute in vars(cls)), None)
-                if owner is not None:
-                    self._bind(binding, owner)
+                for owner in type(instance).__mro__:
+                    if binding.attribute in vars(owner):
+                        self._bind(binding, owner)
+                        break
 
     def check(self) -> None:
         """Bind again, once, what was overwritten; it stays marked with the new owner's name."""
@@ -211,18 +198,6 @@ class Binder(importlib.abc.MetaPathFinder):
 
     def of(self, hook: Hook) -> list[Binding]:
         return [binding for binding in self.bindings if binding.hook.id == hook.id]
-
-    def _find_elsewhere(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> importlib.machinery.ModuleSpec | None:
-        for other in list(sys.meta_path):
-            find = getattr(other, "find_spec", None)
-            if other is self or find is None:
-                continue
-            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
-            if spec is not None:
-                return spec
-        return None
 
     def _bind_after_execution(self, fullname: str, loader: Any) -> None:
         execute = getattr(loader, "exec_module", None)

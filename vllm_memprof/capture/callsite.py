@@ -29,9 +29,8 @@ _STEP = ("execute_model", "sample_tokens", "forward_batch_generation", "execute_
 def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:
     """Return the call site, e.g. ``("worker.py:459", "NPUWorker._init_device")``, or two Nones."""
     for each in outwards(frame):
-        path = each.f_code.co_filename
-        if not any(fragment in path for fragment in _FORWARDERS):
-            return f"{os.path.basename(path)}:{each.f_lineno}", name_of(each)
+        if not any(fragment in each.f_code.co_filename for fragment in _FORWARDERS):
+            return site_of(each), name_of(each)
     return None, None
 
 
@@ -64,11 +63,12 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def in_step(frame: FrameType | None) -> bool:
     """Return True if the call comes from inside a step of the model."""
-    while frame is not None:
-        if frame.f_code.co_name in _STEP:
-            return True
-        frame = frame.f_back
-    return False
+    return any(each.f_code.co_name in _STEP for each in outwards(frame))
+
+
+def site_of(frame: FrameType) -> str:
+    """Return the file and the line that a frame is at."""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def name_of(frame: FrameType) -> str:

@@ -22,6 +22,7 @@ import os
 import sys
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
 from vllm_memprof.engines import ENGINES
@@ -51,7 +52,7 @@ def enter(recorder: Recorder, call: Call) -> None:
     if recorder.probe.is_ready() and not recorder.is_open("communicator"):
         names, ranks = describe(group)
         detail: dict[str, object] = {
-            "group": names[0] if names else None,
+            "group": names[0],
             "names": names,
             "ranks": ranks,
             "op": operation,
@@ -62,11 +63,9 @@ def enter(recorder: Recorder, call: Call) -> None:
 
 
 def leave(recorder: Recorder, call: Call) -> None:
-    if not isinstance(call.token, OpenPhase):
-        return
-    if call.error is None:
+    if isinstance(call.token, OpenPhase) and call.error is None:
         recorder.end_queued(call.token)
-    else:
+    elif isinstance(call.token, OpenPhase):
         recorder.end(call.token, call.error)
 
 
@@ -78,9 +77,8 @@ def on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
     for argument in arguments:
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]
-        device = getattr(argument, "device", None)
-        if device is not None and hasattr(device, "type"):
-            return bool(device.type != "cpu")
+        if (kind := reach(argument, "device.type")) is not None:
+            return bool(kind != "cpu")
     return str(group.name()) not in _HOST_BACKENDS
 
 
@@ -98,11 +96,8 @@ def describe(group: Any) -> tuple[list[str], list[int] | None]:
         with contextlib.suppress(Exception):  # a backend object is not a registered group
             known = sys.modules["torch"].distributed.get_process_group_ranks(group)
             ranks = [int(rank) for rank in known]
-    if not names:
-        names = [
-            str(getattr(group, "group_desc", "") or getattr(group, "group_name", "") or "unnamed")
-        ]
-    return names, ranks
+    own = getattr(group, "group_desc", "") or getattr(group, "group_name", "") or "unnamed"
+    return names or [str(own)], ranks
 
 
 def buffers(group: Any, p2p: bool, backend: str | None) -> dict[str, int | str | None]:

@@ -16,8 +16,6 @@ import ctypes
 import os
 from typing import Any
 
-from vllm_memprof.capture.snapshot import Component
-
 _LIBRARY = "libascendcl.so"
 _FUNCTION = "aclrtGetMemUsageInfo"
 _CAPACITY = 96  # rows asked for; the driver knows fewer modules
@@ -42,7 +40,7 @@ class Counters:
         self._rows = (_Row * _CAPACITY)()
         self._count = ctypes.c_size_t()
 
-    def read(self, device: int) -> tuple[dict[str, Component] | None, str | None]:
+    def read(self, device: int) -> tuple[dict[str, dict[str, int]] | None, str | None]:
         """Read the counters of one device.
 
         Args:
@@ -53,21 +51,24 @@ class Counters:
             module that never held anything is not listed.
         """
         if self._function is None:
-            self._function, reason = _find()
+            library = loaded_library()
+            if library is None:
+                return None, f"{_LIBRARY} is not loaded in this process"
+            self._function = getattr(library, _FUNCTION, None)
             if self._function is None:
-                return None, reason
+                return None, f"{_LIBRARY} does not export {_FUNCTION}: an older CANN"
+            count = ctypes.c_size_t
+            rows, found = ctypes.POINTER(_Row), ctypes.POINTER(count)
+            self._function.argtypes = ctypes.c_int32, rows, count, found
         self._count.value = 0
         status = self._function(device, self._rows, _CAPACITY, ctypes.byref(self._count))
         if status != 0:
             return None, f"{_FUNCTION} returned {status}"
-        found: dict[str, Component] = {}
         listed = min(self._count.value, _CAPACITY)  # the count may exceed what was asked for
-        for row in self._rows[:listed]:
-            found[row.name.decode(errors="replace")] = {
-                "bytes": int(row.current),
-                "peak_bytes": int(row.peak),
-            }
-        return found, None
+        return {
+            row.name.decode(errors="replace"): {"bytes": row.current, "peak_bytes": row.peak}
+            for row in self._rows[:listed]
+        }, None
 
 
 def loaded_library(name: str = _LIBRARY) -> ctypes.CDLL | None:
@@ -76,21 +77,3 @@ def loaded_library(name: str = _LIBRARY) -> ctypes.CDLL | None:
         return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except (OSError, AttributeError):  # AttributeError: a platform without RTLD_NOLOAD
         return None
-
-
-def _find() -> tuple[Any, str | None]:
-    library = loaded_library()
-    if library is None:
-        return None, f"{_LIBRARY} is not loaded in this process"
-    try:
-        function = getattr(library, _FUNCTION)
-    except AttributeError:
-        return None, f"{_LIBRARY} does not export {_FUNCTION}: an older CANN"
-    function.argtypes = (
-        ctypes.c_int32,
-        ctypes.POINTER(_Row),
-        ctypes.c_size_t,
-        ctypes.POINTER(ctypes.c_size_t),
-    )
-    function.restype = ctypes.c_int
-    return function, None

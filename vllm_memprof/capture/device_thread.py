@@ -52,10 +52,7 @@ def read(recorder: Recorder) -> None:
 
 def _device(probe: Probe) -> dict[str, int | None]:
     snapshot, _ = probe.snapshot()
-    figures: dict[str, int | None] = {
-        name: snapshot.get(name)  # type: ignore[misc]
-        for name in DEVICE_SAMPLE_FIGURES
-    }
+    figures: dict[str, int | None] = {name: snapshot.get(name) for name in DEVICE_SAMPLE_FIGURES}
     for module, component in (snapshot.get("components") or {}).items():
         figures[f"runtime.{module}"] = component["bytes"]
     return figures

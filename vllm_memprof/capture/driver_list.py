@@ -84,47 +84,42 @@ class DriverList:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._rows = (Process * _CAPACITY)()
-        status = library.dcmi_init()
+        self._ask("dcmi_init")
+
+    def _ask(self, name: str, *arguments: Any, about: str = "") -> None:
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise DriverError(f"{name} is not in the library")
+        status = function(*arguments)
         if status != 0:
-            raise DriverError(f"dcmi_init returned {status}")
+            raise DriverError(f"{name} returned {status}{about}")
 
     def place(self, logic_id: int) -> tuple[int, int]:
         """Return the card of a device, by the driver's number, and the chip on that card."""
-        card, chip = ctypes.c_int(), ctypes.c_int()
-        name = "dcmi_get_card_id_device_id_from_logicid"
-        status = getattr(self._library, name)(
-            ctypes.byref(card), ctypes.byref(chip), ctypes.c_uint(logic_id)
-        )
-        if status != 0:
-            raise DriverError(f"{name} returned {status} for {logic_id}")
+        card, chip, number = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint(logic_id)
+        name, about = "dcmi_get_card_id_device_id_from_logicid", f" for {logic_id}"
+        self._ask(name, ctypes.byref(card), ctypes.byref(chip), number, about=about)
         return card.value, chip.value
 
     def processes(self, place: tuple[int, int]) -> list[tuple[int, int]]:
         """Return the pid and the bytes of every process that is listed for a chip."""
         count = ctypes.c_int(0)
-        status = self._library.dcmi_get_device_resource_info(
-            place[0], place[1], self._rows, ctypes.byref(count)
-        )
-        if status != 0:
-            raise DriverError(f"dcmi_get_device_resource_info returned {status}")
+        self._ask("dcmi_get_device_resource_info", *place, self._rows, ctypes.byref(count))
         return [(row.pid, int(row.bytes)) for row in self._rows[: min(count.value, _CAPACITY)]]
 
     def memory(self, place: tuple[int, int]) -> tuple[int, int]:
         """Return the bytes of a chip in all and in use, both in steps of ``STEP_BYTES``."""
         reasons = []
         for name, info in zip(_MEMORY, (_Hbm(), _Ddr()), strict=True):
-            function = getattr(self._library, name, None)
-            if function is None:
-                reasons.append(f"{name} is not in the library")
+            try:
+                self._ask(name, *place, ctypes.byref(info))
+                if not info.size:
+                    raise DriverError(f"{name} tells no size")
+            except DriverError as error:
+                reasons.append(str(error))
                 continue
-            status = function(place[0], place[1], ctypes.byref(info))
-            if status != 0:
-                reasons.append(f"{name} returned {status}")
-            elif not info.size:
-                reasons.append(f"{name} tells no size")
-            else:
-                used = info.used if isinstance(info, _Hbm) else info.size - info.available
-                return info.size * STEP_BYTES, used * STEP_BYTES
+            used = info.used if isinstance(info, _Hbm) else info.size - info.available
+            return info.size * STEP_BYTES, used * STEP_BYTES
         raise DriverError("; ".join(reasons))
 
 
@@ -140,36 +135,24 @@ def read_all() -> dict[str, object]:
         for device in range(_MOST_DEVICES):
             try:
                 place = driver.place(device)
-            except DriverError as error:
+            except DriverError:
                 if not devices:
                     raise
-                del error
                 break
-            devices.append(_device(driver, device, place))
-    except (DriverError, AttributeError) as error:
+            row: dict[str, Any] = {"device": device, "card": place[0], "chip": place[1]}
+            row |= {"processes": None, "total_bytes": None, "used_bytes": None, "reasons": []}
+            try:
+                row["processes"] = driver.processes(place)
+            except DriverError as error:
+                row["reasons"].append(str(error))
+            try:
+                row["total_bytes"], row["used_bytes"] = driver.memory(place)
+            except DriverError as error:
+                row["reasons"].append(str(error))
+            devices.append(row)
+    except DriverError as error:
         return {"reason": str(error)}
     return {"reason": None, "devices": devices}
-
-
-def _device(driver: DriverList, device: int, place: tuple[int, int]) -> dict[str, object]:
-    processes, total, used, reasons = None, None, None, []
-    try:
-        processes = driver.processes(place)
-    except DriverError as error:
-        reasons.append(str(error))
-    try:
-        total, used = driver.memory(place)
-    except DriverError as error:
-        reasons.append(str(error))
-    return {
-        "device": device,
-        "card": place[0],
-        "chip": place[1],
-        "processes": processes,
-        "total_bytes": total,
-        "used_bytes": used,
-        "reasons": reasons,
-    }
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ import time
 import weakref
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.callsite import call_chain, find_site, in_step
 from vllm_memprof.capture.hook import Call
+from vllm_memprof.capture.probe import runtime_of
 from vllm_memprof.capture.recorder import Recorder
 
 #: Where a worker keeps its unfinished requests, the first that it has (vLLM: model runner v1, v2;
@@ -74,35 +76,32 @@ def keep_worker(recorder: Recorder, worker: Any) -> None:
     recorder.notes.worker = weakref.ref(worker)
 
 
+def worker_of(recorder: Recorder) -> Any:
+    """Return the worker that is remembered; None where there is none any more."""
+    reference = recorder.notes.worker
+    return None if reference is None else reference()
+
+
 def running_requests(recorder: Recorder) -> int | None:
     """Return the number of requests that the model runner holds; None: unknown.
 
     They were scheduled at least once and are not known to be finished. A finished request leaves
     the runner with the next schedule, which vLLM sends also when nothing else is to be done.
     """
-    reference = recorder.notes.worker
-    worker = None if reference is None else reference()
     for path in _REQUESTS:
-        held: Any = worker
-        for name in path.split("."):
-            held = getattr(held, name, None)
-        if held is not None:
-            try:
-                return len(held)
-            except TypeError:
-                continue
+        held = reach(worker_of(recorder), path)
+        if hasattr(held, "__len__"):
+            return len(held)
     return None
 
 
 def call_after(recorder: Recorder, phase: str) -> None:
     """Empty the cache, as memprof's own call, at the end of a phase that the user named."""
     probe = recorder.probe
-    if phase not in recorder.empty_cache_at:
+    asked = phase in recorder.empty_cache_at and not recorder.is_open("empty_cache")
+    if not asked or not probe.is_ready():
         return
-    if not probe.is_ready() or recorder.is_open("empty_cache"):
-        return
-    module = sys.modules.get("torch_npu" if probe.backend_name == "npu" else "torch")
-    device = getattr(module, probe.backend_name or "", None)
+    device = runtime_of(probe.backend_name)
     if device is None:
         return
     recorder.notes.own_empty_cache = phase, threading.get_ident()

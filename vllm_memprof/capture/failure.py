@@ -14,10 +14,14 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import takewhile
+from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from vllm_memprof.capture.callsite import chain_of, is_left_out, outwards
+from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.callsite import chain_of, is_left_out, outwards, site_of
+from vllm_memprof.capture.empty_cache import worker_of
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.items import describe_one
 from vllm_memprof.capture.recorder import Recorder
@@ -36,6 +40,7 @@ MOST_READINGS = 8
 MOST_REQUESTS, _MOST_ITEMS = 32, 64
 _MOST_CAUSES = 16
 _MESSAGE_LENGTH = 500
+_SCHEDULED = "num_scheduled_tokens"
 #: Frames that a call chain lists: from a layer of a model out to the engine's step.
 _CHAIN_LENGTH = 32
 
@@ -88,14 +93,15 @@ def read(recorder: Recorder, error: BaseException | None) -> None:
 
 def out_of_memory_of(error: BaseException | None) -> BaseException | None:
     """Return the exception at the origin that says out of memory; None where there is none."""
-    found = None
+    said = [each for each in _causes(error) if is_out_of_memory(type(each).__name__, str(each))]
+    return said[-1] if said else None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     for _ in range(_MOST_CAUSES):
-        if error is None:
-            break
-        if is_out_of_memory(type(error).__name__, str(error)):
-            found = error
-        error = error.__cause__ or error.__context__
-    return found
+        if error is not None:
+            yield error
+            error = error.__cause__ or error.__context__
 
 
 def _describe(
@@ -107,19 +113,15 @@ def _describe(
     observed, recorder.notes.oom = recorder.notes.oom, None
     if observed is None:  # of an allocator that tells no observer, or of the runtime
         asked = asked_for(" ".join(str(cause).split()))  # its end may tell
-        detail: dict[str, object] = {
-            **asked,
-            "device_total_bytes": snapshot["device_total_bytes"],
-            "device_free_bytes": snapshot["device_free_bytes"],
-        }
-        number = recorder.mark("oom", "oom.raised", snapshot, detail)
+        device = {name: snapshot[name] for name in ("device_total_bytes", "device_free_bytes")}
+        number = recorder.mark("oom", "oom.raised", snapshot, {**asked, **device})
         requested = asked["requested_bytes"]
     else:
         number, requested = observed
     return {
         "message": message,
         "oom": number,
-        "site": next((_site(frame) for frame in frames if not is_left_out(frame)), None),
+        "site": next((site_of(frame) for frame in frames if not is_left_out(frame)), None),
         "chain": chain_of(frames, _CHAIN_LENGTH),
         "requests": _requests(recorder, frames),
         "allocator_settings": next(filter(None, map(os.environ.get, _SETTINGS)), ""),
@@ -129,44 +131,29 @@ def _describe(
     }
 
 
-def _site(frame: FrameType) -> str:
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
 def _frames(error: BaseException | None, cause: BaseException) -> list[FrameType]:
     """Return the frames that the exceptions passed through and those around, innermost first."""
-    seen: list[FrameType] = []
-    chain = [cause]
-    for _ in range(_MOST_CAUSES):
-        if error is None or error is cause:
-            break
-        chain.insert(1, error)
-        error = error.__cause__ or error.__context__
+    chain = [cause, *reversed(list(takewhile(lambda each: each is not cause, _causes(error))))]
+    frames: list[FrameType] = []
     for each in chain:
-        passed = []
-        traceback = each.__traceback__
-        while traceback is not None:
-            passed.append(traceback.tb_frame)
-            traceback = traceback.tb_next
-        known = {id(frame) for frame in seen}
-        seen += [frame for frame in reversed(passed) if id(frame) not in known]
-    known = {id(frame) for frame in seen}
-    return seen + [frame for frame in outwards(sys._getframe(1)) if id(frame) not in known]
+        frames += reversed([frame for frame, _ in walk_tb(each.__traceback__)])
+    frames += outwards(sys._getframe(1))
+    return list({id(frame): frame for frame in frames}.values())
 
 
 def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str, object]] | None:
     """Return the requests of the step that failed, never a prompt; None outside a step."""
-    scheduled = next(_scheduler_outputs(frames), None)
-    if scheduled is None:
+    named = [frame for frame in frames if "scheduler_output" in frame.f_code.co_varnames]
+    outputs = (frame.f_locals.get("scheduler_output") for frame in named)
+    has = (each for each in outputs if isinstance(getattr(each, _SCHEDULED, None), dict))
+    if (scheduled := next(has, None)) is None:
         module, _, name = (ENGINES[recorder.engine].failed_requests or "").partition(":")
         return getattr(import_module(module), name)(frames) if module else None
-    reference = recorder.notes.worker
-    worker = None if reference is None else reference()
-    runner = getattr(worker, "model_runner", None)
-    held = getattr(runner, "requests", None)
-    states: Mapping[str, Any] = held if isinstance(held, Mapping) else {}
+    runner = reach(worker_of(recorder), "model_runner")
+    states: Any = reach(runner, "requests")
+    states = states if isinstance(states, Mapping) else {}
     encoded = getattr(scheduled, "scheduled_encoder_inputs", None) or {}
-    config = getattr(getattr(runner, "model_config", None), "hf_config", None)
+    config = reach(runner, "model_config.hf_config")
     found: list[dict[str, object]] = []
     for name, tokens in list(scheduled.num_scheduled_tokens.items())[:MOST_REQUESTS]:
         state = states.get(name)
@@ -185,11 +172,3 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str,
             }
         )
     return found
-
-
-def _scheduler_outputs(frames: Sequence[FrameType]) -> Iterator[Any]:
-    for frame in frames:
-        if "scheduler_output" in frame.f_code.co_varnames:
-            output = frame.f_locals.get("scheduler_output")
-            if isinstance(getattr(output, "num_scheduled_tokens", None), dict):
-                yield output

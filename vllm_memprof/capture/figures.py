@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.recorder import Recorder
 
 #: FIGURES name -> attribute path from the worker, or several of different releases; the first that
@@ -58,10 +59,7 @@ def read_profile(recorder: Recorder, worker: Any, granted: Any) -> None:
 def _read(recorder: Recorder, source: Any, paths: dict[str, str]) -> None:
     for name, choices in paths.items():
         for path in choices.split(" | "):
-            value = source
-            for attribute in path.split("."):
-                value = getattr(value, attribute, None)
-            if (number := _number(value)) is not None:
+            if (number := _number(reach(source, path))) is not None:
                 recorder.figures[name] = number
                 break
 

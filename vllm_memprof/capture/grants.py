@@ -8,27 +8,25 @@ step changes the budget, its figures are kept; where it does not, there are none
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call
+from vllm_memprof.capture.kv_plan import specs_of
 from vllm_memprof.capture.recorder import Recorder
+
+_FIXED_SIZE = "cache_config.kv_cache_memory_bytes"
 
 
 def enter_startup_plan(recorder: Recorder, call: Call) -> None:
-    call.token = _fixed_size(call.subject)
+    call.token = reach(call.subject, _FIXED_SIZE)
 
 
 def leave_startup_plan(recorder: Recorder, call: Call) -> None:
     """Keep the size that a plan of an earlier start has put in the place of profiling."""
-    size = _fixed_size(call.subject)
+    size = reach(call.subject, _FIXED_SIZE)
     if call.error is None and call.token is None and size is not None:
-        recorder.figures["startup_plan_bytes"] = size
-
-
-def _fixed_size(worker: Any) -> int | None:
-    size = getattr(getattr(worker, "cache_config", None), "kv_cache_memory_bytes", None)
-    return None if size is None else int(size)
+        recorder.figures["startup_plan_bytes"] = int(size)
 
 
 def keep_groups(recorder: Recorder, call: Call) -> None:
@@ -50,10 +48,7 @@ def leave_multi_group(recorder: Recorder, call: Call) -> None:
 
 def group_page_bytes(group: Any) -> int:
     """Return the bytes of one block over all layers of a group, which may differ in their pages."""
-    members = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    layers: Iterable[Any] = group.layer_names
-    specs = ((members[name] if members else group.kv_cache_spec) for name in layers)
-    return sum(int(spec.page_size_bytes) for spec in specs)
+    return sum(int(spec.page_size_bytes) for spec in specs_of(group).values())
 
 
 def leave_planner(recorder: Recorder, call: Call) -> None:

@@ -10,14 +10,14 @@ import re
 import sys
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.recorder import Recorder
 
 _ENGINE_NAME = re.compile(r"EngineCore_DP(\d+)")
 
 
 def device_index(worker: Any) -> int | None:
-    index = getattr(getattr(worker, "device", None), "index", None)
-    return None if index is None else int(index)
+    return _int(reach(worker, "device.index"))
 
 
 def of_worker(worker: Any, recorder: Recorder) -> dict[str, object]:

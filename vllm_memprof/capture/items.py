@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
+
 Item = dict[str, object]
-_Size = "tuple[list[int] | None, int | None]"
+Size = tuple["list[int] | None", "int | None"]  # width and height; frames
 
 
 def describe(features: Iterable[Any] | None, config: Any) -> list[Item]:
@@ -23,10 +25,15 @@ def describe(features: Iterable[Any] | None, config: Any) -> list[Item]:
 
 
 def describe_one(feature: Any, config: Any) -> Item:
+    """Return what is known of one item; see ``describe``."""
+    modality = getattr(feature, "modality", None)
     size, frames = _size(getattr(feature, "data", None), config)
+    position = getattr(feature, "mm_position", None)
+    count = getattr(position, "get_num_embeds", None)
+    tokens = count() if callable(count) else getattr(position, "length", None)
     return {
-        "modality": _text(getattr(feature, "modality", None)),
-        "tokens": _tokens(getattr(feature, "mm_position", None)),
+        "modality": None if modality is None else str(modality),
+        "tokens": int(tokens) if isinstance(tokens, int) else None,
         "size": size,
         "frames": frames,
     }
@@ -37,28 +44,20 @@ def images(items: Iterable[Item]) -> list[object]:
     return [item["size"] for item in items if item["modality"] == "image"]
 
 
-def of_kwargs(kwargs: Any, config: Any) -> list[tuple[list[int] | None, int | None]]:
+def of_kwargs(kwargs: Any, config: Any) -> list[Size]:
     """Return (size, frames) of each item of a batch, as the encoder gets it."""
     for key, read in _BATCHES:
-        value = _get(kwargs, key)
-        if value is not None:
-            rows = _rows(value)
-            return [read(row, config) for row in rows] if rows is not None else []
+        if (value := _get(kwargs, key)) is not None:
+            return [read(row, config) for row in _rows(value)]
     return []
 
 
-def _size(data: Any, config: Any) -> tuple[list[int] | None, int | None]:
-    if data is None:  # the sender knows that the receiver has it in its cache
-        return None, None
-    for key, read in _BATCHES:
-        value = _get(data, key)
-        if value is not None:
-            rows = _rows(value)
-            if rows:
-                return read(rows[0], config)
+def _size(data: Any, config: Any) -> Size:
+    """Return the size of an item; unknown where the sender knows that the receiver has its data."""
+    if sizes := of_kwargs(data, config):
+        return sizes[0]
     for key in _PIXELS:
-        value = _get(data, key)
-        shape = list(getattr(value, "shape", ()))
+        shape = list(getattr(_get(data, key), "shape", ()))
         if len(shape) >= 3 and shape[-3] in (1, 3, 4):  # channels, height, width
             return [int(shape[-1]), int(shape[-2])], None
     return None, None
@@ -72,18 +71,17 @@ def _get(data: Any, key: str) -> Any:
     return getattr(field, "data", field) if not hasattr(field, "shape") else field
 
 
-def _rows(value: Any) -> list[list[int]] | None:
-    """Return a small host tensor as rows of integers; None where it lies on a device."""
-    device = getattr(getattr(value, "device", None), "type", "cpu")
-    if device != "cpu":
-        return None
+def _rows(value: Any) -> list[list[int]]:
+    """Return a small host tensor as rows of integers; none where it lies on a device."""
+    if reach(value, "device.type") not in (None, "cpu"):
+        return []
     rows = value.tolist() if hasattr(value, "tolist") else list(value)
     if rows and not isinstance(rows[0], (list, tuple)):
         rows = [rows]
     return [[int(number) for number in row] for row in rows]
 
 
-def _of_grid(row: list[int], config: Any) -> tuple[list[int] | None, int | None]:
+def _of_grid(row: list[int], config: Any) -> Size:
     """Read frames, height and width in patches (Qwen-VL, GLM-V and their kin)."""
     vision = getattr(config, "vision_config", None) or config
     patch = getattr(vision, "patch_size", None) or getattr(vision, "spatial_patch_size", None)
@@ -93,26 +91,10 @@ def _of_grid(row: list[int], config: Any) -> tuple[list[int] | None, int | None]
     return [width * patch, height * patch], frames if frames > 1 else None
 
 
-def _of_height_and_width(row: list[int], config: Any) -> tuple[list[int] | None, int | None]:
-    return ([row[1], row[0]], None) if len(row) == 2 else (None, None)
-
-
 #: Key of the model's arguments -> how a row of it says the size.
-_BATCHES: tuple[
-    tuple[str, Callable[[list[int], Any], tuple[list[int] | None, int | None]]], ...
-] = (
+_BATCHES: tuple[tuple[str, Callable[[list[int], Any], Size]], ...] = (
     ("image_grid_thw", _of_grid),
     ("video_grid_thw", _of_grid),
-    ("image_sizes", _of_height_and_width),
+    ("image_sizes", lambda row, _: (row[::-1] if len(row) == 2 else None, None)),
 )
 _PIXELS = ("pixel_values", "pixel_values_flat", "image_pixels", "images")
-
-
-def _tokens(position: Any) -> int | None:
-    count = getattr(position, "get_num_embeds", None)
-    value = count() if callable(count) else getattr(position, "length", None)
-    return int(value) if isinstance(value, int) else None
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)

@@ -10,21 +10,15 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.versions import in_range
 
-
-class Group(TypedDict):
-    """One layer type of a KV cache group."""
-
-    type: str  # class of the engine's spec
-    layers: int
-    block_size: int  # tokens
-    page_size_bytes: int  # one block of one layer
-    bytes_per_token: int | float | None  # all these layers; None: does not grow with tokens
-    dtype: str | None
-    layout: dict[str, int | str]
+#: One layer type of a KV cache group: type (class of the engine's spec), layers, block_size (in
+#: tokens), page_size_bytes (one block of one layer), bytes_per_token (all these layers; None: it
+#: does not grow with tokens), dtype, layout.
+Group = dict[str, Any]
 
 
 def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, object]:
@@ -42,17 +36,16 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
     blocks = min(int(config.num_blocks) for config in configs)
     block_size = min((group["block_size"] for group in groups), default=None)
     shared_by = context_parallel(vllm_config)
-    rule = tokens_rule(getattr(sys.modules.get("vllm.version"), "__version__", None))
+    rule = tokens_rule(reach(sys.modules.get("vllm.version"), "__version__"))
     tokens = None
     if rule == "blocks" and block_size is not None:
         tokens = blocks // len(first.kv_cache_groups) * block_size * shared_by
     elif rule == "concurrency" and concurrency is not None:
         tokens = int(concurrency * max_model_len)
     cache = vllm_config.cache_config
-    step_tokens = getattr(vllm_config, "max_in_flight_tokens", None)
+    step_tokens = reach(vllm_config, "max_in_flight_tokens")
     if step_tokens is None:
-        scheduler = getattr(vllm_config, "scheduler_config", None)
-        step_tokens = getattr(scheduler, "max_num_batched_tokens", None)
+        step_tokens = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
     return {
         "blocks": blocks,
         "block_size": block_size,
@@ -80,6 +73,12 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
     }
 
 
+def specs_of(group: Any) -> dict[str, Any]:
+    """Return the spec of each layer of a group, which may hold layers of several page sizes."""
+    members = reach(group, "kv_cache_spec.kv_cache_specs")
+    return members or dict.fromkeys(group.layer_names, group.kv_cache_spec)
+
+
 def layer_bytes(config: Any) -> dict[str, int | None]:
     """Return the bytes of each layer of a plan by its name; None where another shares them.
 
@@ -89,16 +88,16 @@ def layer_bytes(config: Any) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     if shares_backing(tensors):
         for group in groups:
-            members = getattr(group.kv_cache_spec, "kv_cache_specs", None) or {}
             alone = len(groups) == 1 and not getattr(group, "host_resident", False)
-            for name in group.layer_names:
-                page = members.get(name, group.kv_cache_spec).page_size_bytes
-                found[name] = int(page) * int(config.num_blocks) if alone else None
+            for name, spec in specs_of(group).items():
+                size = int(spec.page_size_bytes) * int(config.num_blocks)
+                found[name] = size if alone else None
         return found
-    for tensor in tensors:
-        for name in tensor.shared_by:
-            found[name] = int(tensor.size) if len(tensor.shared_by) == 1 else None
-    return found
+    return {
+        name: int(tensor.size) if len(tensor.shared_by) == 1 else None
+        for tensor in tensors
+        for name in tensor.shared_by
+    }
 
 
 def shares_backing(tensors: Sequence[Any]) -> bool:
@@ -155,43 +154,31 @@ def tokens_rule(vllm_version: str | None) -> str:
 def context_parallel(vllm_config: Any) -> int:
     """Return the number of ranks over which the tokens of one request are spread."""
     parallel = getattr(vllm_config, "parallel_config", None)
-    sizes = [
-        getattr(parallel, f"{kind}_context_parallel_size", 1) for kind in ("decode", "prefill")
-    ]
-    return int(sizes[0] or 1) * int(sizes[1] or 1)
+    names = ("decode_context_parallel_size", "prefill_context_parallel_size")
+    return math.prod(int(getattr(parallel, name, 1) or 1) for name in names)
 
 
 def describe_group(group: Any) -> list[Group]:
     """Return one row per layer type of a group, which may hold layers of several page sizes."""
-    members = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    specs = list(members.values()) if members else [group.kv_cache_spec] * len(group.layer_names)
-    counted: dict[tuple[Any, ...], int] = {}
-    layouts: dict[tuple[Any, ...], dict[str, int | str]] = {}
-    for spec in specs:
+    rows: dict[tuple[Any, ...], Group] = {}
+    for spec in specs_of(group).values():
         dtype = getattr(spec, "dtype", None)
-        dtype = None if dtype is None else str(dtype).removeprefix("torch.")
-        key = (type(spec).__name__, int(spec.block_size), int(spec.page_size_bytes), dtype)
-        counted[key] = counted.get(key, 0) + 1
-        layouts.setdefault(key, layout(spec))
-    rows: list[Group] = []
-    for key, layers in counted.items():
-        type_name, block_size, page_size, dtype = key
-        per_token: int | float | None = None
-        if "Mamba" not in type_name and block_size > 0:
-            whole, rest = divmod(layers * page_size, block_size)
-            per_token = layers * page_size / block_size if rest else whole
-        rows.append(
-            {
-                "type": type_name,
-                "layers": layers,
-                "block_size": block_size,
-                "page_size_bytes": page_size,
-                "bytes_per_token": per_token,
-                "dtype": dtype,
-                "layout": layouts[key],
-            }
-        )
-    return rows
+        row: Group = {
+            "type": type(spec).__name__,
+            "layers": 0,
+            "block_size": int(spec.block_size),
+            "page_size_bytes": int(spec.page_size_bytes),
+            "bytes_per_token": None,
+            "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        }
+        row = rows.setdefault(tuple(row.values()), {**row, "layout": layout(spec)})
+        row["layers"] += 1
+    for row in rows.values():
+        if "Mamba" not in row["type"] and row["block_size"] > 0:
+            size = row["layers"] * row["page_size_bytes"]
+            whole, rest = divmod(size, row["block_size"])
+            row["bytes_per_token"] = size / row["block_size"] if rest else whole
+    return list(rows.values())
 
 
 #: Attributes of the engine's specs that a page and the blocks of a request are made of.
@@ -223,7 +210,7 @@ def layout(spec: Any) -> dict[str, int | str]:
         for name in _LAYOUT
         if isinstance(value := getattr(spec, name, None), (int, str))
     }
-    size = getattr(getattr(spec, "dtype", None), "itemsize", None)
+    size = reach(spec, "dtype.itemsize")
     if isinstance(size, int):
         found["dtype_bytes"] = size
     mode = getattr(spec, "kv_quant_mode", None)
@@ -240,8 +227,8 @@ def layout(spec: Any) -> dict[str, int | str]:
 
 def bytes_per_token(groups: Sequence[Group]) -> int | float | None:
     """Return the bytes per token over all layers; None where a layer's state does not grow."""
-    values = [value for group in groups if (value := group["bytes_per_token"]) is not None]
-    return sum(values) if groups and len(values) == len(groups) else None
+    values = [group["bytes_per_token"] for group in groups]
+    return None if not values or None in values else sum(values)
 
 
 def max_concurrency(vllm_config: Any, config: Any) -> float | None:

@@ -44,15 +44,11 @@ class Neighbours:
         host_pid: Any = getattr(loaded_library(), "aclrtDeviceGetBareTgid", None)
         told = ctypes.c_int32()
         known = host_pid is not None and host_pid(ctypes.byref(told)) == 0
-        own_pid, own = told.value if known else os.getpid(), None
-        others: dict[str, int] = {}
-        for pid, size in listed:
-            if pid == own_pid:
-                own = size
-            else:
-                others[str(pid)] = size
+        pid = told.value if known else os.getpid()
+        others = {str(each): size for each, size in listed}
+        own = others.pop(str(pid), None)
         if own is None:
-            reason = f"the driver does not list process {own_pid}: "
+            reason = f"the driver does not list process {pid}: "
             return None, None, reason + "it may have another number on the host"
         return own, others, None
 

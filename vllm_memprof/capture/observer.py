@@ -13,23 +13,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vllm_memprof.capture import failure, verdicts
 from vllm_memprof.capture.binder import BOUND, Binder
+from vllm_memprof.capture.callsite import outwards
 from vllm_memprof.capture.hook import MODEL_READY, Call, Half, Hook, StopAfterPlan, StrictFailure
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.schema import ENV_STRICT
-
-#: Backend -> where its allocator takes a function that it calls when an allocation has failed.
-_OOM_OBSERVER = {
-    "npu": ("torch_npu", "_npu_attach_out_of_memory_observer"),
-    "cuda": ("torch", "_cuda_attach_out_of_memory_observer"),
-}
 
 
 class Observer:
@@ -115,16 +109,13 @@ class Observer:
         except Exception as error:
             self.recorder.failed.add(call.hook.id)
             self.recorder.error(f"hook {call.hook.id}", error)
-            text = (
-                f"memprof: hook {call.hook.id} failed and is off: {type(error).__name__}: {error}"
-            )
-            self.logger.warning("%s", text)
+            why = f"{type(error).__name__}: {error}"
+            self.logger.warning("memprof: hook %s failed and is off: %s", call.hook.id, why)
 
     def bind_instance(self, instance: object | None) -> None:
         """Bind what the class really used overrides, and what appeared since."""
         self.binder.bind_pending()
-        if instance is not None:
-            self.binder.bind_overrides(instance)
+        self.binder.bind_overrides(instance)
 
     def bind_model(self, runner: object | None) -> None:
         """Bind what is hooked on the model, below whatever the runner has wrapped around it."""
@@ -135,10 +126,7 @@ class Observer:
 
     def is_bound(self, hook_id: str) -> bool:
         """Return True if any target of a row has its wrapper."""
-        return any(
-            binding.hook.id == hook_id and binding.state == BOUND
-            for binding in self.binder.bindings
-        )
+        return any(each.hook.id == hook_id and each.state == BOUND for each in self.binder.bindings)
 
     def release(self, moment: str) -> None:
         """Take off the rows that are only wanted until this moment."""
@@ -163,10 +151,10 @@ class Observer:
             for hook in self.hooks
             if hook.role in recorder.roles
         ]
-        for verdict in judged:
-            if self.reported.get(verdict.hook.id) != verdict.state:
-                self.reported[verdict.hook.id] = verdict.state
-                recorder.emit("hook", **verdict.to_event())
+        for each in judged:
+            if self.reported.get(each.hook.id) != each.state:
+                self.reported[each.hook.id] = each.state
+                recorder.emit("hook", **each.to_event())
         summary, failing = verdicts.summarise(judged)
         engine_follows = moment == MODEL_READY and "engine_core" in recorder.roles
         if moment in verdicts.REPORTED_AT and not engine_follows:
@@ -178,10 +166,12 @@ class Observer:
         """Attach to failed allocations; the allocator's callback reads counters only."""
         if self.recorder.notes.oom_observed:
             return
-        package, name = _OOM_OBSERVER.get(self.recorder.probe.backend_name or "", ("", ""))
-        attach = getattr(getattr(sys.modules.get(package), "_C", None), name, None)
-        if attach is not None:
-            attach(self._on_oom)
+        if (backend := self.recorder.probe.backend) is not None:
+            # where the allocator takes a function that it calls when an allocation has failed
+            torch = getattr(sys.modules.get(backend.package), "_C", None)
+            attach = getattr(torch, f"_{backend.name}_attach_out_of_memory_observer", None)
+            if attach is not None:
+                attach(self._on_oom)
         self.recorder.notes.oom_observed = True
         failure.watch_logs(self.recorder)
 
@@ -220,15 +210,9 @@ class _Observed:
         self._observer.run(hook.enter, self._call)
         return self._call
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._call.error = error
-        if error is not None:
-            failure.read(self._observer.recorder, error)
+        failure.read(self._observer.recorder, error)
         self._observer.run(self._call.hook.leave, self._call)
 
 
@@ -254,11 +238,9 @@ def roles_by_stack(engine: str) -> set[str]:
     Forked children learn theirs from later calls.
     """
     known = ENGINES[engine].roles
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in outwards(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
         for key in ((module, frame.f_code.co_name), (module, None)):
             if key in known:
                 return {known[key]}
-        frame = frame.f_back  # type: ignore[assignment]
     return set()

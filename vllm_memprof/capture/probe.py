@@ -24,8 +24,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.components import Counters
 from vllm_memprof.capture.neighbours import Neighbours
 from vllm_memprof.capture.segments import divide, pools_of
@@ -35,7 +36,7 @@ from vllm_memprof.record.schema import SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
 NOT_INITIALISED = "the device is not initialised in this process"
 #: A snapshot as JSON in which nothing is known. (Built by hand: dataclasses.asdict costs more than
 #: the reading.)
-_UNKNOWN = cast(SnapshotDict, dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS)))
+_UNKNOWN: SnapshotDict = dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS))
 CAPTURING = "a graph is being captured: counters only"
 #: Readings of one snapshot while the device's free memory moves under them.
 _MOST_READINGS = 3
@@ -56,64 +57,78 @@ class Backend:
         [int], Mapping[str, Any]
     ]  # nested: {"reserved_bytes": {"all": {"current": ...}}}
     mem_info: Callable[[int], tuple[int, int]]  # free, total
-    segments: Callable[[], list[Mapping[str, Any]]] | None  # None: no operator workspace
+    #: Of the allocator, with their blocks; None: it does not tell.
+    segments: Callable[[], list[Mapping[str, Any]]] | None
     device_name: Callable[[int], str | None]
-    has_counters: bool = False  # CANN's: by module, and the driver's by process
-    #: Of the allocator, with their blocks.
-    list_segments: Callable[[], list[Mapping[str, Any]]] | None = None
+    package: str = "torch"  # has the runtime as an attribute of its name, and ``_C``
+    #: CANN's: by module, and the driver's by process; its segments include operator workspace.
+    has_counters: bool = False
     #: Returns the C function under ``stats``, for one who calls it in every step of a device that
     #: is ready; None: ``stats`` is the only way.
     bare_stats: Callable[[], Callable[[int], Mapping[str, Any]]] | None = None
 
 
-def _npu() -> Any:
-    return sys.modules["torch_npu"]
+def _backend(name: str, package: str, **own: Any) -> Backend:
+    """Return a backend with what all of them have in common."""
+
+    def runtime() -> Any:
+        return runtime_of(name)
+
+    return Backend(
+        name=name,
+        package=package,
+        is_ready=lambda: runtime() is not None and bool(runtime().is_initialized()),
+        is_capturing=lambda: bool(runtime().is_current_stream_capturing()),
+        mem_info=lambda device: runtime().mem_get_info(device),
+        device_name=lambda device: str(runtime().get_device_name(device)),
+        **own,
+    )
+
+
+def _c_module(package: str) -> Any:
+    return sys.modules[package]._C
 
 
 def _cuda() -> Any:
     return sys.modules["torch"].cuda
 
 
-def _is_initialized(package: str, name: str) -> bool:
-    module = getattr(sys.modules.get(package), name, None)
-    return module is not None and bool(module.is_initialized())
-
-
 BACKENDS = {
-    "npu": Backend(
-        name="npu",
-        is_ready=lambda: _is_initialized("torch_npu", "npu"),
-        is_capturing=lambda: bool(_npu().npu.is_current_stream_capturing()),
-        current_device=lambda: int(_npu()._C._npu_getDevice()),
-        stats=lambda device: dict(_npu()._C._npu_memoryStats(device)),
-        bare_stats=lambda: _npu()._C._npu_memoryStats,
-        mem_info=lambda device: _npu().npu.mem_get_info(device),
-        segments=lambda: list(_npu()._C._npu_memorySnapshot()["segments"]),
-        list_segments=lambda: list(_npu()._C._npu_memorySnapshot()["segments"]),
-        device_name=lambda device: str(_npu().npu.get_device_name(device)),
+    "npu": _backend(
+        "npu",
+        "torch_npu",
+        current_device=lambda: int(_c_module("torch_npu")._npu_getDevice()),
+        stats=lambda device: dict(_c_module("torch_npu")._npu_memoryStats(device)),
+        bare_stats=lambda: _c_module("torch_npu")._npu_memoryStats,
+        segments=lambda: list(_c_module("torch_npu")._npu_memorySnapshot()["segments"]),
         has_counters=True,
     ),
-    "cuda": Backend(
-        name="cuda",
-        is_ready=lambda: _is_initialized("torch", "cuda"),
-        is_capturing=lambda: bool(_cuda().is_current_stream_capturing()),
+    "cuda": _backend(
+        "cuda",
+        "torch",
         current_device=lambda: int(_cuda().current_device()),
         stats=lambda device: dict(_cuda().memory_stats_as_nested_dict(device)),
-        bare_stats=lambda: sys.modules["torch"]._C._cuda_memoryStats,
-        mem_info=lambda device: _cuda().mem_get_info(device),
-        segments=None,
-        list_segments=lambda: list(_cuda().memory_snapshot()),
-        device_name=lambda device: str(_cuda().get_device_name(device)),
+        bare_stats=lambda: _c_module("torch")._cuda_memoryStats,
+        segments=lambda: list(_cuda().memory_snapshot()),
     ),
 }
+
+
+def runtime_of(name: str | None) -> Any:
+    """Return torch's module of a backend (``torch.npu``, ``torch.cuda``); None where there is none.
+
+    Args:
+        name: of the backend; None: of none.
+    """
+    package = sys.modules.get(BACKENDS[name].package) if name in BACKENDS else None
+    return getattr(package, name or "", None)
 
 
 def detect_backend() -> Backend | None:
     """Return the backend of this process by its imports; None where torch has only CPUs."""
     if "torch_npu" in sys.modules:
         return BACKENDS["npu"]
-    torch = sys.modules.get("torch")
-    if torch is not None and getattr(getattr(torch, "version", None), "cuda", None):
+    if reach(sys.modules.get("torch"), "version.cuda"):
         return BACKENDS["cuda"]
     return None
 
@@ -188,14 +203,11 @@ class Probe:
             free, total = backend.mem_info(device)
             figures = self._counters(backend, device)
             reserved, unmapped = figures["reserved_bytes"], self.unmapped_bytes
-            figures |= {
-                "device_free_bytes": int(free),
-                "device_total_bytes": int(total),
-                "unmapped_bytes": unmapped,
-            }
+            figures["device_free_bytes"], figures["device_total_bytes"] = int(free), int(total)
+            figures["unmapped_bytes"] = unmapped
             if self._unmapped_known and reserved is not None:
                 figures["non_torch_bytes"] = int(total) - int(free) - reserved + (unmapped or 0)
-                if workspace and backend.segments is not None:
+                if workspace and backend.segments is not None and backend.has_counters:
                     with suppress(Exception):  # a private interface: absent, it costs some figures
                         figures |= divide(backend.segments(), device, reserved)
             if owners and backend.has_counters:
@@ -215,11 +227,9 @@ class Probe:
             own, others, reason = self._neighbours.read(device)
             self._tell("processes", reason)
             total = None if others is None else sum(others.values())
-            figures |= {
-                "process_bytes": own,
-                "other_processes_bytes": total,
-                "other_processes": others,
-            }
+            figures["process_bytes"] = own
+            figures["other_processes_bytes"] = total
+            figures["other_processes"] = others
         return figures
 
     def _tell(self, what: str, reason: str | None) -> None:
@@ -237,7 +247,7 @@ class Probe:
         torch_npu's own observer reads the runtime's counters at the same place
         (``OptionsManager.cpp::oom_observer``).
         """
-        figures: SnapshotDict = {}
+        figures = SnapshotDict()
         if self.backend is not None and self.backend.is_ready():
             device = self._device(self.backend)
             figures = self._counters(self.backend, device)
@@ -248,10 +258,9 @@ class Probe:
     def pools(self, reserved: int | None, requested: int | None) -> list[dict[str, object]] | None:
         """Read the allocator's segments, which it keeps on the host, by pool and stream."""
         backend = self.backend
-        if backend is None or backend.list_segments is None or reserved is None:
+        if backend is None or backend.segments is None or reserved is None:
             return None
-        segments = backend.list_segments()
-        return pools_of(segments, self._device(backend), reserved, requested)
+        return pools_of(backend.segments(), self._device(backend), reserved, requested)
 
     def fold_peaks(self, device: int | None = None) -> None:
         """Keep the present peaks, because the engine is about to reset them."""
@@ -272,30 +281,18 @@ class Probe:
 
     def _counters(self, backend: Backend, device: int) -> SnapshotDict:
         stats = backend.stats(device)
-        allocated_peak = _stat(stats, "allocated_bytes", "peak")
-        reserved_peak = _stat(stats, "reserved_bytes", "peak")
-        return {
-            "allocated_bytes": _stat(stats, "allocated_bytes", "current"),
-            "allocated_peak_bytes": allocated_peak,
-            "allocated_run_peak_bytes": self._run_peak(device, "allocated", allocated_peak),
-            "reserved_bytes": _stat(stats, "reserved_bytes", "current"),
-            "reserved_peak_bytes": reserved_peak,
-            "reserved_run_peak_bytes": self._run_peak(device, "reserved", reserved_peak),
-            "alloc_retries": stats.get("num_alloc_retries"),
-            "ooms": stats.get("num_ooms"),
-        }
-
-    def _run_peak(self, device: int, kind: str, peak: int | None) -> int | None:
-        if peak is None:
-            return self._run_peaks.get((device, kind))
-        folded = max(self._run_peaks.get((device, kind), 0), peak)
-        self._run_peaks[device, kind] = folded
-        return folded
-
-
-def _stat(stats: Mapping[str, Any], name: str, statistic: str) -> int | None:
-    value = stats.get(name, {}).get("all", {}).get(statistic)
-    return None if value is None else int(value)
+        figures: SnapshotDict = {}
+        for kind in ("allocated", "reserved"):
+            known = stats.get(f"{kind}_bytes", {}).get("all", {})
+            peak, run_peak = known.get("peak"), self._run_peaks.get((device, kind))
+            if peak is not None:
+                run_peak = self._run_peaks[device, kind] = max(run_peak or 0, peak)
+            figures[f"{kind}_bytes"] = known.get("current")
+            figures[f"{kind}_peak_bytes"] = peak
+            figures[f"{kind}_run_peak_bytes"] = run_peak
+        figures["alloc_retries"] = stats.get("num_alloc_retries")
+        figures["ooms"] = stats.get("num_ooms")
+        return figures
 
 
 def host_rss_bytes() -> int | None:

@@ -48,12 +48,10 @@ def enter_executor(recorder: Recorder, call: Call) -> None:
         recorder.emit("error", where="ray", message=text)
         return
     config = call.subject.parallel_config
-    given = config.ray_runtime_env
-    staged = ray_package.stage()
-    call.token = (config, given, staged)
-    asked = dict(given or {})
-    modules = [*(asked.get("py_modules") or []), *ray_package.modules_of(staged)]
-    config.ray_runtime_env = {**asked, "py_modules": modules}
+    given, staged = config.ray_runtime_env or {}, ray_package.stage()
+    call.token = (config, config.ray_runtime_env, staged)
+    modules = [*(given.get("py_modules") or []), *ray_package.modules_of(staged)]
+    config.ray_runtime_env = {**given, "py_modules": modules}
 
 
 def leave_executor(recorder: Recorder, call: Call) -> None:
@@ -118,12 +116,11 @@ def _let_senders_finish(ray: Any, collector: Any) -> None:
 def node_answers(node: Mapping[str, Any] | None) -> bool:
     """Return whether a node of ``ray.nodes()`` takes connections; Ray itself needs many seconds to
     see that one does not."""
-    if node is None or not node["Alive"]:
-        return False
     with contextlib.suppress(OSError):
-        address = (node["NodeManagerAddress"], node["NodeManagerPort"])
-        socket.create_connection(address, _CONNECT_S).close()
-        return True
+        if node is not None and node["Alive"]:
+            address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+            socket.create_connection(address, _CONNECT_S).close()
+            return True
     return False
 
 
@@ -150,11 +147,9 @@ def is_of_host(name: str) -> bool:
 
 
 def _why(ray: Any, reference: Any) -> str:
-    with contextlib.suppress(Exception):
-        try:
-            ray.get(reference, timeout=0)
-        except Exception as error:
-            return redact_text(" ".join(f"{type(error).__name__}: {error}".split()))[
-                :_MESSAGE_LENGTH
-            ]
+    try:
+        ray.get(reference, timeout=0)
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return redact_text(text)[:_MESSAGE_LENGTH]
     return "its work ended"

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_memprof.capture.callsite import outwards
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import ENV_NODE_DIR, ENV_RUN_ID, EVENTS_DIR, RUN_FILE, SAMPLES_DIR
@@ -182,13 +183,11 @@ def _bind_actor(recorder: Recorder) -> None:
     Ray gives an actor a class with copies of all inherited methods (``_inject_tracing_into_class``
     in ray/util/tracing/tracing_helper.py): wrappers of the base class are not called.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame in outwards(sys._getframe(1)):
         subject = frame.f_locals.get("self")
         if hasattr(type(subject), "__ray_actor_class__"):
             recorder.hooks.bind_instance(subject)
             return
-        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _whole_lines(data: bytes) -> bytes:

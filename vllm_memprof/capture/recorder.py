@@ -44,14 +44,6 @@ class OpenPhase:
 
 
 @dataclass
-class LatePhase:
-    """A phase whose work is queued: its call returned before its non-torch bytes appeared."""
-
-    opened: OpenPhase
-    after: SnapshotDict  # when the call returned
-
-
-@dataclass
 class ProcessNotes:
     """Facts about this process that one hook leaves for another."""
 
@@ -123,7 +115,9 @@ class Recorder:
         self.calls: dict[str, int] = {}  # hook id -> calls seen in this process
         self.failed: set[str] = set()  # hooks that raised and are out of the way
         self.notes = ProcessNotes()
-        self.late: list[LatePhase] = []
+        #: Phases whose calls returned before their non-torch bytes appeared, with the snapshot
+        #: of the return: their work is queued.
+        self.late: list[tuple[OpenPhase, SnapshotDict]] = []
         self._id_lock = threading.Lock()
         self._stacks = threading.local()
         #: Phases under way, in all threads.
@@ -131,11 +125,9 @@ class Recorder:
         #: With --trace-allocations: by kind of memory.
         self.tracers: dict[str, Tracer] = {}
         #: None: this run is not sampled.
-        self.sampler = (
-            None
-            if self._every is None
-            else Sampler(self.run_dir, self.probe, self._every, self.writer)
-        )
+        self.sampler: Sampler | None = None
+        if self._every is not None:
+            self.sampler = Sampler(self.run_dir, self.probe, self._every, self.writer)
 
     def after_fork(self) -> None:
         """Become the child: nothing of the parent's record, roles or phases is its own."""
@@ -162,9 +154,7 @@ class Recorder:
     @property
     def stack(self) -> list[OpenPhase]:
         """Open phases of the calling thread, outermost first."""
-        if not hasattr(self._stacks, "phases"):
-            self._stacks.phases = []
-        phases: list[OpenPhase] = self._stacks.phases
+        phases: list[OpenPhase] = vars(self._stacks).setdefault("phases", [])
         return phases
 
     def is_open(self, phase: str) -> bool:
@@ -190,9 +180,8 @@ class Recorder:
         self.settle(force=True)
         parent = self.stack[-1].id if self.stack else None
         opened = OpenPhase(self._new_id(), phase, hook, parent, dict(detail or {}))
-        opened.before, reason = (
-            (self.probe.host_only(), unread) if unread else self.probe.snapshot(workspace)
-        )
+        host = self.probe.host_only
+        opened.before, reason = (host(), unread) if unread else self.probe.snapshot(workspace)
         self._emit_edge(opened, "before", opened.before, reason)
         self.stack.append(opened)
         self.under_way.add(opened.id)
@@ -217,8 +206,7 @@ class Recorder:
         """
         self.stack.remove(opened)
         self.under_way.discard(opened.id)
-        snapshot, _ = self.probe.snapshot(workspace=True)
-        self.late.append(LatePhase(opened, snapshot))
+        self.late.append((opened, self.probe.snapshot(workspace=True)[0]))
         self.settle()
 
     def settle(self, force: bool = False) -> None:
@@ -226,14 +214,15 @@ class Recorder:
         if not self.late:
             return
         seen = None if force else self.probe.snapshot(owners=False)[0]["non_torch_bytes"]
-        due = [late for late in self.late if force or seen != late.opened.before["non_torch_bytes"]]
+        due = [each for each in self.late if force or seen != each[0].before["non_torch_bytes"]]
         if due:
             now, reason = self.probe.snapshot(workspace=True)  # one reading for all that are due
             for late in due:
                 self.late.remove(late)
-                waited_ns = now["t_ns"] - late.after["t_ns"]
-                late.opened.detail["non_torch_read_after_seconds"] = waited_ns / 1e9
-                self._emit_edge(late.opened, "after", with_later(late.after, now), reason)
+                opened, after = late
+                waited_ns = now["t_ns"] - after["t_ns"]
+                opened.detail["non_torch_read_after_seconds"] = waited_ns / 1e9
+                self._emit_edge(opened, "after", with_later(after, now), reason)
                 now.pop("read_again", None)  # said once, by the first of them
 
     def mark(self, phase: str, hook: str, snapshot: SnapshotDict, detail: dict[str, object]) -> int:

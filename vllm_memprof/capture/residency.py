@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from vllm_memprof.capture.actions import finish
+from vllm_memprof.capture.actions import begin_phase, finish
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
@@ -82,10 +82,8 @@ def _hooked_name(call: Call) -> str:
 
 
 def _begin(recorder: Recorder, call: Call, detail: dict[str, object]) -> None:
-    phase = call.hook.phase
-    assert phase is not None
-    if recorder.probe.is_ready() and not recorder.is_open(phase):
-        call.token = recorder.begin(phase, call.hook.id, detail)
+    if recorder.probe.is_ready():
+        begin_phase(recorder, call, detail)
 
 
 def _end_update(recorder: Recorder, error: BaseException | None) -> None:

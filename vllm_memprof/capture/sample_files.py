@@ -9,14 +9,12 @@ level is still there, thinned, at the next. Nothing is buffered.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
+from vllm_memprof.capture.writer import EventWriter, LineFile, line_of
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import (
     FILES,
@@ -25,18 +23,8 @@ from vllm_memprof.record.schema import (
     REQUESTS_BYTES,
     SAMPLES_DIR,
 )
-from vllm_memprof.redact import may_hold_secret, redact_data
 
 Values = Sequence["int | None"]
-
-
-class Losses(Protocol):
-    """Keeps account of lines that could not be written; see ``capture.writer``."""
-
-    @property
-    def loses(self) -> bool: ...
-    def count_lost(self, error: OSError | None = None) -> None: ...
-    def written_again(self) -> None: ...
 
 
 class _Ring:
@@ -60,9 +48,7 @@ class _Ring:
         self._file_bytes = size // FILES
         self._on_drop = on_drop
         self._number = 0
-        self._fd: int | None = None
-        self._written = 0
-        self._torn = False  # half a line was written
+        self._file: LineFile | None = None
         self._kinds: list[dict[str, int]] = []  # lines by kind, of each file that is there
 
     def write(self, kind: str, line: bytes) -> None:
@@ -71,42 +57,33 @@ class _Ring:
         Raises:
             OSError: it cannot be written.
         """
-        if self._fd is None or self._written + len(line) > self._file_bytes:
-            self._next_file()
-        assert self._fd is not None
-        if self._torn:
-            line = b"\n" + line
-        while line:
-            written = os.write(self._fd, line)
-            self._written += written
-            line = line[written:]
-            self._torn = bool(line)  # what is left may be refused
+        file = self._file
+        if file is None or file.written + len(line) > self._file_bytes:
+            file = self._next_file()
+        file.append(line)
         kinds = self._kinds[-1]
         kinds[kind] = kinds.get(kind, 0) + 1
 
-    def _next_file(self) -> None:
+    def _next_file(self) -> LineFile:
         self.close()
         gone = None
         if len(self._kinds) == FILES:
             self._path(self._number - FILES).unlink(missing_ok=True)
             gone = self._kinds.pop(0)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._fd = os.open(self._path(self._number), flags, 0o600)
+        self._file = file = LineFile(self._path(self._number))
         self._number += 1
-        self._written = 0
-        self._torn = False
         self._kinds.append({})
         if gone is not None and self._on_drop is not None:
             self._on_drop(gone)
+        return self._file or file
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._name}-{number}.jsonl"
 
     def close(self) -> None:
-        if self._fd is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 #: A line on its way to the level above: since_ns, readings and steps that it stands for, lowest and
@@ -167,7 +144,7 @@ class SampleFiles:
         self,
         run_dir: Path,
         largest: Callable[[], Sequence[Mapping[str, object]]] = lambda: (),
-        losses: Losses | None = None,
+        losses: EventWriter | None = None,
     ) -> None:
         self._folder = run_dir / SAMPLES_DIR / f"{host_name()}-{os.getpid()}"
         self._largest = largest
@@ -216,7 +193,7 @@ class SampleFiles:
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write a stage or an edge of a request."""
         with self._lock:
-            self._write(self._requests, kind, _line(kind, fields))
+            self._write(self._requests, kind, line_of({"kind": kind, **fields}))
 
     def close(self) -> None:
         for ring in (*self._levels, self._requests):
@@ -244,13 +221,16 @@ class SampleFiles:
         if len(total.parts) < FOLD:
             return
         whole = since_ns, folded, steps, low, high = total.add_up()
-        members = [
-            f'"kind":"{kind}"', *_known(("t_ns", "since_ns", "folded", "step", "steps"),
-                                       (t_ns, since_ns, folded, step, steps)),
-            *_known(names, last), f'"low":{{{",".join(_known(names, low))}}}',
-            f'"high":{{{",".join(_known(names, high))}}}',
-        ]  # fmt: skip
-        if self._write(self._levels[level + 1], kind, f"{{{','.join(members)}}}\n".encode()):
+        row: dict[str, object] = {
+            "kind": kind,
+            "t_ns": t_ns,
+            "since_ns": since_ns,
+            "folded": folded,
+        }
+        row |= {} if step is None else {"step": step}
+        row |= {"steps": steps, **_known(names, last)}
+        row |= {"low": _known(names, low), "high": _known(names, high)}
+        if self._write(self._levels[level + 1], kind, line_of(row)):
             self._fold(kind, level + 1, t_ns, step, names, last, whole)
 
     def _write(self, ring: _Ring, kind: str, line: bytes) -> bool:
@@ -275,28 +255,16 @@ class SampleFiles:
 
     def _dropped(self, kinds: dict[str, int]) -> None:
         """Say what has gone, and write the largest again."""
-        kept = list(self._largest())
+        kept = self._largest()
         for kind, lines in kinds.items():
             if kind not in ("dropped", "again"):
                 self._gone[kind] = self._gone.get(kind, 0) + lines
-        self.event("dropped", {"t_ns": _latest(kept), "kinds": dict(self._gone)})
+        latest = max((t for each in kept if isinstance(t := each.get("t_ns"), int)), default=0)
+        self.event("dropped", {"t_ns": latest, "kinds": dict(self._gone)})
         for fields in kept:
-            line = _line("request_memory", {**fields, "again": True})
+            line = line_of({"kind": "request_memory", **fields, "again": True})
             self._write(self._requests, "again", line)
 
 
-def _known(names: tuple[str, ...], values: Values) -> list[str]:
-    """Return what is known as members of a JSON object."""
-    pairs = zip(names, values, strict=True)
-    return [f'"{name}":{value}' for name, value in pairs if value is not None]
-
-
-def _line(kind: str, fields: Mapping[str, object]) -> bytes:
-    line = json.dumps({"kind": kind, **fields}, separators=(",", ":"), default=str)
-    if may_hold_secret(line):  # an exception's message may quote an argument
-        line = json.dumps(redact_data(json.loads(line)), separators=(",", ":"))
-    return f"{line}\n".encode()
-
-
-def _latest(kept: Sequence[Mapping[str, object]]) -> int:
-    return max((t for fields in kept if isinstance(t := fields.get("t_ns"), int)), default=0)
+def _known(names: tuple[str, ...], values: Values) -> dict[str, object]:
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}

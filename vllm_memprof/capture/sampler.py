@@ -16,12 +16,15 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_memprof.capture import items as mm_items
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.probe import Backend, HostMemory, Probe
-from vllm_memprof.capture.sample_files import Losses, SampleFiles
+from vllm_memprof.capture.sample_files import SampleFiles
+from vllm_memprof.capture.writer import EventWriter
 from vllm_memprof.record.schema import (
     KV_SAMPLE_FIGURES,
     LARGEST,
@@ -36,8 +39,6 @@ STEP = "step"
 _ID_LENGTH = 80
 #: Maxima that are remembered while requests run: more of them is a record of a year.
 _MOST_MAXIMA = 4096
-#: Bytes and items of an encoder cache that there is not.
-_NOT_HELD = (None, None)
 #: What makes a request large.
 _RANKED_BY = ("allocated_peak_bytes", "left_allocated_bytes", "left_reserved_bytes")
 
@@ -47,6 +48,10 @@ class Every(NamedTuple):
 
     steps: int = 0
     ns: int = 0
+
+    def is_due(self, steps: int, sampled_ns: int) -> bool:
+        """Return whether so many steps, or the time since the last sample, are enough."""
+        return steps >= self.steps if self.steps else time.monotonic_ns() - sampled_ns >= self.ns
 
 
 def parse_every(text: str) -> Every:
@@ -72,17 +77,15 @@ class AllocatorCounters(NamedTuple):
     total: int  # handed out since the process began
 
 
-class _Peak(NamedTuple):
-    step: int
-    value: int
-    stage: str
+#: Counters that could not be read.
+_UNREAD: Any = AllocatorCounters(*[None] * 6)  # type: ignore[arg-type]
 
 
 class _Maxima:
     """The largest value since any step: a list of falling values, the newest at the end."""
 
     def __init__(self) -> None:
-        self._peaks: list[tuple[int, int, str]] = []  # as _Peak; in each step, so no class
+        self._peaks: list[tuple[int, int, str]] = []  # step, value, stage
 
     def add(self, step: int, value: int, stage: str) -> None:
         peaks = self._peaks
@@ -92,9 +95,9 @@ class _Maxima:
         if len(peaks) > _MOST_MAXIMA:
             del peaks[: _MOST_MAXIMA // 2]
 
-    def since(self, step: int) -> _Peak | None:
+    def since(self, step: int) -> tuple[int, int, str] | tuple[None, None, None]:
         at = bisect_left(self._peaks, step, key=lambda peak: peak[0])
-        return _Peak(*self._peaks[at]) if at < len(self._peaks) else None
+        return self._peaks[at] if at < len(self._peaks) else (None, None, None)
 
 
 @dataclass(slots=True)
@@ -114,9 +117,9 @@ class _Running:
 class _Stage:
     stage: str
     begin: AllocatorCounters | None
-    begin_ns: int
     requests: list[str]
     items: list[dict[str, object]]
+    opened_ns: int = field(default_factory=time.monotonic_ns)
 
 
 @dataclass
@@ -131,7 +134,7 @@ class Sampler:
     run_dir: Path
     probe: Probe
     every: Every
-    losses: Losses | None = None  # keeps account of lines that could not be written
+    losses: EventWriter | None = None  # keeps account of lines that could not be written
     on_request_end: list[Callable[[str], None]] = field(default_factory=list)
     on_core_request_end: list[Callable[[str], None]] = field(default_factory=list)
 
@@ -224,10 +227,8 @@ class Sampler:
         """Keep the largest that is known of the time since ``before``."""
         most = now.allocated
         if before is not None:
-            if now.allocated_peak > before.allocated_peak:
-                most = now.allocated_peak
-            elif before.allocated > most:
-                most = before.allocated
+            rose = now.allocated_peak > before.allocated_peak
+            most = now.allocated_peak if rose else max(most, before.allocated)
         self._peaks.add(self.step, most, stage)
 
     # --- steps of a worker
@@ -241,8 +242,7 @@ class Sampler:
             self._end_step()
         if self._cache is None:
             self._cache = _cache_of(runner)
-            config = getattr(runner, "model_config", None)
-            self.config = getattr(config, "hf_config", None)
+            self.config = reach(runner, "model_config.hf_config")
         new, finished = output.scheduled_new_reqs, output.finished_req_ids
         now = self._last
         if new or finished or now is None:
@@ -290,12 +290,7 @@ class Sampler:
         scheduled = output.num_scheduled_tokens
         if scheduled:
             self._together.add(self.step, len(scheduled), STEP)
-        every, due = self.every, bool(self._gone)
-        if not due:
-            due = self._since >= every.steps if every.steps else (
-                time.monotonic_ns() - self._sampled_ns >= every.ns
-            )  # fmt: skip
-        if not due:
+        if not self._gone and not self.every.is_due(self._since, self._sampled_ns):
             return
         before = self._last
         now = self.read()
@@ -305,7 +300,26 @@ class Sampler:
             self._remember(STEP, now, before)
         if self._gone:
             self._forget(now)
-        held = self._held(output)
+        cache, size = self._cache, None
+        if cache is not None:
+            size = self._cache_size
+            changed = output.scheduled_encoder_inputs or output.free_encoder_mm_hashes
+            if size is None or changed or len(cache) != size[1]:
+                size = self._cache_size = _bytes_of(list(cache.values())), len(cache)
+        # not all requests of a large step
+        new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
+        pairs: Iterable[tuple[str, int]]
+        pairs = zip(cached.req_ids, cached.num_computed_tokens, strict=False)
+        if new:
+            pairs = chain([(each.req_id, each.num_computed_tokens) for each in new], pairs)
+        parts: list[str] = []
+        for name, done in pairs:
+            running = self._requests.get(name)
+            if running is not None and name in scheduled:
+                tokens = scheduled[name]
+                parts.append(f"[{running.quoted},{tokens},{done + tokens}]")
+                if len(parts) == SAMPLED_REQUESTS:
+                    break
         self.files.sample(
             "sample",
             now.t_ns,
@@ -317,45 +331,15 @@ class Sampler:
                 len(scheduled),
                 now.allocated,
                 now.reserved,
-                *(_NOT_HELD if held is None else held),
+                *(size or (None, None)),
                 self._allocated_high,
                 self._reserved_high,
                 *self._run_peaks,
             ),
-            self._named(output, scheduled),
+            f',"requests":[{",".join(parts)}]' if parts else "",
         )
         self._since, self._sampled_ns = 0, now.t_ns
         self._allocated_high = self._reserved_high = None
-
-    def _named(self, output: Any, scheduled: Mapping[str, int]) -> str:
-        """Return the requests of a step as JSON; not all of a large one."""
-        new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
-        parts: list[str] = []
-        known = self._requests
-        if new:
-            for request in new[:SAMPLED_REQUESTS]:
-                name, running = request.req_id, known.get(request.req_id)
-                if running is not None and name in scheduled:
-                    tokens = scheduled[name]
-                    done = request.num_computed_tokens + tokens
-                    parts.append(f"[{running.quoted},{tokens},{done}]")
-        names = cached.req_ids[: SAMPLED_REQUESTS - len(parts)]
-        for name, done in zip(names, cached.num_computed_tokens, strict=False):
-            running = known.get(name)
-            if running is not None and name in scheduled:
-                tokens = scheduled[name]
-                parts.append(f"[{running.quoted},{tokens},{done + tokens}]")
-        return f',"requests":[{",".join(parts)}]' if parts else ""
-
-    def _held(self, output: Any) -> tuple[int, int] | None:
-        """Return bytes and items of the encoder cache; counted again where it changed."""
-        cache = self._cache
-        if cache is None:
-            return None
-        changed = output.scheduled_encoder_inputs or output.free_encoder_mm_hashes
-        if self._cache_size is None or changed or len(cache) != self._cache_size[1]:
-            self._cache_size = sum(_bytes_of(each) for each in list(cache.values())), len(cache)
-        return self._cache_size
 
     def _forget(self, now: AllocatorCounters) -> None:
         names, self._gone = self._gone, []
@@ -380,46 +364,40 @@ class Sampler:
         self._requests.clear()
 
     def _write_request(self, running: _Running, now: AllocatorCounters, finished: bool) -> None:
-        peak, most = self._peaks.since(running.step), self._together.since(running.step)
-        before = running.before
-        known = self._readings > running.readings
-        exact = before is not None and now.allocated_peak > before.allocated_peak
+        before = running.before or _UNREAD
+        _, most, _ = self._together.since(running.step)
+        step, peak, stage = self._peaks.since(running.step)
+        if self._readings == running.readings:
+            step = peak = stage = None
         fields: dict[str, object] = {
             "t_ns": now.t_ns,
             "id": running.id,
-            "begin_ns": None if before is None else before.t_ns,
+            "begin_ns": before.t_ns,
             "end_ns": now.t_ns,
             "first_step": running.step,
             "last_step": self.step,
             "sampled_steps": self._readings - running.readings,
-            "others": None if most is None else max(most.value - 1, 0),
-            "allocated_before_bytes": None if before is None else before.allocated,
-            "reserved_before_bytes": None if before is None else before.reserved,
-            "allocated_peak_bytes": peak.value if known and peak is not None else None,
-            "peak_exact": exact,
+            "others": None if most is None else max(most - 1, 0),
+            "allocated_before_bytes": before.allocated,
+            "reserved_before_bytes": before.reserved,
+            "allocated_peak_bytes": peak,
+            "peak_exact": before is not _UNREAD and now.allocated_peak > before.allocated_peak,
             "allocated_run_peak_bytes": self._run_peaks[0],
-            "peak_stage": peak.stage if known and peak is not None else None,
-            "peak_step": peak.step if known and peak is not None else None,
-            "left_allocated_bytes": None if before is None else now.allocated - before.allocated,
-            "left_reserved_bytes": None if before is None else now.reserved - before.reserved,
+            "peak_stage": stage,
+            "peak_step": step,
+            "left_allocated_bytes": _minus(now.allocated, before.allocated),
+            "left_reserved_bytes": _minus(now.reserved, before.reserved),
             "finished": finished,
             "prompt_tokens": running.prompt_tokens,
             "items": running.items,
         }
-        self._rank(fields)
-        self.files.event("request_memory", fields)
-
-    def _rank(self, fields: dict[str, object]) -> None:
         self._count += 1
         for name in _RANKED_BY:
             value = fields[name]
             if isinstance(value, int):
-                largest = self._largest.setdefault(name, [])
-                entry = (value, self._count, fields)
-                if len(largest) < LARGEST:
-                    heapq.heappush(largest, entry)
-                elif entry > largest[0]:
-                    heapq.heapreplace(largest, entry)
+                entries = [*self._largest.get(name, ()), (value, self._count, fields)]
+                self._largest[name] = heapq.nlargest(LARGEST, entries)
+        self.files.event("request_memory", fields)
 
     def _kept(self) -> list[dict[str, object]]:
         kept = {count: fields for each in self._largest.values() for _, count, fields in each}
@@ -446,60 +424,50 @@ class Sampler:
         requests, items = self._scheduled_items(inputs)
         if stage == "mm_merge":
             requests = [self._name(name) for name in self._output.num_scheduled_tokens]
-        t_ns = time.monotonic_ns() if now is None else now.t_ns
-        opened = _Stage(stage, now, t_ns, requests[:SAMPLED_REQUESTS], items)
+        opened = _Stage(stage, now, requests[:SAMPLED_REQUESTS], items)
         self._stages.append(opened)
         return opened
 
     def end_stage(self, opened: _Stage, error: BaseException | None) -> None:
         while self._stages and self._stages.pop() is not opened:
             pass
-        before = opened.begin
         now = self.read()
         if now is not None and self._requests:
-            self._remember(opened.stage, now, before)
-        self._write_stage(opened, before, now, error)
+            self._remember(opened.stage, now, opened.begin)
+        self._write_stage(opened, now, error)
 
     def stage_seen(self, stage: str, items: list[dict[str, object]]) -> None:
         """Write a stage that is a moment: what the encoder cache takes or gives up."""
         now = self.read()
-        t_ns = time.monotonic_ns() if now is None else now.t_ns
         requests = [str(name) for item in items if (name := item.get("request")) is not None]
-        self._write_stage(_Stage(stage, now, t_ns, requests, items), now, now, None)
+        self._write_stage(_Stage(stage, now, requests, items), now)
 
     def _write_stage(
-        self,
-        opened: _Stage,
-        before: AllocatorCounters | None,
-        now: AllocatorCounters | None,
-        error: BaseException | None,
+        self, opened: _Stage, now: AllocatorCounters | None, error: BaseException | None = None
     ) -> None:
-        rose = rose_reserved = False
-        if before is not None and now is not None:
-            rose = now.allocated_peak > before.allocated_peak
-            rose_reserved = now.reserved_peak > before.reserved_peak
+        before, after = opened.begin or _UNREAD, now or _UNREAD
+        peaks: dict[str, int | None] = {}
+        for kind in ("allocated_peak", "reserved_peak"):
+            high, old = getattr(after, kind), getattr(before, kind)
+            # one that rose in between is the stage's
+            peaks[f"{kind}_bytes"] = high if (_minus(high, old) or 0) > 0 else None
         cache = self._cache
         self.files.event(
             "stage",
             {
-                "t_ns": time.monotonic_ns() if now is None else now.t_ns,
+                "t_ns": after.t_ns or time.monotonic_ns(),
                 "stage": opened.stage,
-                "begin_ns": opened.begin_ns,
+                "begin_ns": before.t_ns or opened.opened_ns,
                 "step": self.step,
                 "requests": opened.requests,
                 "items": opened.items,
-                "allocated_before_bytes": None if before is None else before.allocated,
-                "allocated_bytes": None if now is None else now.allocated,
-                "reserved_before_bytes": None if before is None else before.reserved,
-                "reserved_bytes": None if now is None else now.reserved,
-                "allocated_total_bytes": (
-                    None if now is None or before is None else now.total - before.total
-                ),
-                "allocated_peak_bytes": now.allocated_peak if rose and now else None,
-                "reserved_peak_bytes": now.reserved_peak if rose_reserved and now else None,
-                "encoder_cache_bytes": (
-                    None if cache is None else sum(_bytes_of(each) for each in list(cache.values()))
-                ),
+                "allocated_before_bytes": before.allocated,
+                "allocated_bytes": after.allocated,
+                "reserved_before_bytes": before.reserved,
+                "reserved_bytes": after.reserved,
+                "allocated_total_bytes": _minus(after.total, before.total),
+                **peaks,
+                "encoder_cache_bytes": None if cache is None else _bytes_of(list(cache.values())),
                 "error": None if error is None else f"{type(error).__name__}: {error}",
             },
         )
@@ -508,32 +476,37 @@ class Sampler:
         self, inputs: Mapping[str, Sequence[int]] | None = None
     ) -> tuple[list[str], list[dict[str, object]]]:
         """Return the requests and the items that the encoder is to run in this step."""
-        names, found = [], []
-        scheduled = self._output.scheduled_encoder_inputs if inputs is None else inputs
-        for name, numbers in (scheduled or {}).items():
-            running = self._requests.get(name)
-            names.append(self._name(name))
-            for at in numbers:
-                item = running.items[at] if running and at < len(running.items) else {}
-                found.append({"request": names[-1], **item})
-        return names, found
+        found = self._output.scheduled_encoder_inputs if inputs is None else inputs
+        names = [self._name(name) for name in found or ()]
+        return names, [self._item(name, at) for name in found or () for at in found[name]]
 
     def _name(self, name: str) -> str:
         running = self._requests.get(name)
         return clean_id(name) if running is None else running.id
 
+    def _item(self, name: str, at: int) -> dict[str, object]:
+        """Return what is known of an item of a request."""
+        running = self._requests.get(name)
+        known = running.items[at] if running and at < len(running.items) else {}
+        return {"request": self._name(name), **known}
+
     def cache_inserted(self) -> None:
         """Write which items the runner keeps since the step began."""
         cache = self._cache
-        if cache is None or self._output is None or not self._output.scheduled_encoder_inputs:
+        if cache is None or self._output is None:
             return
-        hashes = self._hashes_scheduled(self._runner)
+        states = reach(self._runner, "requests") or {}
+        of_cache = reach(self._runner, "encoder_cache.mm_features") or {}
         items = []
-        for key, item in hashes:
-            if key in cache and key not in self._cached_items:
-                known = {**item, "bytes": _bytes_of(cache[key])}
-                self._cached_items[key] = known
-                items.append(known)
+        for name, inputs in (self._output.scheduled_encoder_inputs or {}).items():
+            state = states.get(name) if hasattr(states, "get") else None
+            features = getattr(state, "mm_features", None) or of_cache.get(name) or ()
+            for at in inputs:
+                key = getattr(features[at], "identifier", None) if at < len(features) else None
+                if key is not None and key in cache and key not in self._cached_items:
+                    known = {**self._item(name, at), "bytes": _bytes_of(cache[key])}
+                    self._cached_items[key] = known
+                    items.append(known)
         if items:
             self.stage_seen("mm_cache_insert", items)
 
@@ -554,12 +527,8 @@ class Sampler:
             self.stage_seen("mm_cache_evict", gone)
         if key not in cache or key in self._cached_items:
             return
-        item: dict[str, object] = {}
-        if place is not None:
-            running = self._requests.get(place[0])
-            known = running.items[place[1]] if running and place[1] < len(running.items) else {}
-            item = {"request": self._name(place[0]), **known}
-        self._cached_items[key] = item = {**item, "bytes": _bytes_of(cache[key])}
+        known = {} if place is None else self._item(*place)
+        self._cached_items[key] = item = {**known, "bytes": _bytes_of(cache[key])}
         self.stage_seen("mm_cache_insert", [item])
 
     def cache_evicts(self, output: Any) -> None:
@@ -574,23 +543,6 @@ class Sampler:
                 items.append(known or {"bytes": _bytes_of(cache[key])})
         if items:
             self.stage_seen("mm_cache_evict", items)
-
-    def _hashes_scheduled(self, runner: Any) -> list[tuple[str, dict[str, object]]]:
-        found = []
-        states = getattr(runner, "requests", None) or {}
-        by_request = getattr(getattr(runner, "encoder_cache", None), "mm_features", None) or {}
-        for name, inputs in (self._output.scheduled_encoder_inputs or {}).items():
-            state = states.get(name) if hasattr(states, "get") else None
-            features = getattr(state, "mm_features", None) or by_request.get(name) or ()
-            running = self._requests.get(name)
-            for at in inputs:
-                if at >= len(features):
-                    continue
-                item = running.items[at] if running and at < len(running.items) else {}
-                key = getattr(features[at], "identifier", None)
-                if key is not None:
-                    found.append((key, {"request": self._name(name), **item}))
-        return found
 
     def moment(self) -> dict[str, object] | None:
         """Return the step under way, for a failed allocation; reads nothing of the device."""
@@ -621,16 +573,14 @@ class Sampler:
     def core_stepped(self, scheduler: Any) -> None:
         self.core_step += 1
         self._core_since += 1
-        every, now_ns = self.every, time.monotonic_ns()
-        due = (
-            self._core_since >= every.steps
-            if every.steps
-            else now_ns - self._core_sampled_ns >= every.ns
-        )
-        if not due:
+        if not self.every.is_due(self._core_since, self._core_sampled_ns):
             return
-        pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
-        total = None if pool is None else pool.num_gpu_blocks - 1
+        now_ns = time.monotonic_ns()
+        pool = reach(scheduler, "kv_cache_manager.block_pool")
+        used = total = None
+        if pool is not None:
+            total = pool.num_gpu_blocks - 1
+            used = total - pool.get_num_free_blocks()
         self.files.sample(
             "kv_sample",
             now_ns,
@@ -639,7 +589,7 @@ class Sampler:
             KV_SAMPLE_FIGURES,
             (
                 *self._host.read(),
-                None if pool is None or total is None else total - pool.get_num_free_blocks(),
+                used,
                 total,
                 len(scheduler.running),
                 len(scheduler.waiting),
@@ -653,34 +603,30 @@ class Sampler:
             return
         self._known[name] = written = clean_id(name)
         items = mm_items.describe(getattr(request, "mm_features", None), config)
-        self.files.event(
-            "request",
-            {
-                "t_ns": time.monotonic_ns(),
-                "edge": "begin",
-                "id": written,
-                "prompt_tokens": getattr(request, "num_prompt_tokens", None),
-                "images": mm_items.images(items),
-                "items": items,
-            },
+        self._edge(
+            "begin",
+            written,
+            prompt_tokens=reach(request, "num_prompt_tokens"),
+            images=mm_items.images(items),
+            items=items,
         )
+
+    def _edge(self, edge: str, written: str, **fields: object) -> None:
+        moment = {"t_ns": time.monotonic_ns(), "edge": edge, "id": written}
+        self.files.event("request", {**moment, **fields})
 
     def request_ends(self, request: Any) -> None:
         written = self._known.pop(request.request_id, None)
         if written is None:
             return
-        self.files.event(
-            "request",
-            {
-                "t_ns": time.monotonic_ns(),
-                "edge": "end",
-                "id": written,
-                "output_tokens": getattr(request, "num_output_tokens", None),
-                "reason": getattr(getattr(request, "status", None), "name", None),
-            },
-        )
+        tokens, reason = reach(request, "num_output_tokens"), reach(request, "status.name")
+        self._edge("end", written, output_tokens=tokens, reason=reason)
         for call in self.on_core_request_end:
             call(written)
+
+
+def _minus(value: int | None, other: int | None) -> int | None:
+    return None if value is None or other is None else value - other
 
 
 def clean_id(name: str) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 from vllm_memprof.capture.snapshot import SnapshotDict
 
-_DEFAULT = (0, 0)  # the pool that is no graph's
+_SUMS = ("total_bytes", "allocated_bytes", "pending_bytes",
+         "free_bytes", "free_blocks", "largest_free_bytes")  # fmt: skip
 
 
 def divide(segments: Sequence[Mapping[str, Any]], device: int, reserved: int) -> SnapshotDict:
@@ -29,37 +30,30 @@ def divide(segments: Sequence[Mapping[str, Any]], device: int, reserved: int) ->
         ``graph_pool_bytes`` (segments of private pools). None each where the two allocators cannot
         be told apart, as under a pluggable allocator.
     """
-    own = [segment for segment in segments if segment["device"] == device]
-    listed = sum(int(segment["total_size"]) for segment in own)
-    unknown: SnapshotDict = {
-        "npu_workspace_bytes": None,
-        "npu_workspace_streams": None,
-        "graph_pool_bytes": None,
-    }
-    if listed < reserved:
-        return unknown
-    total, count = 0, 0
-    while total < reserved and count < len(own):
-        total += int(own[count]["total_size"])
-        count += 1
-    if total != reserved:  # the order is another one: the sum holds nevertheless
-        return {**unknown, "npu_workspace_bytes": listed - reserved}
+    listed = pools = 0
+    whole = not reserved  # the caching allocator's own add up to what it has reserved
     streams: dict[str, int] = {}
-    for segment in own[count:]:
-        if segment["total_size"]:
+    for segment in segments:
+        if segment["device"] != device:
+            continue
+        size = int(segment["total_size"])
+        if whole and size:
             stream = str(segment.get("stream", 0))
-            streams[stream] = streams.get(stream, 0) + int(segment["total_size"])
-    private = (
-        segment
-        for segment in own[:count]
-        if tuple(segment.get("segment_pool_id", _DEFAULT)) != _DEFAULT
-    )
-    pools = sum(int(segment["total_size"]) for segment in private)
+            streams[stream] = streams.get(stream, 0) + size
+        elif not whole and _is_private(segment):
+            pools += size
+        listed += size
+        whole = whole or listed == reserved
     return {
-        "npu_workspace_bytes": listed - reserved,
-        "npu_workspace_streams": streams,
-        "graph_pool_bytes": pools,
+        "npu_workspace_bytes": listed - reserved if listed >= reserved else None,
+        # else the order is another one: the sum holds nevertheless
+        "npu_workspace_streams": streams if whole else None,
+        "graph_pool_bytes": pools if whole else None,
     }
+
+
+def _is_private(segment: Mapping[str, Any]) -> bool:
+    return tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
 
 
 def pools_of(
@@ -78,16 +72,15 @@ def pools_of(
         cannot be told from others. Free blocks are those that no tensor and no stream holds;
         ``pending_bytes`` wait for a stream's work before they are free.
     """
-    own = [segment for segment in segments if segment["device"] == device]
     pools: dict[tuple[object, ...], dict[str, Any]] = {}
     total = 0
-    for segment in own:
-        if total == reserved:
-            break
+    for segment in segments:
+        if segment["device"] != device or total == reserved:
+            continue
         size = int(segment["total_size"])
         total += size
-        private = tuple(segment.get("segment_pool_id", _DEFAULT)) != _DEFAULT
-        small, stream = segment.get("segment_type") == "small", int(segment.get("stream", 0))
+        private, small = _is_private(segment), segment.get("segment_type") == "small"
+        stream = int(segment.get("stream", 0))
         pool = pools.setdefault(
             (private, small, stream),
             {
@@ -95,12 +88,7 @@ def pools_of(
                 "small": small,
                 "stream": str(stream),
                 "expandable": False,
-                "total_bytes": 0,
-                "allocated_bytes": 0,
-                "pending_bytes": 0,
-                "free_bytes": 0,
-                "free_blocks": 0,
-                "largest_free_bytes": 0,
+                **dict.fromkeys(_SUMS, 0),
                 "fitting_bytes": None if requested is None else 0,
             },
         )

@@ -13,34 +13,19 @@ import importlib.machinery
 import importlib.metadata
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_memprof.capture.hook import EXPECTED_ABSENT, REQUIRED, Hook
 from vllm_memprof.capture.hooks.table import rows_in_force
+from vllm_memprof.capture.verdicts import HookVerdict
 
 #: Backend -> distribution that shows it is installed.
 _BACKEND_PACKAGE = {"npu": "torch_npu", "cuda": "torch"}
 
 
-@dataclass(frozen=True)
-class StaticRow:
-    """One row against the installed sources.
-
-    ``state``: found | missing | absent_ok | stale | compiled.
-    """
-
-    hook: Hook
-    state: str
-    target: str
-
-    def to_json(self) -> dict[str, str | None]:
-        hook = self.hook
-        return {"hook": hook.id, "phase": hook.phase, "need": hook.need, "state": self.state,
-                "target": self.target}  # fmt: skip
-
-
-def check_installed(path: list[str] | None = None) -> tuple[dict[str, str | None], list[StaticRow]]:
+def check_installed(
+    path: list[str] | None = None,
+) -> tuple[dict[str, str | None], list[HookVerdict]]:
     """Check the rows that would be in force here.
 
     Args:
@@ -59,19 +44,15 @@ def check_installed(path: list[str] | None = None) -> tuple[dict[str, str | None
     return versions, [_check_row(hook, path) for hook in rows]
 
 
-def _check_row(hook: Hook, path: list[str] | None) -> StaticRow:
-    answers = [(target, _defined(target, path)) for target in hook.targets]
-    found = next((target for target, answer in answers if answer), None)
-    if found is not None:
-        return StaticRow(hook, "stale" if hook.need == EXPECTED_ABSENT else "found", found)
-    if hook.need == EXPECTED_ABSENT:
-        return StaticRow(hook, "absent_ok", hook.targets[0])
-    compiled = next((target for target, answer in answers if answer is None), None)
-    return (
-        StaticRow(hook, "compiled", compiled)
-        if compiled
-        else StaticRow(hook, "missing", hook.targets[0])
-    )
+def _check_row(hook: Hook, path: list[str] | None) -> HookVerdict:
+    answers = {target: _defined(target, path) for target in hook.targets}
+    absent = hook.need == EXPECTED_ABSENT
+    states = ("stale", "absent_ok", "absent_ok") if absent else ("found", "compiled", "missing")
+    for answer, state in zip((True, None), states, strict=False):
+        for target, given in answers.items():
+            if given is answer:
+                return HookVerdict(hook, state, hook.targets[0] if state == "absent_ok" else target)
+    return HookVerdict(hook, states[-1], hook.targets[0])
 
 
 def _defined(target: str, path: list[str] | None) -> bool | None:
@@ -85,17 +66,15 @@ def _defined(target: str, path: list[str] | None) -> bool | None:
     body: list[ast.stmt] = ast.parse(source.read_text(encoding="utf-8")).body
     *parents, name = attributes.split(".")
     for parent in parents:
-        node = next(
-            (node for node in body if isinstance(node, ast.ClassDef) and node.name == parent), None
-        )
-        if node is None:  # it may come from elsewhere: that source would have to be followed
+        classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+        if parent not in classes:  # it may come from elsewhere: that source would be followed
             elsewhere = any(
                 isinstance(node, ast.If)
                 or (isinstance(node, ast.ImportFrom) and _binds(node, parent))
                 for node in body
             )
             return None if elsewhere else False
-        body = node.body
+        body = classes[parent].body
     return any(_binds(node, name) for node in body)
 
 
@@ -111,16 +90,13 @@ def _binds(node: ast.stmt, name: str) -> bool:
 
 def _find_source(module_name: str, path: list[str] | None) -> Path | None:
     """The file of a module, found without importing its packages."""
-    search: list[str] | None = path
-    spec = None
-    for depth in range(1, module_name.count(".") + 2):
-        name = ".".join(module_name.split(".")[:depth])
-        spec = importlib.machinery.PathFinder.find_spec(name, search)
-        if spec is None:
-            return None
-        if spec.submodule_search_locations is None:
+    name, spec = "", None
+    for part in module_name.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.submodule_search_locations is None:
             break  # a compiled module makes its submodules itself
-        search = list(spec.submodule_search_locations)
+        path = list(spec.submodule_search_locations)
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
@@ -132,17 +108,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(argv)
     versions, rows = check_installed()
-    missing = [row for row in rows if row.hook.need == REQUIRED and row.state == "missing"]
+    required = [row for row in rows if row.hook.need == REQUIRED]
+    missing = sum(row.state == "missing" for row in required)
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "versions": versions,
-                    "rows": [row.to_json() for row in rows],
-                    "missing": len(missing),
-                }
-            )
-        )
+        found = [row.to_event() for row in rows]
+        print(json.dumps({"versions": versions, "rows": found, "missing": missing}))
         return 1 if missing else 0
     print(", ".join(f"{name} {version or '(not installed)'}" for name, version in versions.items()))
     if versions["vllm"] is None and versions["sglang"] is None:
@@ -150,10 +120,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     for row in rows:
         print(f"{row.state:10}  {row.hook.need:15}  {row.hook.id:24}  {row.target}")
-    required = [row for row in rows if row.hook.need == REQUIRED]
     compiled = sum(row.state == "compiled" for row in required)
     print(
-        f"{len(required) - len(missing) - compiled}/{len(required)} required hooks have their "
+        f"{len(required) - missing - compiled}/{len(required)} required hooks have their "
         f"place in the installed sources, {compiled} are in compiled modules and checked in a run"
     )
     return 1 if missing else 0

@@ -5,44 +5,25 @@ Worker processes.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any
 
 #: The runtime's counter that torch's own segments are part of (see components.py).
 APP = "APP"
 
 
-class Component(TypedDict):
-    """One counter of the runtime, in bytes."""
-
-    bytes: int
-    peak_bytes: int
-
-
-class SnapshotDict(TypedDict, total=False):
-    """Keys and units as in ``record.schema``; a dictionary, since it is written as it is."""
-
-    t_ns: int
-    device_total_bytes: int | None
-    device_free_bytes: int | None
-    allocated_bytes: int | None
-    allocated_peak_bytes: int | None
-    allocated_run_peak_bytes: int | None
-    reserved_bytes: int | None
-    reserved_peak_bytes: int | None
-    reserved_run_peak_bytes: int | None
-    npu_workspace_bytes: int | None
-    graph_pool_bytes: int | None
-    non_torch_bytes: int | None
-    unmapped_bytes: int | None
-    process_bytes: int | None
-    other_processes_bytes: int | None
-    host_rss_bytes: int | None
-    alloc_retries: int | None
-    ooms: int | None
-    components: dict[str, Component] | None
-    npu_workspace_streams: dict[str, int] | None
-    other_processes: dict[str, int] | None
-    read_again: int  # readings dropped because free memory moved under them; absent for none
+_OUTSIDE_TORCH = (
+    "non_torch_bytes",
+    "npu_workspace_bytes",
+    "npu_workspace_streams",
+    "other_processes_bytes",
+    "other_processes",
+    "components",
+)
+#: A reading as it is written: keys and units of ``record.schema``, and ``read_again``, the readings
+#: that were dropped because free memory moved under them (absent for none). Values are bytes or
+#: None; ``components`` has bytes and peak_bytes by counter of the runtime,
+#: ``npu_workspace_streams`` and ``other_processes`` bytes by stream and by process.
+SnapshotDict = dict[str, Any]
 
 
 def with_later(snapshot: SnapshotDict, later: SnapshotDict) -> SnapshotDict:
@@ -57,15 +38,10 @@ def with_later(snapshot: SnapshotDict, later: SnapshotDict) -> SnapshotDict:
     if total is None or reserved is None or non_torch is None or reserved_later is None:
         return snapshot
     since = reserved_later - reserved
-    moved: SnapshotDict = {
+    moved = {
         **snapshot,
-        "non_torch_bytes": non_torch,
-        "npu_workspace_bytes": later["npu_workspace_bytes"],
-        "npu_workspace_streams": later["npu_workspace_streams"],
-        "other_processes_bytes": later["other_processes_bytes"],
-        "other_processes": later["other_processes"],
+        **{name: later[name] for name in _OUTSIDE_TORCH},
         "device_free_bytes": total - reserved + (snapshot["unmapped_bytes"] or 0) - non_torch,
-        "components": later["components"],
     }
     if (process_bytes := later["process_bytes"]) is not None:
         moved["process_bytes"] = process_bytes - since

@@ -6,6 +6,7 @@ They are in the path of a token, so they read the allocator's counters at most.
 from __future__ import annotations
 
 from vllm_memprof.capture import device_thread
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
@@ -31,12 +32,9 @@ def leave_execute(recorder: Recorder, call: Call) -> None:
 
 
 def leave_sample(recorder: Recorder, call: Call) -> None:
-    if recorder.sampler is None:
-        return
-    if call.error is not None:
-        recorder.sampler.fail()
-    else:
-        recorder.sampler.end_step()
+    sampler = recorder.sampler
+    if sampler is not None:
+        sampler.end_step() if call.error is None else sampler.fail()
 
 
 def enter_encoder(recorder: Recorder, call: Call) -> None:
@@ -66,9 +64,8 @@ def leave_core_step(recorder: Recorder, call: Call) -> None:
 
 def enter_add_request(recorder: Recorder, call: Call) -> None:
     if recorder.sampler is not None:
-        config = getattr(getattr(call.subject, "vllm_config", None), "model_config", None)
-        request = call.argument("request")
-        recorder.sampler.request_begins(request, getattr(config, "hf_config", None))
+        config = reach(call.subject, "vllm_config.model_config.hf_config")
+        recorder.sampler.request_begins(call.argument("request"), config)
 
 
 def enter_free_request(recorder: Recorder, call: Call) -> None:

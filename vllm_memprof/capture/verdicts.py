@@ -17,7 +17,9 @@ class HookVerdict:
     """The state of one row at one moment."""
 
     hook: Hook
-    state: str  # pending | bound | missing | absent_ok | overwritten | never_called | error | stale
+    #: pending | bound | missing | absent_ok | overwritten | never_called | error | stale; against
+    #: the installed sources (selfcheck.py): found | missing | absent_ok | stale | compiled
+    state: str
     target: str
     detail: str | None = None
 

@@ -52,7 +52,6 @@ class _Loss:
     retry_t_ns: int
     reason: str
     events: int = 1
-    torn: bool = False  # half a line was written
 
 
 #: Bytes that are kept for what comes seldom and must not be missing: an OOM, a shutdown.
@@ -72,10 +71,9 @@ class EventWriter:
 
     def __init__(self, run_dir: Path) -> None:
         self._events_dir = run_dir / EVENTS_DIR
-        self._fd: int | None = None
+        self._file: LineFile | None = None
         self._room_at: int | None = None  # offset of the room in the first line
         self._loss: _Loss | None = None
-        self._written = 0
         self._dropped: dict[str, int] = {}
         self._lock = threading.RLock()
         #: Called after each event; of a process whose lines are sent elsewhere.
@@ -104,9 +102,7 @@ class EventWriter:
                 loss.events += 1
                 return
             try:
-                if self._fd is None:
-                    self._open(role)
-                self._write(event)
+                self._write(event, self._file or self._open(role))
             except OSError as error:
                 self._lose(error, now)
         if self.written is not None:
@@ -116,11 +112,10 @@ class EventWriter:
         """Forget the parent's file; the child opens its own at its first event."""
         self._lock = threading.RLock()
         self._loss, self._room_at = None, None
-        self._written, self._dropped = 0, {}
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        self._dropped = {}
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     @property
     def loses(self) -> bool:
@@ -147,59 +142,51 @@ class EventWriter:
             if loss is None:
                 return
             try:
-                if self._fd is None:
-                    self._open("unknown")
-                self._put(b"")
+                self._put(b"", self._file or self._open("unknown"))
             except OSError as error:
                 self._lose(error, now)
 
-    def _open(self, role: str) -> None:
+    def _open(self, role: str) -> LineFile:
         self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(self.path, flags, 0o600)
-        first = _line(_process_event(role)).rstrip(b"\n")
+        file = LineFile(self.path)
+        first = line_of(_process_event(role)).rstrip(b"\n")
         try:
-            _write_all(fd, first + b" " * _ROOM_BYTES + b"\n")
+            file.append(first + b" " * _ROOM_BYTES + b"\n")
         except OSError:
-            os.ftruncate(fd, 0)  # the first line is whole, or not there
-            os.close(fd)
+            os.ftruncate(file.fd, 0)  # the first line is whole, or not there
+            file.close()
             raise
-        self._fd, self._room_at = fd, len(first)
-        self._written = len(first) + _ROOM_BYTES + 1
+        self._file, self._room_at = file, len(first)
+        return file
 
-    def _write(self, event: Mapping[str, object]) -> None:
+    def _write(self, event: Mapping[str, object], file: LineFile) -> None:
         """Write an event, or count it where the file has no room for it."""
-        line, kind = _line(event), str(event["kind"])
+        line, kind = line_of(event), str(event["kind"])
         seldom = kind in ("dropped", "lost") or event.get("phase") in _SELDOM
         room = EVENTS_BYTES - (0 if seldom else _RESERVE_BYTES)
-        if self._written + len(line) <= room:
-            self._put(line)
+        if file.written + len(line) <= room:
+            self._put(line, file)
             return
         count = self._dropped[kind] = self._dropped.get(kind, 0) + 1
         if kind != "dropped" and count & (count - 1) == 0:
             kinds = dict(self._dropped)
-            self._write({"kind": "dropped", "t_ns": event.get("t_ns"), "kinds": kinds})
+            self._write({"kind": "dropped", "t_ns": event.get("t_ns"), "kinds": kinds}, file)
 
-    def _put(self, line: bytes) -> None:
+    def _put(self, line: bytes, file: LineFile) -> None:
         """Write a line; after a loss, behind an event that says what was lost."""
-        assert self._fd is not None
         loss = self._loss
         if loss is not None:
-            ended = _line(_lost_event(loss, time.monotonic_ns(), loss.events))
-            line = (b"\n" if loss.torn else b"") + ended + line
-        _write_all(self._fd, line)
-        self._written += len(line)
+            line = line_of(_lost_event(loss, time.monotonic_ns(), loss.events)) + line
+        file.append(line)
         self._loss = None
 
     def _lose(self, error: OSError, now: int) -> None:
-        torn = self._fd is not None and isinstance(error, _TornLineError)
         if self._loss is not None:
             self._loss.events += 1
-            self._loss.torn |= torn
             self._loss.retry_t_ns = now + _RETRY_NS
             return
         reason = (error.strerror or str(error))[:_MOST_REASON]
-        self._loss = _Loss(now, now + _RETRY_NS, reason, torn=torn)
+        self._loss = _Loss(now, now + _RETRY_NS, reason)
         self._note_in_room(self._loss)
         with contextlib.suppress(OSError, ValueError):
             print(
@@ -210,7 +197,7 @@ class EventWriter:
 
     def _note_in_room(self, loss: _Loss) -> None:
         """Write since when events are lost over spaces that the file has already."""
-        note = b"\n" + _line(_lost_event(loss, None, None)).rstrip(b"\n")
+        note = b"\n" + line_of(_lost_event(loss, None, None)).rstrip(b"\n")
         if self._room_at is None or len(note) > _ROOM_BYTES:
             return
         with contextlib.suppress(OSError):
@@ -221,22 +208,35 @@ class EventWriter:
                 os.close(fd)
 
 
-class _TornLineError(OSError):
-    """A part of a line was written, the rest was not."""
+class LineFile:
+    """A file that lines are appended to, one system call each.
+
+    Raises:
+        OSError: it cannot be opened; so does ``append``. The rest of a line of which a part was
+            written is lost, and the next one begins a line of its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.written = 0
+        self._torn = False
+
+    def append(self, line: bytes) -> None:
+        if self._torn:
+            line = b"\n" + line
+        while line:
+            count = os.write(self.fd, line)
+            self.written += count
+            line = line[count:]
+            self._torn = bool(line)  # what is left may be refused
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    written = os.write(fd, data)
-    if written == len(data):
-        return
-    try:
-        while written < len(data):
-            written += os.write(fd, data[written:])
-    except OSError as error:
-        raise _TornLineError(error.errno, error.strerror) from error
-
-
-def _line(event: Mapping[str, object]) -> bytes:
+def line_of(event: Mapping[str, object]) -> bytes:
+    """Return an event as a line of JSON, without secrets."""
     line = json.dumps(event, separators=(",", ":"), default=str)
     if may_hold_secret(line):  # an exception's message may quote an argument
         line = json.dumps(redact_data(json.loads(line)), separators=(",", ":"))
@@ -244,14 +244,9 @@ def _line(event: Mapping[str, object]) -> bytes:
 
 
 def _lost_event(loss: _Loss, until_t_ns: int | None, events: int | None) -> dict[str, object]:
-    return {
-        "kind": "lost",
-        "t_ns": loss.since_t_ns if until_t_ns is None else until_t_ns,
-        "since_t_ns": loss.since_t_ns,
-        "until_t_ns": until_t_ns,
-        "events": events,
-        "reason": loss.reason,
-    }
+    since = loss.since_t_ns
+    return {"kind": "lost", "t_ns": until_t_ns or since, "since_t_ns": since,
+            "until_t_ns": until_t_ns, "events": events, "reason": loss.reason}  # fmt: skip
 
 
 def _process_event(role: str) -> dict[str, object]:
@@ -274,15 +269,13 @@ def loaded_versions() -> dict[str, str]:
     """Return the versions of the engine's packages that this process has imported already."""
     versions: dict[str, str] = {}
     for package, module_name in _VERSIONED.items():
-        module = sys.modules.get(module_name)
-        if module is None:
-            continue
-        version = getattr(module, "__version__", None)
-        if not version:
-            import importlib.metadata
+        if (module := sys.modules.get(module_name)) is not None:
+            version = getattr(module, "__version__", None)
+            if not version:
+                import importlib.metadata
 
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                version = importlib.metadata.version(package)
-        if version:
-            versions[package] = str(version)
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    version = importlib.metadata.version(package)
+            if version:
+                versions[package] = str(version)
     return versions

@@ -270,7 +270,7 @@ def _spreads(report: Report, readings: list[LimitReading]) -> list[LimitReading]
     if unknown:
         return unknown
     unnamed = any(reading.rank is None for reading in readings)
-    if report.run.source == "log" and len(readings) > 1 and unnamed:
+    if len(readings) > 1 and unnamed:
         return [LimitReading(None, "", None, reason=text("the log does not name its ranks"))]
     groups: dict[tuple[object, ...], list[tuple[int, LimitReading]]] = {}
     for rank, reading in zip(report.ranks, readings, strict=True):

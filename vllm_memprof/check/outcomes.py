@@ -130,7 +130,7 @@ def check_report(report: Report, budget: BudgetFile, baseline: Report | None = N
     if budget.needs_baseline and baseline is None:
         raise ValueError("[regression] has limits and there is no baseline")
     notes: list[str] = []
-    if report.run.source == "log":
+    if any(rank.half_units for rank in report.ranks):
         notes.append(text("read from log text: every figure is known to its last printed digit"))
     if baseline is not None:
         notes += [

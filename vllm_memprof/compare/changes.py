@@ -51,13 +51,13 @@ def changes(a: Report, b: Report) -> list[Change]:
     for kind in left:
         for name in dict.fromkeys([*left[kind], *right[kind]]):
             change = Change(kind, name, left[kind].get(name), right[kind].get(name))
-            silent = [report for report, value in ((a, change.a), (b, change.b)) if value is None]
+            sides = ((left, change.a), (right, change.b))
+            silent = [given for given, value in sides if value is None]
             if change.a == change.b or (kind == "setting" and silent):
                 continue
-            if any(
-                report.run.source == "log"
-                and not (kind == "argument" and _given(report)["argument"])
-                for report in silent
+            if any(  # of a log
+                "command" not in given["engine"] and not (kind == "argument" and given["argument"])
+                for given in silent
             ):
                 continue
             found.append(change)

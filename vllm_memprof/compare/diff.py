@@ -316,7 +316,7 @@ def _run_notes(run: str, report: Report, least: RankReport | None) -> list[Text]
                 read=read,
             )
         )
-    if report.run.source == "log":
+    if any(rank.half_units for rank in report.ranks):
         notes.append(
             text("{run} is read from a log: its figures count to their last printed digit", run=run)
         )

@@ -256,11 +256,14 @@ def _to_run(start: EngineStart, name: str, number: int, count: int) -> Run:
     processes = [_worker_process(start, worker, name) for worker in workers]
     if engine == SGLANG.name:
         _complete_sglang(start, workers, processes)
+    known = [each.identity for each in processes]
+    places = [(who.dp_rank or 0, who.rank is None, who.rank or 0) for who in known]
     return Run(
         name=info.id,
         info=info,
         processes=[
-            *processes,
+            # by replica and rank, not by their lines
+            *(processes[at] for at in sorted(range(len(places)), key=places.__getitem__)),
             *(_core_process(dp, plan, config, name) for dp, plan in start.kv_plans.items()),
         ],
         source="log",

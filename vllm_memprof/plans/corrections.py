@@ -11,7 +11,7 @@ torch as one figure, the difference is carried over as one, per process and devi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vllm_memprof.accounting.equations import form_of
@@ -110,12 +110,8 @@ def figures_of(
     else:
         parts = ["device_total_bytes", "initial_free_bytes"]
         total, free = (figures.get(part) for part in parts)
-        add(
-            "context",
-            (None if total is None or free is None else int(total) - int(free)),
-            text("device total less free at the start"),
-            parts,
-        )
+        size = None if total is None or free is None else int(total) - int(free)
+        add("context", size, text("device total less free at the start"), parts)
     held = held_quantities(rank, simulated)
     cleared = ["profile_end_non_torch_bytes", "profile_after_non_torch_bytes"]
     source = text("non-torch before less after the last empty_cache of the profile run")
@@ -190,27 +186,88 @@ def correct(
         from_kv_cache: correct also by what the request leaves beside weights and KV cache. With
             published runs that made as many plans worse as better (docs/accuracy.md).
     """
-    draft = _Draft(profile)
-    rows = _counted_rows(hardware, simulated, draft)
-    done = {row.owner for row in rows}
+    draft = _Draft(profile, hardware, simulated)
+    draft.counters()
+    done = {row.owner for row in draft.rows}
     if CONTEXT not in done:
-        rows.append(_context(hardware, simulated, draft))
+        draft.context()
     if KERNELS not in done:
-        rows.append(_as_one(hardware, simulated, draft, rows, from_kv_cache))
+        draft.as_one(from_kv_cache)
     if WORKSPACE not in done:
-        rows.append(_workspace(hardware, simulated, draft))
+        draft.cleared()
     if GRAPH not in done:
-        rows.append(_graph(hardware, simulated, draft))
-    return Corrected(rows, draft.calibration(rows))
+        draft.graphs()
+    return Corrected(draft.rows, draft.calibration())
+
+
+_Pair = tuple["ReportedFigure | None", "ReportedFigure | None"]
 
 
 class _Draft:
-    """The constants of a profile while they are corrected."""
+    """The constants of a profile while they are corrected, and a row for each owner."""
 
-    def __init__(self, profile: DeviceProfile) -> None:
-        self.profile = profile
+    def __init__(
+        self, profile: DeviceProfile, hardware: ComparedRank, simulated: ComparedRank
+    ) -> None:
+        self.hardware, self.simulated = hardware, simulated
         self.values = {key: int(value) for key, value in vars(profile.memory).items()}
         self.rules = {rule.pattern: rule.base_bytes for rule in profile.workspace}
+        self.rows: list[ProfileCorrection] = []
+
+    def told(self, name: str) -> _Pair:
+        """Return a figure as both sides tell it."""
+        return self.hardware.told.get(name), self.simulated.told.get(name)
+
+    def row(
+        self,
+        owner: str,
+        pair: _Pair,
+        applied: int = 0,
+        constants: Iterable[Constant] = (),
+        scales_with: Text | None = None,
+        reason: Text | None = None,
+    ) -> None:
+        """Add the row of an owner."""
+        held, modelled = pair
+        changed = [each for each in constants if each.before != each.after]
+        self.rows.append(
+            ProfileCorrection(
+                owner=owner,
+                hardware_bytes=None if held is None else held.bytes,
+                half_unit_bytes=0 if held is None else held.half_unit_bytes,
+                hardware_how=None if held is None else held.how,
+                source=None if held is None else held.source,
+                simulated_bytes=None if modelled is None else modelled.bytes,
+                applied_bytes=applied,
+                constants=changed,
+                scales_with=scales_with if changed else None,
+                reason=reason,
+            )
+        )
+
+    def difference(
+        self, owner: str, pair: _Pair, why: Text | None = None, taken: int = 0
+    ) -> tuple[int, ReportedFigure, ReportedFigure] | None:
+        """Return hardware less simulated less ``taken``, with both.
+
+        None where it is not corrected, with a row that says why: ``why``, where both sides tell it
+        and differ.
+        """
+        held, modelled = pair
+        if held is None:
+            why = text("the hardware run does not tell it")
+        elif modelled is None:
+            why = why or text("the plan of the hardware's command does not tell it")
+        else:
+            size = held.bytes - modelled.bytes - taken
+            if size == 0:
+                why = text("equal")
+            elif abs(size) <= held.half_unit_bytes:
+                why = text("within the last printed digit of the log")
+            elif why is None:
+                return size, held, modelled
+        self.row(owner, pair, reason=why)
+        return None
 
     def move(self, key: str, size: int) -> tuple[Constant, int]:
         """Change a constant by ``size``, not below 0; return it and what could not be taken."""
@@ -219,270 +276,168 @@ class _Draft:
         self.values[key] = after
         return Constant(key, before, after), size - (after - before)
 
-    def rule(self, pattern: str, after: int) -> Constant:
-        """Set the workspace of the operators that a pattern stands for."""
-        before = self.rules.get(pattern, 0)
-        self.rules[pattern] = after
-        return Constant(pattern, before, after)
+    def scale_graphs(self, factor: float) -> list[Constant]:
+        """Change what the runtime holds of captured graphs: its three constants by one factor."""
+        sizes = {key: self.values[key] for key in _GRAPH_CONSTANTS}
+        return [self.move(key, round(size * factor) - size)[0] for key, size in sizes.items()]
 
-    def calibration(self, rows: Iterable[ProfileCorrection]) -> Calibration:
+    def calibration(self) -> Calibration:
         """Return the changed constants with what changed them."""
         result = Calibration()
-        for row in rows:
+        for row in self.rows:
             for each in row.constants:
                 said = f"corrected from {each.before:_} by {row.owner} of hardware ({row.source})"
-                setting = Setting(each.key, each.after, said)
                 place = result.workspace if row.owner == WORKSPACE else result.settings
-                place.append(setting)
+                place.append(Setting(each.key, each.after, said))
         limit = self.values["context_bytes"]
         if self.values["context_runtime_bytes"] > limit:  # it is a part of the context
             result.settings.append(Setting("context_runtime_bytes", limit, "at most the context"))
         return result
 
+    def context(self) -> None:
+        """Correct what a process holds before it does anything."""
+        held, modelled = self.told("context")
+        pair = held, modelled or ReportedFigure(self.values["context_bytes"])
+        why = None
+        if held is not None and not 0 <= held.bytes <= CONTEXT_CEILING_BYTES:
+            why = text("more than a context: other processes were on the device")
+        found = self.difference(CONTEXT, pair, why)
+        if found is None:
+            return
+        size, held, _ = found
+        constant, left = self.move("context_bytes", size)
+        note = None
+        if held.how != MEASURED or held.half_unit_bytes:
+            note = text("another process on the device at the start would be in it")
+        self.row(CONTEXT, pair, size - left, [constant], _PER_PROCESS, note)
 
-def _row(
-    owner: str,
-    hardware: ReportedFigure | None,
-    simulated: ReportedFigure | None,
-    applied: int = 0,
-    constants: Iterable[Constant] = (),
-    scales_with: Text | None = None,
-    reason: Text | None = None,
-) -> ProfileCorrection:
-    changed = [each for each in constants if each.before != each.after]
-    return ProfileCorrection(
-        owner=owner,
-        hardware_bytes=None if hardware is None else hardware.bytes,
-        half_unit_bytes=0 if hardware is None else hardware.half_unit_bytes,
-        hardware_how=None if hardware is None else hardware.how,
-        source=None if hardware is None else hardware.source,
-        simulated_bytes=None if simulated is None else simulated.bytes,
-        applied_bytes=applied,
-        constants=changed,
-        scales_with=scales_with if changed else None,
-        reason=reason,
-    )
+    def as_one(self, from_kv_cache: bool) -> None:
+        """Correct all that was added outside torch, as one figure.
 
-
-def _silent(
-    owner: str, hardware: ReportedFigure | None, simulated: ReportedFigure | None
-) -> ProfileCorrection:
-    """Return the row of an owner that one of the sides does not tell."""
-    if hardware is None:
-        reason = text("the hardware run does not tell it")
-    else:
-        reason = text("the plan of the hardware's command does not tell it")
-    return _row(owner, hardware, simulated, reason=reason)
-
-
-def _within_rounding(hardware: ReportedFigure, difference: int) -> Text | None:
-    if abs(difference) > hardware.half_unit_bytes:
-        return None
-    if difference == 0:
-        return text("equal")
-    return text("within the last printed digit of the log")
-
-
-def _context(hardware: ComparedRank, simulated: ComparedRank, draft: _Draft) -> ProfileCorrection:
-    """Correct what a process holds before it does anything."""
-    held = hardware.told.get("context")
-    modelled = ReportedFigure(draft.values["context_bytes"], source="context_bytes")
-    modelled = simulated.told.get("context", modelled)
-    if held is None:
-        return _silent(CONTEXT, None, modelled)
-    difference = held.bytes - modelled.bytes
-    reason = _within_rounding(held, difference)
-    if reason is None and not 0 <= held.bytes <= CONTEXT_CEILING_BYTES:
-        reason = text("more than a context: other processes were on the device")
-    if reason is not None:
-        return _row(CONTEXT, held, modelled, reason=reason)
-    constant, left = draft.move("context_bytes", difference)
-    note = text("another process on the device at the start would be in it")
-    return _row(
-        CONTEXT, held, modelled, difference - left, [constant], _PER_PROCESS,
-        None if held.how == MEASURED and not held.half_unit_bytes else note,
-    )  # fmt: skip
-
-
-def _as_one(
-    hardware: ComparedRank,
-    simulated: ComparedRank,
-    draft: _Draft,
-    others: Iterable[ProfileCorrection],
-    from_kv_cache: bool,
-) -> ProfileCorrection:
-    """Correct all that was added outside torch, as one figure.
-
-    More than simulated is added per process and device, at its first operator. Less is taken there,
-    then from communicators; never below nothing.
-    """
-    both = [each for each in _AS_ONE if each.name in hardware.told]
-    measure = next((each for each in both if each.name in simulated.told), None)
-    reason: Text | None
-    if measure is None:
-        first = hardware.told[both[0].name] if both else None
-        return _silent(NON_TORCH, first, None)
-    held, modelled = hardware.told[measure.name], simulated.told[measure.name]
-    with_context = measure.of_equation and holds_context(hardware.equation)
-    unlike = hardware.equation != simulated.equation
-    if measure.of_equation and unlike:
-        reason = text(
-            "the releases have different equations, {hardware} and {simulated}",
-            hardware=hardware.equation,
-            simulated=simulated.equation,
+        More than simulated is added per process and device, at its first operator. Less is taken
+        there, then from communicators; never below nothing.
+        """
+        told = [each for each in _AS_ONE if each.name in self.hardware.told]
+        measure = next((each for each in told if each.name in self.simulated.told), None)
+        if measure is None:
+            self.difference(NON_TORCH, (self.hardware.told[told[0].name] if told else None, None))
+            return
+        pair, equation = self.told(measure.name), self.hardware.equation
+        if measure.of_equation and equation != self.simulated.equation:
+            reason = text(
+                "the releases have different equations, {hardware} and {simulated}",
+                hardware=equation,
+                simulated=self.simulated.equation,
+            )
+            self.row(NON_TORCH, pair, reason=reason)
+            return
+        with_context = measure.of_equation and holds_context(equation)
+        in_context = sum(row.applied_bytes for row in self.rows if row.owner == CONTEXT)
+        why = None
+        if measure.name == "rest" and not from_kv_cache:
+            why = text(
+                "shown, not corrected: torch's peak is in it, and no figure says how much; a log "
+                "with the non-torch increase corrects"
+            )
+        found = self.difference(NON_TORCH, pair, why, in_context if with_context else 0)
+        if found is None:
+            return
+        size, opened = found[0], self.simulated.communicators
+        kernels, left = self.move("kernels_bytes", size)
+        constants, scales = [kernels], _PER_PROCESS
+        if left and opened:
+            base, rest = self.move("hccl_base_bytes", left // opened)
+            constants.append(base)
+            left = rest * opened + left % opened
+            changed = kernels.before != kernels.after
+            scales = join(", ", [_PER_PROCESS, _PER_COMMUNICATOR]) if changed else _PER_COMMUNICATOR
+        notes = [measure.assumes] if measure.assumes is not None else []
+        notes.append(
+            text("not told apart: kernels and what the runtime loads, communicators, ATB's pool")
         )
-        return _row(NON_TORCH, held, modelled, reason=reason)
-    in_context = sum(row.applied_bytes for row in others if row.owner == CONTEXT)
-    difference = held.bytes - modelled.bytes - (in_context if with_context else 0)
-    reason = _within_rounding(held, difference)
-    if reason is None and measure.name == "rest" and not from_kv_cache:
-        reason = text(
-            "shown, not corrected: torch's peak is in it, and no figure says how much; a log with "
-            "the non-torch increase corrects"
+        if with_context and not in_context:
+            notes.append(text("the context is in it"))
+        if left:
+            notes.append(text("{size:mib} MiB less than the profile can give up", size=-left))
+        self.row(NON_TORCH, pair, size - left, constants, scales, join("; ", notes))
+
+    def cleared(self) -> None:
+        """Correct the workspace that the last empty_cache of the profile run gave back."""
+        pair = self.told("cleared")
+        simulated = 0 if pair[1] is None else pair[1].bytes
+        near = (key for key, size in self.rules.items() if abs(size - simulated) <= _PAGES)
+        pattern, why = next(near, ""), None
+        if pair[1] is not None and simulated <= 0:
+            why = text("the plan gives none back there: not known whose it is")
+        elif pair[1] is not None and not pattern:
+            why = text("no single operator has this workspace: not known whose it is")
+        found = self.difference(WORKSPACE, pair, why)
+        if found is None:
+            return
+        before = self.rules[pattern]
+        constant = Constant(pattern, before, max(0, before + found[0]))
+        note = text("taken as of {operator} alone", operator=pattern)
+        applied = constant.after - before
+        self.row(WORKSPACE, pair, applied, [constant], text("operator stream"), note)
+
+    def graphs(self) -> None:
+        """Correct what the runtime holds of captured graphs."""
+        pair, runtime, why = self.told("graph"), self.simulated.told.get("graph_runtime"), None
+        hardware, simulated = self.hardware, self.simulated
+        if pair[1] is None:
+            why = text("the plan stops before graphs are captured: --until ready compares them")
+        elif hardware.minor is None or hardware.minor != simulated.minor:
+            why = text(
+                "another release captures other graphs: {hardware} and {simulated}",
+                hardware=hardware.release or text("not known"),
+                simulated=simulated.release or text("not known"),
+            )
+        elif runtime is None or runtime.bytes <= 0:
+            why = text("the simulated graphs hold nothing in the runtime")
+        found = self.difference(GRAPH, pair, why)
+        if found is None or runtime is None:
+            return
+        size = max(found[0], -runtime.bytes)
+        constants = self.scale_graphs(1 + size / runtime.bytes)
+        note = text("torch's part of the graphs is taken to be as simulated")
+        self.row(GRAPH, pair, size, constants, text("captured graphs and their tasks"), note)
+
+    def counters(self) -> None:
+        """Correct owner by owner, where the runtime's counters were read on both sides."""
+        held, modelled = self.hardware.counted, self.simulated.counted
+        if held is None or modelled is None:
+            return
+        told, ours = (
+            {setting.key: _of_setting(setting) for setting in side.settings}
+            for side in (held, modelled)
         )
-    if reason is not None:
-        return _row(NON_TORCH, held, modelled, reason=reason)
-    kernels, left = draft.move("kernels_bytes", difference)
-    constants = [kernels]
-    scales: Text = _PER_PROCESS
-    if left and simulated.communicators:
-        each = left // simulated.communicators
-        base, rest = draft.move("hccl_base_bytes", each)
-        constants.append(base)
-        left = rest * simulated.communicators + left % simulated.communicators
-        changed = kernels.before != kernels.after
-        scales = join(", ", [_PER_PROCESS, _PER_COMMUNICATOR]) if changed else _PER_COMMUNICATOR
-    notes = [measure.assumes] if measure.assumes is not None else []
-    notes.append(
-        text("not told apart: kernels and what the runtime loads, communicators, ATB's pool")
-    )
-    if with_context and not in_context:
-        notes.append(text("the context is in it"))
-    if left:
-        notes.append(text("{size:mib} MiB less than the profile can give up", size=-left))
-    return _row(
-        NON_TORCH, held, modelled, difference - left, constants, scales, join("; ", notes)
-    )  # fmt: skip
+        if "kernels_bytes" not in told:  # no counters by module
+            return
+        for key, (owner, scales) in _COUNTED.items():
+            if key not in told and key not in ours:
+                continue
+            pair = told.get(key), ours.get(key)
+            found = self.difference(owner, pair)
+            if found is None:
+                continue
+            size, left, right = found
+            if owner == GRAPH:  # both sides tell a graph's three parts as one
+                constants = self.scale_graphs(left.bytes / right.bytes if right.bytes else 0.0)
+            else:
+                constant, missing = self.move(key, size)
+                constants, size = [constant], size - missing
+            self.row(owner, pair, size, constants, scales)
+        rules = {setting.key: _of_setting(setting) for setting in modelled.workspace}
+        for setting in held.workspace:
+            pair = _of_setting(setting), rules.get(setting.key)
+            found = self.difference(WORKSPACE, pair)
+            if found is not None:
+                before = found[2].bytes
+                constant = Constant(setting.key, before, max(0, before + found[0]))
+                applied = constant.after - before
+                self.row(WORKSPACE, pair, applied, [constant], text("operator stream"))
 
 
-def _workspace(hardware: ComparedRank, simulated: ComparedRank, draft: _Draft) -> ProfileCorrection:
-    """Correct the workspace that the last empty_cache of the profile run gave back."""
-    held, modelled = hardware.told.get("cleared"), simulated.told.get("cleared")
-    if held is None or modelled is None:
-        return _silent(WORKSPACE, held, modelled)
-    difference = held.bytes - modelled.bytes
-    reason = _within_rounding(held, difference)
-    pattern = next(
-        (key for key, size in draft.rules.items() if abs(size - modelled.bytes) <= _PAGES), None
-    )
-    if reason is None and modelled.bytes <= 0:
-        reason = text("the plan gives none back there: not known whose it is")
-    elif reason is None and pattern is None:
-        reason = text("no single operator has this workspace: not known whose it is")
-    if reason is not None or pattern is None:
-        return _row(WORKSPACE, held, modelled, reason=reason)
-    constant = draft.rule(pattern, max(0, draft.rules[pattern] + difference))
-    return _row(
-        WORKSPACE, held, modelled, constant.after - constant.before, [constant],
-        text("operator stream"), text("taken as of {operator} alone", operator=pattern),
-    )  # fmt: skip
-
-
-def _graph(hardware: ComparedRank, simulated: ComparedRank, draft: _Draft) -> ProfileCorrection:
-    """Correct what the runtime holds of captured graphs: its three constants by one factor."""
-    held, modelled = hardware.told.get("graph"), simulated.told.get("graph")
-    if held is None or modelled is None:
-        row = _silent(GRAPH, held, modelled)
-        if held is not None:
-            hint = text("the plan stops before graphs are captured: --until ready compares them")
-            row = replace(row, reason=hint)
-        return row
-    difference = held.bytes - modelled.bytes
-    reason = _within_rounding(held, difference)
-    if reason is None and (hardware.minor is None or hardware.minor != simulated.minor):
-        reason = text(
-            "another release captures other graphs: {hardware} and {simulated}",
-            hardware=hardware.release or text("not known"),
-            simulated=simulated.release or text("not known"),
-        )
-    runtime = simulated.told.get("graph_runtime")
-    if reason is None and (runtime is None or runtime.bytes <= 0):
-        reason = text("the simulated graphs hold nothing in the runtime")
-    if reason is not None or runtime is None:
-        return _row(GRAPH, held, modelled, reason=reason)
-    factor = max(0.0, 1 + difference / runtime.bytes)
-    constants = [
-        draft.move(key, round(draft.values[key] * factor) - draft.values[key])[0]
-        for key in _GRAPH_CONSTANTS
-    ]
-    return _row(
-        GRAPH, held, modelled, max(difference, -runtime.bytes), constants,
-        text("captured graphs and their tasks"),
-        text("torch's part of the graphs is taken to be as simulated"),
-    )  # fmt: skip
-
-
-def _counted_rows(
-    hardware: ComparedRank, simulated: ComparedRank, draft: _Draft
-) -> list[ProfileCorrection]:
-    """Return corrections owner by owner, where the runtime's counters were read on both sides."""
-    if hardware.counted is None or simulated.counted is None:
-        return []
-    told = {setting.key: setting for setting in hardware.counted.settings}
-    if "kernels_bytes" not in told:  # no counters by module
-        return []
-    modelled = {setting.key: setting for setting in simulated.counted.settings}
-    rows = []
-    for key, (owner, scales) in _COUNTED.items():
-        held, ours = told.get(key), modelled.get(key)
-        if held is None and ours is None:
-            continue
-        left, right = _of_setting(held), _of_setting(ours)
-        if left is None or right is None:
-            rows.append(_silent(owner, left, right))
-            continue
-        size = left.bytes - right.bytes
-        if size == 0:
-            rows.append(_row(owner, left, right, reason=text("equal")))
-            continue
-        constants, applied = [], 0
-        if owner == GRAPH:
-            # both sides tell a graph's three parts as one: all go up or down together
-            factor = left.bytes / right.bytes if right.bytes else 0.0
-            for name in _GRAPH_CONSTANTS:
-                before = draft.values[name]
-                constants.append(draft.move(name, round(before * factor) - before)[0])
-            applied = size
-        else:
-            constant, missing = draft.move(key, size)
-            constants, applied = [constant], size - missing
-        rows.append(_row(owner, left, right, applied, constants, scales))
-    return rows + _counted_workspace(hardware.counted, simulated.counted, draft)
-
-
-def _counted_workspace(
-    hardware: Calibration, simulated: Calibration, draft: _Draft
-) -> list[ProfileCorrection]:
-    ours = {setting.key: setting for setting in simulated.workspace}
-    rows = []
-    for setting in hardware.workspace:
-        left, right = _of_setting(setting), _of_setting(ours.get(setting.key))
-        if left is None or right is None:
-            rows.append(_silent(WORKSPACE, left, right))
-        elif left.bytes == right.bytes:
-            rows.append(_row(WORKSPACE, left, right, reason=text("equal")))
-        else:
-            before = right.bytes
-            draft.rules[setting.key] = before
-            constant = draft.rule(setting.key, max(0, before + left.bytes - right.bytes))
-            scale = text("operator stream")
-            applied = constant.after - before
-            rows.append(_row(WORKSPACE, left, right, applied, [constant], scale))
-    return rows
-
-
-def _of_setting(setting: Setting | None) -> ReportedFigure | None:
-    if setting is None:
-        return None
+def _of_setting(setting: Setting) -> ReportedFigure:
     how = next((each for each in (MEASURED, DERIVED) if setting.source.startswith(each)), DERIVED)
     return ReportedFigure(setting.value, 0, how, f"{setting.key}: {setting.source}")

@@ -120,10 +120,9 @@ def hardware_of(
                 own=profile.device.total_bytes,
             )
         )
-    counted = None if run.source == "log" else _counted(report)
     return Hardware(
         name, report, rank, None if arguments is None else list(arguments),
-        None if env is None else dict(env), counted, notes,
+        None if env is None else dict(env), counted_of(report), notes,
     )  # fmt: skip
 
 
@@ -132,16 +131,12 @@ def _usable(rank: RankReport) -> list[str]:
     return [name for name in _USABLE if name in told]
 
 
-def _counted(report: Report) -> Calibration | None:
+def counted_of(report: Report) -> Calibration | None:
+    """Return what the runtime's counters of a run tell; None: it has no readings of them."""
     try:
         return calibrate(facts_of(best_rank(report), report.run.env))
     except RunRecordError:
         return None
-
-
-def counted_of(report: Report) -> Calibration | None:
-    """Return what the runtime's counters of a run tell; None: it has no readings of them."""
-    return _counted(report)
 
 
 def _require_type(name: str, report: Report, profile: DeviceProfile) -> None:

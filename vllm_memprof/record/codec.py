@@ -209,7 +209,8 @@ def bare(hint: Any) -> tuple[Any, Allowed | None]:
 
 
 def _checked(kinds: set[type], wanted: str, data: Any) -> Any:
-    if type(data) not in kinds or (type(data) is float and not math.isfinite(data)):
+    kind = str if isinstance(data, str) else type(data)
+    if kind not in kinds or (kind is float and not math.isfinite(data)):
         text = repr(data)
         shown = text if len(text) <= 60 else f"{text[:57]}..."
         raise ValueError(f"{wanted} is wanted, not {shown}")

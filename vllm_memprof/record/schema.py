@@ -401,11 +401,11 @@ class Snapshot:
     host_rss_bytes: int | None = None  # resident set of this process
     alloc_retries: int | None = None  # num_alloc_retries (a count)
     ooms: int | None = None  # num_ooms (a count)
-    #: aclrtGetMemUsageInfo, this process: runtime module -> {"bytes", "peak_bytes"}.
-    components: dict[str, dict[str, int]] | None = None
+    components: dict[str, dict[str, int]] | None = (
+        None  # aclrtGetMemUsageInfo, this process: module -> {"bytes", "peak_bytes"}
+    )
     npu_workspace_streams: dict[str, int] | None = None  # stream, as a number -> bytes
-    #: Process, by its number on the host -> bytes, of which other_processes_bytes is the sum.
-    other_processes: dict[str, int] | None = None
+    other_processes: dict[str, int] | None = None  # what other_processes_bytes is the sum of
 
 
 #: Keys of a snapshot event that hold an object, a figure per name; and those that hold a figure,

@@ -15,59 +15,18 @@ from __future__ import annotations
 
 import re
 
-from vllm_memprof.sim.weights import ModelConfig, list_weights, text_config
+from vllm_memprof.sim.weights import (
+    ARCHITECTURES,
+    QUANTIZED,
+    ModelConfig,
+    list_weights,
+    text_config,
+)
 
 FILE_NAME = "quant_model_description.json"
-_ATTENTION = r"self_attn\.[qkvo]_proj"
-_MLP = r"mlp\.(gate|up|down)_proj"
-_EXPERTS = r"mlp\.(experts\.\d+|shared_experts?)\.(gate|up|down)_proj"
-
-_DENSE = {_ATTENTION: "W8A8", _MLP: "W8A8"}
-_MOE = {_ATTENTION: "W8A8", _MLP: "W8A8_DYNAMIC", _EXPERTS: "W8A8_DYNAMIC"}
-_LATENT = {
-    r"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)": "W8A8",
-    _MLP: "W8A8_DYNAMIC",
-    _EXPERTS: "W8A8_DYNAMIC",
-}
-
-#: All activations per token; of the delta net the input projections, as vllm-ascend's own example
-#: of Qwen3-Next quantizes them (docs/source/developer_guide/Design_Documents/quantization.md).
-_HYBRID = {
-    r"linear_attn\.in_proj_(qkvz|qkv|z)": "W8A8_DYNAMIC",
-    _ATTENTION: "W8A8_DYNAMIC",
-    _MLP: "W8A8_DYNAMIC",
-    _EXPERTS: "W8A8_DYNAMIC",
-}
-
 #: model_type -> weights of a layer of the text model -> type; the others are FLOAT.
 RULES: dict[str, dict[str, str]] = {
-    "llama": _DENSE,
-    "qwen2": _DENSE,
-    "qwen3": _DENSE,
-    "qwen2_5_vl": _DENSE,
-    "qwen3_vl": _DENSE,
-    "glm4": _DENSE,
-    "qwen3_moe": _MOE,
-    "qwen3_vl_moe": _MOE,
-    "glm4_moe": _MOE,
-    "deepseek_v3": _LATENT,
-    "kimi_k2": _LATENT,
-    # as DeepSeek-V3; of the indexer nothing
-    "glm_moe_dsa": _LATENT,
-    # W8A8_DYNAMIC throughout, with MTP; which modules stay was chosen by the loaded bytes that were
-    # published (27.17 GiB, TP2 EP16)
-    "deepseek_v4": {
-        r"attn\.(wq_a|wq_b|wkv)": "W8A8_DYNAMIC",
-        r"attn\.indexer\.wq_b": "W8A8_DYNAMIC",
-        r"ffn\.(experts\.\d+|shared_experts)\.w[123]": "W8A8_DYNAMIC",
-    },
-    "qwen3_5": _HYBRID,
-    "qwen3_5_moe": _HYBRID,
-    "minimax_m2": {
-        _ATTENTION: "W8A8_DYNAMIC",
-        r"block_sparse_moe\.experts\.\d+\.w[123]": "W8A8_DYNAMIC",
-    },
-    "qwen3_next": _HYBRID,
+    kind: QUANTIZED[row["quantized"]] for kind, row in ARCHITECTURES.items() if "quantized" in row
 }
 #: A weight of the text model's layers; DeepSeek-V4's layer for drafts is quantized as well.
 _LAYER = re.compile(

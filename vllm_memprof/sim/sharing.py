@@ -77,8 +77,7 @@ def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
-    text = base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
-    return f"sha256={text}"
+    return f"sha256={base64.urlsafe_b64encode(digest.digest()).decode().rstrip('=')}"
 
 
 def _link(source: Path, target: Path) -> None:

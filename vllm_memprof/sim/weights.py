@@ -30,6 +30,8 @@ _TABLE = tomllib.loads(
 )
 #: By ``model_type`` of config.json; the file explains its keys.
 ARCHITECTURES: dict[str, dict[str, Any]] = _TABLE["types"]
+#: Ways to quantize a model type, by the name that its row has: weights of a layer -> type.
+QUANTIZED: dict[str, dict[str, str]] = _TABLE["quantized"]
 _LINE = re.compile(r"(@?)([^:\s]+)(?:: (.+?))?(?: if (not )?(\w+))?")
 
 

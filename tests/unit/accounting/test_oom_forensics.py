@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.forensics import divide_free
 from vllm_memprof.accounting.model import Oom, Remedy, TermRow
+from vllm_memprof.accounting.oom import divide_free
 from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.record.failures import Failure, Pool, StepItem, StepRequest
 from vllm_memprof.record.loader import ProcessRecord

@@ -10,6 +10,7 @@ from tests.support.series import MIB
 from tests.support.served import engine_core, leaking, sample, worker
 from tests.unit.accounting.builders import gib, process, run_of
 from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.model import OwnerGrowth
 from vllm_memprof.accounting.serving_growth import (
     ALLOCATED,
     CACHED,
@@ -17,7 +18,6 @@ from vllm_memprof.accounting.serving_growth import (
     HOST,
     KV_BLOCKS,
     NON_TORCH,
-    OwnerGrowth,
     device_growth,
     host_growth,
     with_room,

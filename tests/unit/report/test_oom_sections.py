@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.runs import reports_of
-from vllm_memprof.accounting.forensics import FreeBlocks, Remedy
-from vllm_memprof.accounting.model import Oom, Report
+from vllm_memprof.accounting.model import FreeBlocks, Oom, Remedy, Report
 from vllm_memprof.document import Section
 from vllm_memprof.record.failures import StepItem, StepRequest
 from vllm_memprof.report.sections.oom import oom_sections

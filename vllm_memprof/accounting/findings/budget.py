@@ -211,8 +211,7 @@ def rank_skew(context: Context) -> Iterator[Found]:
     peers: dict[tuple[int | None, int | None], list[tuple[int, RankReport]]] = {}
     for rank in context.ranks:
         granted = rank.budget.engine_kv_cache_bytes
-        unnamed = context.run.source == "log" and rank.rank is None  # it may print a rank twice
-        if granted is not None and not unnamed:
+        if granted is not None and rank.rank is not None:  # a log may print an unnamed one twice
             peers.setdefault((rank.dp_rank, rank.pp_rank), []).append((granted, rank))
     for group in peers.values():
         low, least = min(group, key=lambda pair: pair[0])

@@ -11,8 +11,7 @@ from statistics import median
 
 from vllm_memprof.accounting.findings.needs import HOOKS
 from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, finding, known
-from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.accounting.reclaim import Cycle
+from vllm_memprof.accounting.model import Cycle, RankReport
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import MIB
 

@@ -19,7 +19,7 @@ from vllm_memprof.accounting.findings.registry import (
     finding,
     known,
 )
-from vllm_memprof.accounting.reclaim import ENGINE, EmptyCacheCall
+from vllm_memprof.accounting.model import ENGINE, EmptyCacheCall
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import MIB
 

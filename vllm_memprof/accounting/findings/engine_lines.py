@@ -185,7 +185,7 @@ def gb_is_gib(context: RankContext) -> Iterator[Found]:
     """
     rank = context.rank
     size = rank.figures.get("weights_bytes")
-    if context.run.source != "log" or context.run.info.engine != "vllm-ascend" or size is None:
+    if context.run.info.engine != "vllm-ascend" or size is None:
         return
     if rank.half_units.get("weights_bytes", GIB) > GIB // 10_000:
         return  # other lines print two digits, and GiB

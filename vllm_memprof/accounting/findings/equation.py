@@ -40,7 +40,7 @@ def equation_unbalanced(context: RankContext) -> Iterator[Found]:
         Of a log, check that all lines are of one run, and which release printed them.
     """
     budget = context.rank.budget
-    if context.run.source == "log":
+    if budget.tried:
         yield from _of_a_log(budget)
         return
     if budget.balanced is not False:

@@ -158,9 +158,9 @@ def budget_halved(context: RankContext) -> Iterator[Found]:
         of KV cache, and a byte of another process takes half a byte of it.
     """
     granted = context.rank.budget.engine_kv_cache_bytes
-    halved = context.rank.figures.get("halved") or (
-        context.run.source == "log" and divisor_of(context.rank.budget.equation) != 1
-    )
+    halved = context.rank.figures.get("halved")
+    if halved is None:
+        halved = divisor_of(context.rank.budget.equation) != 1
     if halved and granted is not None and granted > 0:
         evidence = text("KV cache {size:gib} GiB, halved for workspace", size=granted)
         left = context.rank.budget.implied_term(divisor_of(context.rank.budget.equation))

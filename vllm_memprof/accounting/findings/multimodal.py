@@ -14,7 +14,7 @@ from vllm_memprof.accounting.findings.registry import (
     finding,
     known,
 )
-from vllm_memprof.accounting.requests import MmProfile
+from vllm_memprof.accounting.model import MmProfile
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import minus
 

@@ -23,7 +23,7 @@ from vllm_memprof.accounting.findings.registry import (
     known,
 )
 from vllm_memprof.accounting.model import Oom, RankReport
-from vllm_memprof.accounting.oom_phases import HELD, kv_cache_state
+from vllm_memprof.accounting.oom import HELD, kv_cache_state
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus
 

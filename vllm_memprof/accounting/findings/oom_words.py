@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.forensics import STAGE_TITLES, Remedy
-from vllm_memprof.accounting.model import Oom, RankReport
+from vllm_memprof.accounting.model import Oom, RankReport, Remedy
+from vllm_memprof.accounting.oom import STAGE_TITLES
 from vllm_memprof.record.failures import PROFILE
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import GIB, format_gib

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vllm_memprof.accounting.allocation_sites import traced
 from vllm_memprof.accounting.findings.needs import GROWTH_JUDGED
 from vllm_memprof.accounting.findings.registry import WARNING, Context, Found, finding_of_run
 from vllm_memprof.accounting.model import HostGrowth, OwnerGrowth
@@ -20,6 +19,7 @@ from vllm_memprof.accounting.serving_growth import (
     host_growth,
     owner_title,
     process_title,
+    traced,
 )
 from vllm_memprof.accounting.trend import GROWING
 from vllm_memprof.text import Text, join, text

@@ -9,9 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from vllm_memprof.accounting.hosts import COLLECTIVES, FIRST, WALL, Deployment, HostRow
-from vllm_memprof.accounting.hosts import UNKNOWN as UNKNOWN_CLOCK
-from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.model import (
+    COLLECTIVES,
+    FIRST,
+    WALL,
+    Deployment,
+    HostRow,
+    RankReport,
+    Report,
+)
+from vllm_memprof.accounting.model import UNKNOWN as UNKNOWN_CLOCK
 from vllm_memprof.accounting.skew import OwnerSkew, skew_by_owner
 from vllm_memprof.document import BAD, MUTED, PLAIN, Head, Row, Section
 from vllm_memprof.record.deployment import Gap

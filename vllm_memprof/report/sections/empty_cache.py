@@ -6,8 +6,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from vllm_memprof.accounting.counters import APP
-from vllm_memprof.accounting.model import EmptyCacheCall, RankReport, ReclaimSummary, Report
-from vllm_memprof.accounting.reclaim import MEMPROF
+from vllm_memprof.accounting.model import (
+    MEMPROF,
+    EmptyCacheCall,
+    RankReport,
+    ReclaimSummary,
+    Report,
+)
 from vllm_memprof.document import MUTED, PLAIN, Head, Row, Section
 from vllm_memprof.tables import (
     GIB,

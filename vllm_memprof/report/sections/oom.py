@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vllm_memprof.accounting.findings.oom_words import gib_of, merge_not_profiled
-from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, STAGE_TITLES
-from vllm_memprof.accounting.model import ESTIMATED, MODELLED, Oom, RankReport, Remedy, Report
+from vllm_memprof.accounting.model import (
+    AT_LEAST,
+    AT_MOST,
+    ESTIMATED,
+    MODELLED,
+    Oom,
+    RankReport,
+    Remedy,
+    Report,
+)
+from vllm_memprof.accounting.oom import STAGE_TITLES
 from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Head, Row, Section
 from vllm_memprof.record.failures import PROFILE, StepRequest
 from vllm_memprof.tables import COUNT, GIB3, GIB4, SIZES, Column, Size, alike, modelled, table

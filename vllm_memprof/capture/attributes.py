@@ -1,0 +1,12 @@
+"""Attributes of the engine's objects, which differ between releases: read where they are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def reach(subject: Any, path: str) -> Any:
+    """Return what lies at a path of attributes, e.g. ``model_config.hf_config``; None: nothing."""
+    for name in path.split("."):
+        subject = getattr(subject, name, None)
+    return subject
