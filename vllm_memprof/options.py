@@ -65,7 +65,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Size:
+class DeviceFactor:
     """An option whose value is a factor of the number of devices, 1 where it is not given."""
 
     names: tuple[str, ...]
@@ -186,7 +186,7 @@ def read_options(tokens: Iterable[str], table: Iterable[Option]) -> dict[str, Va
     return found
 
 
-def devices_of(tokens: Sequence[str], sizes: Iterable[Size]) -> int:
+def devices_of(tokens: Sequence[str], sizes: Iterable[DeviceFactor]) -> int:
     """Return the number of devices that arguments ask for: the product of an engine's sizes.
 
     Raises:

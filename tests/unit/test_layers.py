@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "compare": {"accounting", "record", "engines"},
     "check": {"accounting", "compare", "record"},
     "accuracy": set(),
-    "holders": {"capture", "record", "sim", "launch"},
+    "holders": {"capture", "engines", "record", "sim", "launch"},
     "report": {"accounting", "accuracy", "compare", "check", "holders", "plans", "record"},
     "sim": set(),
     "launch": {"record", "sim", "engines"},
@@ -102,11 +102,10 @@ ONLY = {
     # the table and the types of its rows: never hooks, actions or drivers
     **{
         (layer, "engines"): {"", "base"}
-        for layer in ("capture", "compare", "launch", "logs", "plans")
+        for layer in ("capture", "holders", "compare", "launch", "logs", "plans")
     },
     ("accounting", "engines"): {"", "base", "equation"},
-    # the set-up and the ranks of SGLang's logs are no table
-    ("logs", "engines"): {"", "base", "line_format", "sglang"},
+    ("logs", "engines"): {"", "base", "line_format"},
     ("holders", "capture"): {"driver_list"},
     ("holders", "launch"): {"doctor", "folder"},
     ("report", "holders"): {"rows"},

@@ -81,7 +81,8 @@ def audit(
         equation gives with memprof's readings alone.
     """
     own = readings.own
-    request = _request(equation, own[equation.base], engine, asked_utilization)
+    base = own.get(equation.base, Reading(None))
+    request = _request(equation, base, engine, asked_utilization)
     terms = {term.name: _of_term(term, own, engine) for term in equation.terms}
     rows: list[tuple[str, float | int | None, Reading]] = [
         ("requested", engine.get("requested_bytes"), request)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from vllm_memprof.accounting.counters import HCCL, counter
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.spans import Span, ancestors
+from vllm_memprof.units import minus
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,7 @@ def communicators_of(rank: RankReport) -> list[CommunicatorUse]:
 
 
 def _seen(span: Span) -> int | None:
-    if span.before is None or span.after is None:
-        return None
-    before, after = counter(span.before, HCCL), counter(span.after, HCCL)
-    if before is None or after is None:
-        before, after = span.before.non_torch_bytes, span.after.non_torch_bytes
-    return None if before is None or after is None else after - before
+    edges = [(edge.snapshot, counter(edge.snapshot, HCCL)) for edge in span.edges]
+    counted = all(size is not None for _, size in edges)
+    sizes = [size if counted else snapshot.non_torch_bytes for snapshot, size in edges]
+    return minus(sizes[1], sizes[0]) if len(sizes) == 2 else None

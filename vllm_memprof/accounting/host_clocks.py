@@ -79,7 +79,19 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
         while near:
             known_host = near.pop(0)
             for host in hosts:
-                bounds = [] if host in found else list(_bounds(passages, known_host, host))
+                bounds = [
+                    _Bound(
+                        least=max(right.enters) - min(left.exits),
+                        most=min(right.exits) - max(left.enters),
+                        guess=round(median(right.exits) - median(left.exits)),
+                        phase=key[2],
+                        ranks=len(left.enters) + len(right.enters),
+                    )
+                    for key, by_host in passages.items()
+                    if host not in found
+                    and (left := by_host.get(known_host)) is not None
+                    and (right := by_host.get(host)) is not None
+                ]
                 if bounds:
                     via = found[known_host]
                     found[host] = _clock(via, bounds, walls.get(first), walls.get(host))
@@ -128,24 +140,6 @@ def _shares_replicas(process: ProcessRecord) -> bool:
         ):
             return True
     return False
-
-
-def _bounds(
-    passages: dict[_Key, dict[str | None, _CollectiveTimes]],
-    a: str | None,
-    b: str | None,
-) -> Iterator[_Bound]:
-    for key, by_host in passages.items():
-        if a not in by_host or b not in by_host:
-            continue
-        left, right = by_host[a], by_host[b]
-        yield _Bound(
-            least=max(right.enters) - min(left.exits),
-            most=min(right.exits) - max(left.enters),
-            guess=round(median(right.exits) - median(left.exits)),
-            phase=key[2],
-            ranks=len(left.enters) + len(right.enters),
-        )
 
 
 def _clock(

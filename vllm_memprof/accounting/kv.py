@@ -11,6 +11,7 @@ from vllm_memprof.accounting.layers import RequestLimits, page_bytes, request_bl
 from vllm_memprof.accounting.model import Check, Kv, KvGroup
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.text import text
+from vllm_memprof.units import minus
 
 #: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by
 #: as much each. (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::
@@ -41,26 +42,30 @@ def build_kv(
     """
     if plan is None:
         return Kv()
+
+    def whole(name: str) -> int | None:
+        return _integer(plan.get(name))
+
     groups = [read_group(data) for data in plan.get("groups") or []]
-    blocks = _integer(plan.get("blocks"))
+    blocks = whole("blocks")
     planned = _item(plan.get("planned_bytes"), worker_index)
     available = _item(plan.get("available_bytes"), worker_index)
-    count = _integer(plan.get("group_count"))
+    count = whole("group_count")
     if count is None and groups:
         count = len(groups)  # of records from before it was recorded
     shared = bool(plan.get("shared_backing"))
     per_block = _bytes_per_block(groups, planned, blocks, count, shared)
-    override = _integer(plan.get("num_gpu_blocks_override"))
+    override = whole("num_gpu_blocks_override")
     draft_layers, draft_bytes = _of_drafter(plan, worker_index, drafter)
     fitting = _fitting_blocks(plan, blocks)
     if fitting is None:
-        fitting = _integer(plan.get("fitting_blocks"))
+        fitting = whole("fitting_blocks")
     kv = Kv(
-        tokens=_integer(plan.get("tokens")),
-        block_size=_integer(plan.get("block_size")),
+        tokens=whole("tokens"),
+        block_size=whole("block_size"),
         blocks=blocks,
         bytes_per_token=plan.get("bytes_per_token"),
-        max_model_len=_integer(plan.get("max_model_len")),
+        max_model_len=whole("max_model_len"),
         max_concurrency=plan.get("max_concurrency"),
         bytes_per_block=per_block,
         available_bytes=available,
@@ -70,23 +75,25 @@ def build_kv(
         fitting_blocks=fitting,
         tokens_rule=plan.get("tokens_rule") or ("concurrency" if groups else None),
         group_count=count,
-        context_parallel=_integer(plan.get("context_parallel")) or 1,
+        context_parallel=whole("context_parallel") or 1,
         draft_bytes=draft_bytes,
         draft_layers=draft_layers,
     )
     limits = RequestLimits(
         kv.max_model_len,
-        _integer(plan.get("max_num_batched_tokens")),
+        whole("max_num_batched_tokens"),
         kv.context_parallel,
         plan.get("mamba_cache_mode"),
     )
     padding = _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in groups)
     checks = _checks(kv, limits, shared)
     held = planned if planned is None or counted == 1.0 else round(planned / counted)
-    spare = _integer(plan.get("padding_bytes")) or 0
+    spare = whole("padding_bytes") or 0
     if plan.get("kv_transfer"):
         spare += padding
-    checks.append(_allocated(held, allocated_bytes, spare))
+    over = minus(allocated_bytes, held)  # the allocator pads each tensor by some bytes
+    kept = None if over is None else 0 <= over <= (held or 0) // 100 + spare
+    checks.append(Check(ALLOCATED, held, allocated_bytes, kept))
     if printed is not None and kv.recorded:
         checks += _printed_checks(kv, printed)
     return replace(kv, checks=checks)
@@ -327,15 +334,19 @@ def _checks(kv: Kv, limits: RequestLimits, shared_backing: bool) -> list[Check]:
         ]
     else:
         checks.append(_equal("blocks = --num-gpu-blocks-override", kv.override_blocks, kv.blocks))
+    needed = _request_blocks(kv, limits)
+    tokens = None
+    if kv.blocks is not None and kv.tokens_rule == "blocks":
+        tokens = tokens_for_blocks(kv, kv.blocks)
+    elif kv.blocks is not None and needed and kv.max_model_len is not None:
+        tokens = int(kv.blocks / needed * kv.max_model_len)
     checks += [
         _equal(
             "blocks of a request of max_model_len, by its layers",
-            _request_blocks(kv, limits),
+            needed,
             blocks_per_request(kv),
         ),
-        _equal(
-            "tokens = what the engine's release makes of its blocks", _tokens(kv, limits), kv.tokens
-        ),
+        _equal("tokens = what the engine's release makes of its blocks", tokens, kv.tokens),
     ]
     return checks
 
@@ -394,32 +405,10 @@ def _request_blocks(kv: Kv, limits: RequestLimits) -> int | None:
     return sum(known) if kv.group_count == len(known) else None
 
 
-def _tokens(kv: Kv, limits: RequestLimits) -> int | None:
-    if kv.blocks is None:
-        return None
-    if kv.tokens_rule == "blocks":
-        return tokens_for_blocks(kv, kv.blocks)
-    needed = _request_blocks(kv, limits)
-    if not needed or kv.max_model_len is None:
-        return None
-    return int(kv.blocks / needed * kv.max_model_len)
-
-
 def _equal(name: str, expected: int | None, found: int | None) -> Check:
     return Check(
         name, expected, found, None if expected is None or found is None else expected == found
     )
-
-
-def _allocated(planned: int | None, allocated: int | None, padding_bytes: int) -> Check:
-    """Check that the plan was kept, within 1 % and the padding of a KV connector.
-
-    The allocator pads each tensor by some bytes, a KV connector by 2 MiB.
-    """
-    ok = None
-    if planned is not None and allocated is not None:
-        ok = 0 <= allocated - planned <= planned // 100 + padding_bytes
-    return Check(ALLOCATED, planned, allocated, ok)
 
 
 def _of_drafter(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_memprof.accounting.model import KvGroup
+from vllm_memprof.engines import ENGINES
 
 _Layout = Mapping[str, Any]
 
@@ -57,36 +58,36 @@ def request_blocks(group: KvGroup, limits: RequestLimits) -> int | None:
 
 
 def _row(group: KvGroup) -> LayerType | None:
-    return next((row for row in LAYER_TYPES if group.type in row.names), None)
+    spec = _POOLS.get(group.type or "", group.type)
+    return next((row for row in LAYER_TYPES if spec in row.names), None)
 
 
 def _two_tensors(layout: _Layout, block: int) -> int | None:
     """Keys and values: tokens x heads x (size of a key + size of a value) x bytes per number."""
-    heads, key, size = (
-        layout.get("num_kv_heads"),
-        layout.get("head_size"),
-        layout.get("dtype_bytes"),
-    )
-    if heads is None or key is None or size is None or layout.get("kv_quant_mode"):
+    if layout.get("kv_quant_mode"):
         return None  # scales of quantised caches lie in the same page
-    value = layout.get("head_size_v")
-    return int(block * heads * (key + (key if value is None else value)) * size)
+    keys, value = _vectors(layout, block), layout.get("head_size_v")
+    if keys is None or value is None:
+        return None if keys is None else 2 * keys
+    return keys + (_vectors({**layout, "head_size": value}, block) or 0)
+
+
+def _vectors(layout: _Layout, block: int) -> int | None:
+    """Tokens x heads x size of a vector x bytes per number."""
+    size: int | None = block
+    for name in ("num_kv_heads", "head_size", "dtype_bytes"):
+        factor = layout.get(name)
+        size = None if size is None or factor is None else int(size * factor)
+    return size
 
 
 def _latent(layout: _Layout, block: int) -> int | None:
     """One latent vector per token; 656 bytes of it in the packed format of sparse attention."""
-    heads, width, size = (
-        layout.get("num_kv_heads"),
-        layout.get("head_size"),
-        layout.get("dtype_bytes"),
-    )
     if layout.get("model_version") or layout.get("kv_quant_mode"):
         return None
     if layout.get("cache_dtype_str") == "fp8_ds_mla":
         return block * 656
-    if heads is None or width is None or size is None:
-        return None
-    return int(block // (layout.get("compress_ratio") or 1) * heads * width * size)
+    return _vectors(layout, block // (layout.get("compress_ratio") or 1))
 
 
 #: Keys by which a page of vllm-ascend's latent attention holds more than latent vectors (caches of
@@ -104,16 +105,7 @@ def _ascend_latent(layout: _Layout, block: int) -> int | None:
     """Return the same latent vector; None where sparse attention adds to it, or may add to it."""
     if any(layout.get(name) != plain for name, plain in _PLAIN_LATENT.items()):
         return None
-    heads, width, size = (
-        layout.get("num_kv_heads"),
-        layout.get("head_size"),
-        layout.get("dtype_bytes"),
-    )
-    return (
-        None
-        if heads is None or width is None or size is None
-        else int(block * heads * width * size)
-    )
+    return _vectors(layout, block)
 
 
 def _state(layout: _Layout, block: int) -> int | None:
@@ -176,11 +168,6 @@ LAYER_TYPES: tuple[LayerType, ...] = (
         ("ChunkedLocalAttentionSpec",), _two_tensors, _chunk, f"{_SPECS}::ChunkedLocalAttentionSpec"
     ),
     LayerType(("MambaSpec",), _state, _states, f"{_SPECS}::MambaSpec"),
-    # SGLang has no specs: the class of its pool stands for one.
-    LayerType(
-        ("MHATokenToKVPool", "NPUMHATokenToKVPool"),
-        _two_tensors,
-        _whole_length,
-        "sglang/srt/mem_cache/memory_pool.py::MHATokenToKVPool (0.5.23)",
-    ),
 )
+#: Of an engine that has no specs: the class of its pool stands for one.
+_POOLS = {pool: spec for row in ENGINES.values() for pool, spec in row.pools.items()}

@@ -26,7 +26,7 @@ ATB_POOL_BYTES = 32 * 3 * MIB
 _ATB_POOL_MOST_BYTES = 32 * 4 * MIB
 #: Phases in which operators run: where ATB's first operation may be.
 _OPERATOR_PHASES = ("profile_run", "graph_capture")
-#: The same of SGLang, which warms up no operation of ATB alone.
+#: The same of an engine that runs no profile, and warms up no operation of ATB alone.
 _FIRST_OPERATORS = ("graph_capture", "request")
 
 

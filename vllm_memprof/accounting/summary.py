@@ -5,6 +5,7 @@ from __future__ import annotations
 from vllm_memprof.accounting.engine_options import is_eager
 from vllm_memprof.accounting.model import RunSummary
 from vllm_memprof.accounting.ranks import rank_notes, step_notes
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.loader import ProcessRecord, Run
 
 
@@ -12,7 +13,8 @@ def summarise(run: Run) -> RunSummary:
     """Return the run in short; what the run record lacks is taken from its processes."""
     info = run.info
     versions = dict(run.versions)
-    known = [name for name in ("vllm-ascend", "vllm", "sglang") if name in versions]
+    names = (name for row in ENGINES.values() for _, name in row.known_as)
+    known = [name for name in names if name in versions]
     engine = info.engine or (known[0] if known else None)
     chips = [process.identity.soc for process in run.processes if process.identity.soc]
     planned = any(process.kv_plan is not None for process in run.processes)

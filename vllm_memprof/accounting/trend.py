@@ -111,8 +111,12 @@ def _judge(
     later = levels[len(levels) // 2 :]
     _, low_later, _ = theil_sen([at for at, _ in later], [level for _, level in later])
     third = len(sizes) // 3
+    thirds, fifth = len(grown) // 3, len(grown) // 5 + 1
+    goes_on = sum(grown[-thirds:]) >= LAST_THIRD * sum(grown[:thirds]) and sum(
+        grown[-fifth:]
+    ) >= LAST_FIFTH * sum(grown) * fifth / len(grown)
     verdict = STEADY
-    if rise >= least and low > 0 and low_later > 0 and _persists(grown):
+    if rise >= least and low > 0 and low_later > 0 and goes_on:
         verdict = GROWING
     elif rise >= least and max(sizes[:third]) < min(sizes[-third:]):
         verdict = GREW
@@ -145,16 +149,6 @@ def _parts(levels: list[tuple[float, float]], first: float, last: float) -> list
     for part in inside:
         found.append(median(part) if part else found[-1] if found else levels[0][1])
     return found
-
-
-def _persists(grown: Sequence[float]) -> bool:
-    """Return True if growth between the parts goes on to the last of them."""
-    third, fifth = len(grown) // 3, len(grown) // 5 + 1
-    share = sum(grown) * fifth / len(grown)
-    return (
-        sum(grown[-third:]) >= LAST_THIRD * sum(grown[:third])
-        and sum(grown[-fifth:]) >= LAST_FIFTH * share
-    )
 
 
 def theil_sen(positions: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:

@@ -23,8 +23,8 @@ from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.probe import runtime_of
 from vllm_memprof.capture.recorder import Recorder
 
-#: Where a worker keeps its unfinished requests, the first that it has (vLLM: model runner v1, v2;
-#: SGLang: the scheduler, which is the worker; its diffusion runtime: ``Notes.running``).
+#: Where a worker keeps its unfinished requests, the first that it has: model runners v1 and v2 of
+#: vLLM, a scheduler that is the worker, what an engine's actions keep of them.
 _REQUESTS = (
     "model_runner.requests",
     "model_runner.req_states.req_id_to_index",

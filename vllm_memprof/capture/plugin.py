@@ -1,18 +1,20 @@
 """Entry points of engines: each calls its own in every process of it, maybe repeatedly.
 
-``vllm.general_plugins`` is ``register``, ``sglang.srt.plugins`` is ``register_sglang``,
-``sglang.multimodal_gen.plugins`` is ``register_sglang_diffusion``. Without MEMPROF_RUN_DIR they do
-nothing. With it, hooks are bound to what is loaded and to what will be; no
-module of the engine is imported for that, no device is touched, and nothing is raised: that would
-end the engine.
+vLLM's is ``register``, that of any other engine ``register_<name>``; ``ENGINES`` has the group of
+each. Without MEMPROF_RUN_DIR they do nothing. With it, hooks are bound to what is loaded and to
+what will be; no module of the engine is imported for that, no device is touched, and nothing is
+raised: that would end the engine.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.schema import ENV_RUN_DIR
 
 if TYPE_CHECKING:
@@ -37,14 +39,12 @@ def register_in_fork(role: str) -> None:
         RECORDER.roles.add(role)
 
 
-def register_sglang() -> None:
-    """Start recording this process of SGLang if the launcher asked for it."""
-    _start("sglang")
-
-
-def register_sglang_diffusion() -> None:
-    """Start recording this process of SGLang's diffusion runtime if the launcher asked for it."""
-    _start("sglang-diffusion")
+def __getattr__(name: str) -> Callable[[], None]:
+    """Return ``register_<engine>``, the entry point of an engine but vLLM."""
+    for engine in ENGINES:
+        if name == f"register_{engine.replace('-', '_')}":
+            return partial(_start, engine)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _start(engine: str) -> None:

@@ -66,15 +66,9 @@ class ProcessNotes:
     awake_tags: set[str] = field(default_factory=set)  # of the sleeping pool
     device_thread: threading.Thread | None = None
     merged_in_profile: bool = False  # the profile run merged multimodal embeddings
-    kv_page: tuple[int, int] | None = None  # tokens of a page, bytes of a token (SGLang)
-    first_batches: int = 0  # that were run while communicators are watched (SGLang)
-    rank: int | None = None  # within the replica (SGLang)
-    warm_up: OpenPhase | None = None  # that no single call of the engine is (SGLang)
-    running: Any = None  # holds ``requests``, where no object of the engine does (diffusion)
     requests: dict[str, Any] = field(default_factory=dict)  # id -> of a scheduler that is sampled
-    mm_merge: Any = None  # stage of the sampler under way (SGLang)
+    engine: Any = None  # what the actions of its engine alone keep
     collector: Any = None  # actor of Ray that keeps what other nodes send
-    mm_pools: bool = False  # other processes put multimodal input on the device, too (SGLang)
 
 
 class HooksInForce(Protocol):

@@ -18,6 +18,7 @@ from pathlib import Path
 from vllm_memprof.capture.hook import EXPECTED_ABSENT, REQUIRED, Hook
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.verdicts import HookVerdict
+from vllm_memprof.engines import ENGINES, VLLM
 
 #: Backend -> distribution that shows it is installed.
 _BACKEND_PACKAGE = {"npu": "torch_npu", "cuda": "torch"}
@@ -35,12 +36,13 @@ def check_installed(
         Versions of the engine's packages (None: not installed) and one row per hook in force.
     """
     versions: dict[str, str | None] = {}
-    for name in ("vllm", "vllm_ascend", "sglang", "torch", "torch_npu"):
+    packages = (package for row in ENGINES.values() for package, _ in row.known_as[::-1])
+    for name in (*dict.fromkeys(packages), "torch", "torch_npu"):
         known = importlib.metadata.distributions(name=name, path=sys.path if path is None else path)
         versions[name] = next((distribution.version for distribution in known), None)
     backend = next((name for name, package in _BACKEND_PACKAGE.items() if versions[package]), None)
-    engine = "sglang" if versions["sglang"] and not versions["vllm"] else "vllm"
-    rows = rows_in_force(backend, versions[engine], sampling=True, engine=engine)
+    engine = next((row for row in ENGINES.values() if versions.get(row.package)), VLLM)
+    rows = rows_in_force(backend, versions.get(engine.package), sampling=True, engine=engine.name)
     return versions, [_check_row(hook, path) for hook in rows]
 
 
@@ -115,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps({"versions": versions, "rows": found, "missing": missing}))
         return 1 if missing else 0
     print(", ".join(f"{name} {version or '(not installed)'}" for name, version in versions.items()))
-    if versions["vllm"] is None and versions["sglang"] is None:
+    if not any(versions.get(row.package) for row in ENGINES.values()):
         print("no engine is installed for this interpreter: run this with the engine's own python")
         return 1
     for row in rows:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.options import Option, Size
+from vllm_memprof.options import DeviceFactor, Option
 from vllm_memprof.text import Text
 
 
@@ -82,12 +82,18 @@ class EngineRow:
     log_lines: str | None = None  # module whose ``LOG`` has its lines; None: those of vLLM alone
     #: Path fragments of frames that only forward ``empty_cache``.
     forwarders: tuple[str, ...] = ()
+    #: Its functions that empty the cache only to read memory: patterns of module and function, and
+    #: what they do.
+    observing: tuple[tuple[str, str, Text], ...] = ()
+    #: Class of a KV pool that stands for a spec of vLLM's: its layers take as much -> that spec.
+    pools: Mapping[str, str] = field(default_factory=dict)
+    process_title: str | None = None  # what its processes' titles begin with, before "::"
     parallel_state: str | None = None  # module in which it keeps its groups by name
     #: Function that finds the requests of a failed step in its frames: ``module:name``; None: the
     #: output of the scheduler tells them.
     failed_requests: str | None = None
     #: Options whose values multiply to the number of devices of a plan.
-    devices: tuple[Size, ...] = ()
+    devices: tuple[DeviceFactor, ...] = ()
     set_up: tuple[Option, ...] = ()  # what the set-up of a run is read from, in a log too
     part: tuple[Option, ...] = ()  # what says which part of a deployment a host is
     #: A host of a deployment that has no API server prints no ``ready_line``: what it prints of its

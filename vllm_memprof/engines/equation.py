@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from vllm_memprof.text import Text
+
 Figures = Mapping[str, "int | float | None"]
 
 #: The terms of a rounding down to whole pages: as a log tells it, and as the page is known.
@@ -108,13 +110,14 @@ class Equation:
     """
 
     id: str
-    engine: str  # vllm-ascend | vllm | sglang
+    engine: str  # as a report names it
     versions: str  # PEP 440 specifier; release candidates included
     read_in: str  # releases whose source was read
     cite: str  # file::symbol
     terms: tuple[Term, ...]
     #: Figures whose product is the request: a size and a share of it; and that product in words.
     base: str = "device_total_bytes"
+    base_title: Text | None = None  # where it is not the device's total
     share: str = "gpu_memory_utilization"
     asked: str = "device total x utilization"
     request: str = "float"  # float: total * util unrounded; int: truncated; ceil: rounded up

@@ -20,9 +20,11 @@ Names are those of ``record.schema.FIGURES`` and ``KV_PLAN``, and of ``formats.L
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from vllm_memprof.options import Value
 from vllm_memprof.units import GIB, KIB, MIB
 
 #: Unit as printed -> bytes. Engines and torch's allocators divide by powers of 1024 also where they
@@ -133,15 +135,47 @@ def row(
 
 
 @dataclass(frozen=True)
-class LogLines:
-    """What reading a log takes of one engine besides the lines of vLLM."""
+class Given:
+    """What a start was given, as far as its log says; an engine adds what its equation needs."""
 
+    engine: str
+    draft_model: bool = False  # a second model is loaded beside the one that serves
+    device: str | None = None
+
+
+@dataclass
+class PrintedRank:
+    """Printed figures of one rank, and half of the last digit of each, bytes."""
+
+    figures: dict[str, int | float | None]
+    half_units: dict[str, int]
+    place: int | None = None  # among the ranks that agree on one KV cache
+
+
+class ArgumentLines(Protocol):
+    """Puts a line of arguments together that a terminal or a mail program has wrapped."""
+
+    opens: str  # begins one
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def feed(self, text: str) -> Mapping[str, Value]:
+        """Return the arguments, as much as there is of them; none where more may follow."""
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """What reading a log takes of one engine besides the lines of vLLM and torch."""
+
+    engine: str  # as a report names it
     formats: tuple[LineFormat, ...]
     figures: Mapping[str, str]  # that it alone prints, with their meaning
     needles: tuple[bytes, ...]  # as ``logs.lines.NEEDLES``
     ready: str  # in its line at readiness
     broken: tuple[str, ...]  # in what it prints when one of its processes fails
     phase_of: Mapping[str, str]  # function in a traceback -> the phase that it is
+    looked_for: str = ""  # its lines about memory, for who gave a log without
     #: Of a figure that is printed again with another value, the one that counts.
     latest: frozenset[str] = frozenset()
     least: frozenset[str] = frozenset()
@@ -150,3 +184,15 @@ class LogLines:
     #: Figures that a start prints again for another pool (sliding window, draft model) or another
     #: capture: two values are no contradiction, and neither counts.
     contradiction_is_unknown: frozenset[str] = frozenset()
+    refused: Mapping[str, str] = field(default_factory=dict)  # figure -> why the start failed
+    ranks: re.Pattern[str] | None = None  # a line's rank: group ``ranks``, "DP0 TP1"
+    pool_tokens: str | None = None  # figure: tokens of a rank's pool
+    #: A command that starts it: group ``serve``, or ``module`` behind ``python -m``.
+    command: re.Pattern[str] | None = None
+    argument_lines: Callable[[], ArgumentLines] | None = None
+    #: Arguments, and whether those not there were not given -> fields of ``logs.config.Config``.
+    set_up: Callable[[Mapping[str, Value], bool], Mapping[str, object]] | None = None
+    #: Adds what its equation takes from all ranks that agree on one KV cache.
+    complete: Callable[[Sequence[PrintedRank], Given | None], None] | None = None
+    #: Whether there is a draft model, and the figures that have several values -> notes.
+    notes: Callable[[bool, Set[str]], list[str]] | None = None

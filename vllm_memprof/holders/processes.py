@@ -3,11 +3,10 @@
 Only read: the one signal sent is number 0, which tells whether a process exists. A number counts
 for a process only in the pid namespace that it is of; of any other nothing is said.
 
-An engine's process is known by its title: ``VLLM::EngineCore_DP0``, ``VLLM::Worker_TP1`` (vLLM
-0.23.0, ``vllm/utils/system_utils.py::set_process_title``), ``sglang::scheduler_TP0`` (SGLang
-0.5.23, ``sglang/srt/managers/scheduler.py``), or by memprof's record of it. It is left behind when
-the process that started it, or one between it and its launcher, has ended: by the record, which
-holds the parent's number, or because its parent now is none that starts engines.
+An engine's process is known by its title (``VLLM::EngineCore_DP0``, ``VLLM::Worker_TP1``; the rows
+of ``ENGINES`` have the beginnings) or by memprof's record of it. It is left behind when the process
+that started it, or one between it and its launcher, has ended: by the record, which holds the
+parent's number, or because its parent now is none that starts engines.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.holders.rows import (
     ELSEWHERE,
     ENDED,
@@ -41,14 +41,15 @@ from vllm_memprof.text import text
 #: The inode of the initial pid namespace: that of the host, whose numbers the driver lists.
 #: (Linux, include/linux/proc_ns.h: PROC_PID_INIT_INO)
 _INITIAL_NAMESPACE = 0xEFFFFFFC
-_TITLE = re.compile(r"^(VLLM|sglang)::(\S+)")
-_ENGINES = {"VLLM": "vllm", "sglang": "sglang"}
+_ENGINES = {row.process_title: row.name for row in ENGINES.values() if row.process_title}
+_TITLE = re.compile(rf"^({'|'.join(_ENGINES)})::(\S+)")
 #: Roles of processes that an engine's launcher starts, and that are nothing without it.
 _CHILD = re.compile(
     "EngineCore|Worker|DPCoordinator|APIServer|scheduler|detokenizer|data_parallel_controller"
 )
 #: What starts engines: Python and what wraps it, by the name of the program.
-_STARTERS = re.compile(r"^(python[\d.]*|pypy[\d.]*|vllm|sglang|memprof|pt_main_thread|ray|raylet)$")
+_PROGRAMS = "|".join((*_ENGINES.values(), "memprof"))
+_STARTERS = re.compile(rf"^(python[\d.]*|pypy[\d.]*|{_PROGRAMS}|pt_main_thread|ray|raylet)$")
 _SPAWNED = "multiprocessing.spawn", "multiprocessing.forkserver"
 _CLOCK_SLACK_S = 5.0  # the time of boot is known to a second, and clocks are adjusted
 _MOST_WORDS = 64  # of a command line that are kept
@@ -203,7 +204,7 @@ def _left_behind(
             parent=parent_pid,
             name=name,
         )
-    if parent_pid == 1 and not re.search("vllm|sglang|memprof", " ".join(command)):
+    if parent_pid == 1 and not re.search(_PROGRAMS, " ".join(command)):
         return None, text("{who} is 1, a Python program: its own may have ended", who=who)
     return False, text("{who}, {parent} ({name}), lives", who=who, parent=parent_pid, name=name)
 

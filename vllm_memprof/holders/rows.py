@@ -36,7 +36,7 @@ class HolderRow:
     command: list[str] | None = None  # secrets replaced
     started: str | None = None  # ISO 8601, UTC
     parent_pid: int | None = None
-    engine: str | None = None  # vllm | sglang; None where its title and its record do not say
+    engine: str | None = None  # of ``ENGINES``; None where its title and its record do not say
     role: str | None = None  # EngineCore_DP0, Worker_TP1, scheduler_TP0; or the role recorded
     run_dir: str | None = None  # of memprof, where one recorded this process
     #: An engine's process whose launcher, or a process between, has ended; None: not known.

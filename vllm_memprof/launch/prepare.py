@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from vllm_memprof.engines import VLLM, engine_row
+from vllm_memprof.engines import ENGINES, VLLM, engine_row
 from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch import warm
@@ -139,9 +139,10 @@ def _simulated_target(request: LaunchRequest, row: EngineRow) -> _Target:
     assert request.device.profile is not None
     runtime = prepare_runtime(request.device.profile, request.stack or row.stack)
     if runtime.stack.engine != row.stack_engine:
+        other = next(row for row in ENGINES.values() if row.stack_engine == runtime.stack.engine)
         raise UsageError(
             f"the stack {runtime.stack.name} has {runtime.stack.engine}, not {row.title}",
-            hint="`memprof sim list` shows the stacks; --engine sglang runs SGLang",
+            hint=f"`memprof sim list` shows the stacks; --engine {other.name} runs {other.title}",
         )
     model = resolve_model(request.model, list(request.engine_args))
     env = {**runtime.env, **model.env}

@@ -88,6 +88,5 @@ class Refresher(View):
                     printed, _ = self._child.communicate()
                 finally:
                     OWN_CHILDREN.discard(pid)
-                if self._child.returncode == 0:
-                    self._found = self._read(printed)
+                self._found = self._read(printed if self._child.returncode == 0 else b"")
             rest_s = max(self._every_s, self._rest * (time.monotonic() - began_s))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from vllm_memprof.engines import SGLANG, VLLM
-from vllm_memprof.engines.sglang import server_args as sglang
+from vllm_memprof.engines import VLLM, row_of_run
+from vllm_memprof.engines.line_format import Given, LogLines
+from vllm_memprof.logs.formats import OF_ENGINES
 from vllm_memprof.options import Value, read_options, typed, words_of
 from vllm_memprof.redact import redact_command
 
@@ -25,6 +26,10 @@ _NON_DEFAULT = re.compile(r"non-default args: ?(?P<rest>\{.*)")
 _COMMAND = re.compile(
     r"(?:(?:^|[\s$#;&|])(?P<serve>vllm\s+serve\s+\S.*)"
     r"|\bpython3?\s+-m\s+(?P<module>vllm\.entrypoints\.\S+\s+-.*))$"
+)
+_COMMANDS = (
+    ("vllm", _COMMAND),
+    *((log.engine, log.command) for log in OF_ENGINES if log.command is not None),
 )
 #: vllm_ascend/utils.py::refresh_block_size
 _BLOCK_SIZE = re.compile(r"Block size is set to (?P<value>\d+) if ")
@@ -94,10 +99,10 @@ class Config:
     arguments: tuple[str, ...] = ()  # of the line "non-default args", as a command has them
     vllm_version: str | None = None
     ascend_version: str | None = None
-    engine: str | None = None  # vllm | vllm-ascend | sglang
+    engine: str | None = None  # as a report names it
     around: str | None = None  # engine named by the text around a start; lines of the start win
     heading: str | None = None
-    server_args: sglang.ServerArgs | None = None  # of SGLang
+    given: Given | None = None  # of an engine whose log says it
 
     def parallel_size(self, dimension: str) -> int | None:
         """Return the size of ``dp`` or of a dimension of ``WITHIN_CORE``."""
@@ -117,7 +122,7 @@ class Config:
     def merged(self, other: Config) -> Config:
         """Return this set-up with the values that the other has."""
         known = {name: value for name, value in vars(other).items() if value not in (None, ())}
-        if self.engine in ("vllm-ascend", "sglang"):
+        if self.engine not in (None, "vllm"):
             known.pop("engine", None)  # they print what vLLM or torch prints, never the reverse
         return replace(self, **known)
 
@@ -137,7 +142,7 @@ class ConfigReader:
 
     def __init__(self) -> None:
         self._command: str | None = None  # the beginning of a command that goes on
-        self._server_args = sglang.Lines()
+        self._arguments = [(log, log.argument_lines()) for log in OF_ENGINES if log.argument_lines]
         #: Allocator settings of the whole text, in their order.
         self.exports: dict[str, list[str]] = {}
 
@@ -150,10 +155,10 @@ class ConfigReader:
                 return None
             self._command = None
             return ConfigLine("command", _command_config(whole[:MAX_COMMAND]))
-        if self._server_args.is_open or sglang.SERVER_ARGS in text:
-            whole_args = self._server_args.feed(text)
-            found = {} if whole_args is None else sglang.read_server_args(whole_args)
-            return ConfigLine("args", _sglang_config(found)) if found else None
+        for log, lines in self._arguments:
+            if lines.is_open or lines.opens in text:
+                found = lines.feed(text)
+                return ConfigLine("args", _config_of(log, found, False)) if found else None
         if not text:
             return None
         if "LLM engine" in text and (match := _ENGINE_INIT.search(text)):
@@ -167,18 +172,13 @@ class ConfigReader:
             pattern = r"'{key}': ?(?P<v>'[^']*'|[^,'{{}}]+)(?=[,}}])"
             pairs = _pairs(match["rest"], _ARG_KEYS, pattern)
             return ConfigLine("args", replace(pairs, arguments=arguments_of(match["rest"])))
-        if "vllm" in text and (match := _COMMAND.search(text)):
-            command = match["serve"] or f"python -m {match['module']}"
-            if command.endswith("\\"):
-                self._command = command[:-1]
-                return None
-            return ConfigLine("command", _command_config(command))
-        if "sglang" in text and (match := sglang.COMMAND.search(text)):
-            command = match["serve"] or f"python -m {match['module']}"
-            if command.endswith("\\"):
-                self._command = command[:-1]
-                return None
-            return ConfigLine("command", _command_config(command))
+        for needle, starts in _COMMANDS:
+            if needle in text and (match := starts.search(text)):
+                command = match["serve"] or f"python -m {match['module']}"
+                if command.endswith("\\"):
+                    self._command = command[:-1]
+                    return None
+                return ConfigLine("command", _command_config(command))
         if "gpu_" in text and len(text) < 60 and (match := _UTIL_HEADING.match(text)):
             utilization, heading = float(match["value"]), text.strip("*# :")
             said = Config(gpu_memory_utilization=utilization, heading=heading)
@@ -250,35 +250,17 @@ def _command_config(text: str) -> Config:
         words = shlex.split(text, comments=True)
     except ValueError:
         words = text.split()
-    if "sglang" in text:
-        return replace(
-            _sglang_config(read_options(words, SGLANG.set_up), whole=True),
-            command=tuple(redact_command(words)),
-        )
+    for log in OF_ENGINES:
+        if log.set_up is not None and log.engine in text:
+            found = read_options(words, row_of_run(log.engine).set_up)
+            return replace(_config_of(log, found, True), command=tuple(redact_command(words)))
     values: dict[str, object] = dict(read_options(words, VLLM.set_up))
     if words[:2] == ["vllm", "serve"] and len(words) > 2 and not words[2].startswith("-"):
         values.setdefault("model", words[2])
     return Config(**values, command=tuple(redact_command(words)))  # type: ignore[arg-type]
 
 
-#: Argument of SGLang -> field.
-_OF_SGLANG = {
-    "model_path": "model",
-    "served_model_name": "served_model_name",
-    "tp_size": "tensor_parallel_size",
-    "pp_size": "pipeline_parallel_size",
-    "dp_size": "data_parallel_size",
-    "context_length": "max_model_len",
-    "page_size": "block_size",
-}
-
-
-def _sglang_config(found: dict[str, Value], *, whole: bool = False) -> Config:
-    """Return the set-up that SGLang's arguments say."""
-    values = {field: found[name] for name, field in _OF_SGLANG.items() if found.get(name)}
-    return Config(
-        **values,  # type: ignore[arg-type]  # read_server_args returns the field's type
-        enforce_eager=sglang.is_eager(found),
-        engine="sglang",
-        server_args=sglang.settings(found, whole=whole),
-    )
+def _config_of(log: LogLines, found: Mapping[str, Value], whole: bool) -> Config:
+    """Return the set-up that the arguments of an engine say, ``whole`` where they are all."""
+    assert log.set_up is not None
+    return Config(**log.set_up(found, whole))  # type: ignore[arg-type]  # of the field's type

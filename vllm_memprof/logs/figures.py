@@ -15,7 +15,7 @@ from decimal import Decimal
 from math import ceil
 
 from vllm_memprof.engines.line_format import UNITS, LineFormat, Placeholder
-from vllm_memprof.logs.formats import FORMATS
+from vllm_memprof.logs.formats import FORMATS, OF_ENGINES
 from vllm_memprof.logs.lines import LogLine, strip_markup
 from vllm_memprof.redact import Redactor
 from vllm_memprof.units import GIB
@@ -44,8 +44,8 @@ _LABEL = re.compile(
 )
 #: The end of the first half of a number.
 _OPEN_END = re.compile(r"(?:\d[.,]?|-)\s*$")
-#: As SGLang names a rank: "[2026-11-21 23:58:59 DP0 TP0 EP0]".
-_RANKS = re.compile(r"[ \]](?P<ranks>(?:(?:DP|PP|TP|EP|ATTN_CP|MOE_DP)\d+ ?)+)\] ")
+#: How engines name the rank that prints a line.
+_RANKS = tuple(log.ranks for log in OF_ENGINES if log.ranks is not None)
 _RANK_IN = re.compile(r"(?<![A-Z_])(?:DP|PP|TP)\d+")
 _RANK_TAG = re.compile(r"\[rank(?P<rank>\d+)\]:")
 
@@ -87,9 +87,9 @@ class ParsedLine:
 
 def prefix_of(text: str) -> Prefix | None:
     """Return the innermost process that a line's prefix names."""
-    if ranks := _RANKS.search(text, 0, 120):
-        names = _RANK_IN.findall(ranks["ranks"])
-        if names:
+    for pattern in _RANKS:
+        ranks = pattern.search(text, 0, 120)
+        if ranks is not None and (names := _RANK_IN.findall(ranks["ranks"])):
             return Prefix(f"Worker_{'_'.join(names)}")
     labels = list(_LABEL.finditer(text, 0, 400))
     if labels:
@@ -257,7 +257,7 @@ def parse_lines(lines: Iterable[LogLine]) -> Iterator[ParsedLine]:
         prefix = None
         if figures:
             prefix = figures[0].prefix
-        elif "pid=" in text or "[rank" in text or _RANKS.search(text, 0, 120):
+        elif "pid=" in text or "[rank" in text or "] " in text[:120]:
             prefix = prefix_of(text)
         if prefix is not None:
             inherited = prefix

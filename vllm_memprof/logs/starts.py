@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from vllm_memprof.engines import SGLANG
-from vllm_memprof.engines.line_format import ENGINE, GRANT, INIT, LOAD, OOM, PLAN, READY
+from vllm_memprof.engines.line_format import ENGINE, GRANT, INIT, LOAD, OOM, PLAN, READY, LogLines
 from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
 from vllm_memprof.logs.formats import OF_ENGINES
 from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.npu_smi import NpuSmi
+from vllm_memprof.logs.tracebacks import Traceback, Tracebacks
 from vllm_memprof.record.failures import PROFILE
 
 #: Figures that a process may print many times with other values: the largest or latest counts.
@@ -56,31 +56,21 @@ MAX_STARTS = 500
 #: Workers that are kept of one start.
 MAX_WORKERS = 4096
 
-#: Function in a traceback -> the phase that it is. The innermost counts; ``execute_model`` only
-#: where no other is there, because the profile run of V0 calls it as well.
-_PHASE_OF = {
-    "load_model": "weight_load",
-    "determine_num_available_blocks": "profile_run",
-    "determine_available_memory": "profile_run",
-    "profile_run": "profile_run",
-    "initialize_from_config": "kv_cache_alloc",
-    "initialize_kv_cache": "kv_cache_alloc",
-    "compile_or_warm_up_model": "warm_up",
-    "capture_model": "graph_capture",
-    "execute_model": "request",
-    **{name: phase for log in OF_ENGINES for name, phase in log.phase_of.items()},
-}
-_FRAME = re.compile(r'(?:File "(?P<path>[^"]{1,400})")?, line (?P<line>\d+), in (?P<name>\w+)')
-#: Frames of a traceback that are kept, the innermost.
-_MAX_FRAMES = 200
-#: Workers whose tracebacks are kept.
-_MAX_TRACEBACKS = 4096
-
 _DIMENSION = re.compile(r"(?<![A-Z])(DP|PP|PCP|TP|EP|RANK)(\d+)")
 _RANK_LINE = re.compile(
     r"rank (?P<rank>\d+) in world size (?P<world>\d+) is assigned as DP rank (?P<dp>\d+),"
     r" PP rank (?P<pp>\d+),(?: PCP rank (?P<pcp>\d+),)? TP rank (?P<tp>\d+)"
 )
+
+
+@dataclass
+class LoggedOom:
+    """The first failed allocation of a worker; the later ones are counted."""
+
+    traceback: Traceback  # its phase may be that of the lines before it
+    notes: LogNotes  # what the log has noted before it
+    stage: int  # the last whose lines came before it; -1 for none
+    failures: int = 1
 
 
 @dataclass
@@ -94,13 +84,7 @@ class Worker:
     device: str | None = None  # as OOM and start-up messages name it
     figures: dict[str, Figure] = field(default_factory=dict)
     stage: int = -1
-    ooms: int = 0
-    in_first_oom: bool = False  # the message of the first OOM may go on
-    oom_phase: str | None = None  # of the first OOM, by its traceback or by the lines before it
-    oom_at: LogNotes | None = None  # what the log has noted before the first OOM
-    oom_chain: list[str] = field(default_factory=list)  # functions of its traceback, innermost last
-    oom_site: str | None = None  # file:line of the last frame outside torch
-    stage_before_oom: int = -1  # the last stage whose lines came before the first OOM
+    oom: LoggedOom | None = None
     first_line: int = 0
     last_line: int = 0
     in_core: bool = False  # the engine core prints its lines: it is inside the core
@@ -176,27 +160,30 @@ class EngineStart:
     heading: str | None = None
 
     @property
-    def is_sglang(self) -> bool:
-        return SGLANG.name in self.engines or (
-            not self.engines and self.config.server_args is not None
-        )
+    def log(self) -> LogLines | None:
+        """Its engine's own lines; None of an engine that has no others than vLLM."""
+        given = "" if self.config.given is None else self.config.given.engine
+        named = self.engines or {given}
+        return next((log for log in OF_ENGINES if log.engine in named), None)
 
     @property
     def drafts(self) -> bool:
         """Whether a second model is loaded beside the one that serves."""
-        args = self.config.server_args
-        return self.is_sglang and args is not None and args.draft_model
+        given = self.config.given
+        return self.log is not None and given is not None and given.draft_model
 
     def engine_of(self, figure: Figure) -> str | None:
         """Return the engine that a line names; torch's messages name the chip."""
-        chip = figure.format.stage == OOM and self.is_sglang
+        chip = figure.format.stage == OOM and self.log is not None
         return None if chip else figure.format.engine
 
     def several_values(self, figure: Figure) -> bool:
         """Return True for a figure that one start of this engine may print with two values."""
-        if any(figure.name in log.contradiction_is_unknown for log in OF_ENGINES):
-            return True
-        return self.drafts and any(figure.name in log.once_per_model for log in OF_ENGINES)
+        return any(
+            figure.name in log.contradiction_is_unknown
+            or (self.drafts and figure.name in log.once_per_model)
+            for log in OF_ENGINES
+        )
 
     def rejects(self, figures: list[Figure]) -> bool:
         """Return True for a line that the engine of this start does not print."""
@@ -231,9 +218,7 @@ class StartSorter:
         self._section = False  # a heading came: the next figure begins a start of the same set-up
         self._ranks_by_pid: dict[tuple[int, str | None], tuple[str, dict[str, int]]] = {}
         self._document = Config()  # of the whole log, as far as nothing else is said
-        self._failing: dict[str, str] = {}  # process -> phase that its last traceback names
-        #: Process -> (file:line, None in torch; function) of its last traceback, outermost first.
-        self._frames: dict[str, list[tuple[str | None, str]]] = {}
+        self._tracebacks = Tracebacks()
 
     @property
     def config(self) -> Config:
@@ -260,8 +245,7 @@ class StartSorter:
             self._configure(found, line.prefix)
         if "is assigned as" in line.text:
             self._assign_rank(line)
-        if ", in " in line.text or "Traceback (" in line.text:
-            self._read_traceback(line)
+        self._tracebacks.read(line)
         if self.starts and not line.figures:
             newest = self.starts[-1]
             newest.finished = newest.finished or any(text in line.text for text in _UP)
@@ -330,27 +314,6 @@ class StartSorter:
         known = label, {**dims, "rank": int(match["rank"])}
         self._ranks_by_pid[(line.prefix.pid, line.prefix.ip)] = known
 
-    def _read_traceback(self, line: ParsedLine) -> None:
-        """Keep the phase that a traceback names, until the next one of the same process."""
-        process = "" if line.prefix is None else line.prefix.label
-        if "Traceback (" in line.text:
-            self._failing.pop(process, None)
-            self._frames.pop(process, None)
-        match = _FRAME.search(line.text)
-        if match is not None and len(self._frames) < _MAX_TRACEBACKS:
-            path = (match["path"] or "").replace("\\", "/")
-            inside = "/torch/" in path or "/torch_npu/" in path
-            site = None if inside or not path else f"{path.rpartition('/')[2]}:{match['line']}"
-            frames = self._frames.setdefault(process, [])
-            frames.append((site, match["name"]))
-            del frames[:-_MAX_FRAMES]
-        phase = None if match is None else _PHASE_OF.get(match["name"])
-        if phase is None or (phase == "request" and process in self._failing):
-            return
-        if len(self._failing) >= _MAX_TRACEBACKS:
-            self._failing.clear()
-        self._failing[process] = phase
-
     # --- figures
 
     def _add_figures(self, line: ParsedLine) -> None:
@@ -378,16 +341,16 @@ class StartSorter:
             start.members.setdefault(prefix.label, prefix)
 
     def _serving(self, figures: list[Figure]) -> EngineStart | None:
-        """Return the start that serves, for a line that SGLang prints while it does.
+        """Return the start that serves, for a line that its engine alone prints while it does.
 
         Such a line begins no start, also below a heading, as a driver puts it between requests.
         """
         newest = self.starts[-1] if self.starts and self._pending is None else None
-        serves = all(
-            figure.format.engine == SGLANG.name and figure.format.stage is None
-            for figure in figures
+        log = None if newest is None else newest.log
+        serves = log is not None and all(
+            figure.format.engine == log.engine and figure.format.stage is None for figure in figures
         )
-        return newest if newest is not None and newest.is_sglang and serves else None
+        return newest if serves else None
 
     def _start_of(self, prefix: Prefix | None) -> EngineStart:
         """Return the start to which the process of a prefix belongs, if need be a new one."""
@@ -485,22 +448,11 @@ class StartSorter:
         worker.device = worker.device or device
         if is_oom:
             # the first OOM is the cause; later ones are counted only
-            if any(figure.name == "oom_requested_bytes" for figure in figures) or not worker.ooms:
-                worker.ooms += 1
-                worker.in_first_oom = worker.ooms == 1
-                if worker.in_first_oom:
-                    worker.stage_before_oom = max(
-                        worker.stage,
-                        PLAN if start.kv_plans else -1,
-                        READY if start.finished else -1,
-                    )
-                    worker.oom_phase = self._phase_of_oom(start, worker, prefix)
-                    worker.oom_at, self.notes = self.notes, LogNotes()
-                    frames = self._frames.pop("" if prefix is None else prefix.label, [])
-                    worker.oom_chain = [name for _, name in frames]
-                    outside = [site for site, _ in frames if site is not None]
-                    worker.oom_site = outside[-1] if outside else None
-            if not worker.in_first_oom or any(worker.contradicts(figure) for figure in figures):
+            if worker.oom is None:
+                worker.oom = self._oom(start, worker, prefix)
+            elif any(figure.name == "oom_requested_bytes" for figure in figures):
+                worker.oom.failures += 1
+            if worker.oom.failures > 1 or any(worker.contradicts(figure) for figure in figures):
                 return start
         apart = [figure for figure in figures if start.several_values(figure)]
         for figure in apart:
@@ -522,16 +474,14 @@ class StartSorter:
             worker.add(figure)
         return start
 
-    def _phase_of_oom(
-        self, start: EngineStart, worker: Worker, prefix: Prefix | None
-    ) -> str | None:
-        """Return the phase by the traceback above; after the start-up, a request; else None."""
-        named = self._failing.pop("" if prefix is None else prefix.label, None)
-        if named is not None:
-            return named
-        at = self.notes
-        served = at.at_request is not None or any(each.moment != PROFILE for each in at.readings)
-        return "request" if start.finished or served else None
+    def _oom(self, start: EngineStart, worker: Worker, prefix: Prefix | None) -> LoggedOom:
+        """Return what is known before an OOM: after the start-up it is one of a request."""
+        stages = worker.stage, PLAN if start.kv_plans else -1, READY if start.finished else -1
+        found, notes, self.notes = self._tracebacks.take(prefix), self.notes, LogNotes()
+        served = start.finished or notes.at_request is not None
+        if served or any(each.moment != PROFILE for each in notes.readings):
+            found.phase = found.phase or "request"
+        return LoggedOom(found, notes, max(stages))
 
     def _worker(self, start: EngineStart, prefix: Prefix | None, oom_device: str | None) -> Worker:
         key, label, dims = self._identify(start, prefix)

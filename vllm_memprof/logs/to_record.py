@@ -6,27 +6,33 @@ developer), they become phases; else a run has none.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import BinaryIO
 
 from vllm_memprof.causes.reader import CauseReader
-from vllm_memprof.engines import SGLANG
-from vllm_memprof.engines.line_format import CAPTURE, GRANT, LOAD, PLAN, PROFILE, READY
-from vllm_memprof.engines.sglang.log_lines import FIGURES
-from vllm_memprof.engines.sglang.log_ranks import Rank, derive
+from vllm_memprof.engines import row_of_run
+from vllm_memprof.engines.line_format import (
+    CAPTURE,
+    GRANT,
+    LOAD,
+    PLAN,
+    PROFILE,
+    READY,
+    LogLines,
+    PrintedRank,
+)
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.config import WITHIN_CORE, Config
 from vllm_memprof.logs.figures import Figure, ParsedLine, parse_lines
+from vllm_memprof.logs.formats import OF_ENGINES
 from vllm_memprof.logs.lines import read_chunks, read_lines
-from vllm_memprof.logs.notes import LogNotes
-from vllm_memprof.logs.starts import EngineStart, StartSorter, Worker
+from vllm_memprof.logs.starts import EngineStart, LoggedOom, StartSorter, Worker
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.failures import stage_of
@@ -39,8 +45,8 @@ from vllm_memprof.text import text
 LOOKED_FOR = (
     '"Available KV cache memory", "Available memory", "model weights take", "Model loading took", '
     '"Loading model weights took", "KV cache size", "Free memory on device", "out of memory", '
-    '"Graph capturing finished", "Sleep mode freed", torch_memory and non_torch_memory; of SGLang '
-    '"Load weight end", "KV Cache is allocated", "Memory pool end", max_total_num_tokens'
+    '"Graph capturing finished", "Sleep mode freed", torch_memory and non_torch_memory'
+    + "".join(f"; of {row_of_run(log.engine).title} {log.looked_for}" for log in OF_ENGINES)
 )
 STDIN = "-"
 #: An engine prints the size of its KV cache at its start: what serving prints is not read.
@@ -73,6 +79,20 @@ _LAST_SEEN = {
     CAPTURE: "graph_capture",
     READY: "warm_up",
 }
+#: A figure of a start that failed -> why.
+_REFUSED = {
+    **{figure: why for log in OF_ENGINES for figure, why in log.refused.items()},
+    "startup_refused": "less was free than the engine requests",
+    "no_cache_blocks": "the KV cache is too small",
+    "kv_cache_minimum_bytes": "the KV cache is too small",
+    "kv_cache_minimum_tokens": "the KV cache is too small",
+}
+#: What a message of an OOM says, those of a snapshot first.
+_OOM_SNAPSHOT = (
+    *("device_total_bytes", "allocated_bytes", "allocated_peak_bytes", "reserved_bytes"),
+    "non_torch_bytes",
+)
+_OOM_SIZES = (*_OOM_SNAPSHOT, "requested_bytes", "free_bytes", "active_bytes", "process_bytes")
 #: Phases within the profile run.
 _WITHIN_PROFILE_RUN = ("mm_profile", "empty_cache")
 
@@ -188,7 +208,7 @@ def to_runs(
     runs = []
     for number, start in enumerate(found, start=1):
         run = _to_run(start, name, number, len(found))
-        until = found[number].first_line if number < len(found) else math.inf
+        until = found[number].first_line if number < len(found) else inf
         since = start.first_line if number > 1 else 0
         failure = next((each for line, each in failures if since <= line < until), None)
         if failure is not None and run.info.status in ("ok", "truncated"):
@@ -205,6 +225,7 @@ def to_runs(
 def _to_run(start: EngineStart, name: str, number: int, count: int) -> Run:
     config = start.config
     engine, version, notes = _engine(start)
+    log = start.log
     if start.last_line:
         lines = (
             f"lines {start.first_line} to {start.last_line}"
@@ -242,20 +263,21 @@ def _to_run(start: EngineStart, name: str, number: int, count: int) -> Run:
         versions={package: release for package, release in versions.items() if release},
         engine=engine,
         engine_version=version,
-        device=config.server_args.device if engine == SGLANG.name and config.server_args else None,
+        device=config.given.device if log is not None and config.given is not None else None,
         status=status,
         exit_reason=reason,
         notes=notes + [note for worker in start.workers.values() for note in _noted_usage(worker)],
     )
     # without workers the KV cache's figures alone are known: one worker without figures stands in
     workers = list(start.workers.values()) or [Worker("")]
-    if engine == SGLANG.name:
-        info.notes += _notes_of_sglang(start)
-        if not start.kv_plans:
-            start.kv_plans.update(_pools(start))
     processes = [_worker_process(start, worker, name) for worker in workers]
-    if engine == SGLANG.name:
-        _complete_sglang(start, workers, processes)
+    if log is not None:
+        if log.notes is not None:
+            several = {name for worker in workers for name in worker.unknown}
+            info.notes += log.notes(start.drafts, several)
+        if not start.kv_plans and log.pool_tokens is not None:
+            start.kv_plans.update(_pools(start, log.pool_tokens))
+        _complete(start, log, workers, processes)
     known = [each.identity for each in processes]
     places = [(who.dp_rank or 0, who.rank is None, who.rank or 0) for who in known]
     return Run(
@@ -293,8 +315,8 @@ def _equations(start: EngineStart, engine: str | None) -> list[str]:
 def _engine(start: EngineStart) -> tuple[str | None, str | None, list[str]]:
     """Return (engine, its version, notes on how the version is known)."""
     config = start.config
-    if start.is_sglang:
-        return SGLANG.name, None, []
+    if start.log is not None:
+        return start.log.engine, None, []
     named = config.engine or config.around
     if "vllm-ascend" in start.engines or (named == "vllm-ascend" and "vllm" not in start.engines):
         if config.ascend_version is not None or config.vllm_version is None:
@@ -312,16 +334,9 @@ def _status(start: EngineStart) -> tuple[str, str | None]:
     names = {name for worker in start.workers.values() for name in worker.figures}
     if any(name.startswith("oom_") for name in names):
         return "oom", None
-    if "static_refused" in names:
-        return "failed", "the static share holds no KV cache"
-    if "startup_refused" in names:
-        return "failed", "less was free than the engine requests"
-    if (
-        "no_cache_blocks" in names
-        or "kv_cache_minimum_bytes" in names
-        or ("kv_cache_minimum_tokens" in names)
-    ):
-        return "failed", "the KV cache is too small"
+    for figure, why in _REFUSED.items():
+        if figure in names:
+            return "failed", why
     granted = [worker.figures.get("kv_cache_bytes") for worker in start.workers.values()]
     if any(figure is not None and figure.value < 0 for figure in granted):
         return "failed", "the KV cache is negative"
@@ -401,36 +416,29 @@ def _worker_process(start: EngineStart, worker: Worker, name: str) -> ProcessRec
     return _process(file, identity, phases=phases, figures=figures, half_units=half_units)
 
 
-def _complete_sglang(start: EngineStart, workers: list[Worker], found: list[ProcessRecord]) -> None:
-    """Add what SGLang's equation takes from all ranks that agree on one KV cache.
+def _complete(
+    start: EngineStart, log: LogLines, workers: list[Worker], found: list[ProcessRecord]
+) -> None:
+    """Add what the engine's equation takes from all ranks that agree on one KV cache.
 
     A start that no line of its own names may have had another set-up than the one before it.
     """
-    args = None if start.inferred else start.config.server_args
     several = (start.config.tensor_parallel_size or 1) > 1 or len(workers) > 1
+    groups: dict[int | None, list[PrintedRank]] = {}
     for worker, process in zip(workers, found, strict=True):
         if several and not worker.dims:  # lines of which rank, and of how many, is not known
-            for name in FIGURES.keys() & process.figures.keys():
+            for name in log.figures.keys() & process.figures.keys():
                 del process.figures[name]
                 process.figures_half_units.pop(name, None)
-    groups: dict[int | None, list[int]] = {}
-    for at, process in enumerate(found):
-        groups.setdefault(process.identity.dp_rank, []).append(at)
-    for members in groups.values():
-        ranks = [
-            Rank(found[at].figures, found[at].figures_half_units, _place(found[at], workers[at]))
-            for at in members
-        ]
-        for at, derived in zip(members, derive(ranks, args), strict=True):
-            found[at].figures.update(derived.figures)
-            found[at].figures_half_units.update(derived.half_units)
+        place = process.identity.rank if worker.dims.keys() & WITHIN_CORE.keys() else None
+        rank = PrintedRank(process.figures, process.figures_half_units, place)
+        groups.setdefault(process.identity.dp_rank, []).append(rank)
+    for ranks in groups.values():
+        if log.complete is not None:
+            log.complete(ranks, None if start.inferred else start.config.given)
 
 
-def _place(process: ProcessRecord, worker: Worker) -> int | None:
-    return process.identity.rank if worker.dims.keys() & WITHIN_CORE.keys() else None
-
-
-def _pools(start: EngineStart) -> dict[int | None, dict[str, Figure]]:
+def _pools(start: EngineStart, name: str) -> dict[int | None, dict[str, Figure]]:
     """Return the tokens of the ranks' pools, where no line says how many are served.
 
     The ranks of a start have as many each; where one has others, none counts.
@@ -438,34 +446,18 @@ def _pools(start: EngineStart) -> dict[int | None, dict[str, Figure]]:
     found: dict[int | None, dict[str, Figure]] = {}
     spoilt: set[int | None] = set()
     for worker in start.workers.values():
-        dp, pool = worker.dims.get("dp"), worker.figures.get("pool_tokens")
+        dp, pool = worker.dims.get("dp"), worker.figures.get(name)
         if pool is None:
             continue
         known = found.setdefault(dp, {}).setdefault("tokens", pool)
-        if "pool_tokens" in worker.unknown or known.value != pool.value:
+        if name in worker.unknown or known.value != pool.value:
             spoilt.add(dp)
     return {dp: plan for dp, plan in found.items() if dp not in spoilt}
 
 
-def _notes_of_sglang(start: EngineStart) -> list[str]:
-    """Return what the lines of a start say twice, and with which set-up they were printed."""
-    notes: list[str] = []
-    if start.drafts:
-        notes.append(
-            text(
-                "speculative decoding: figures that the draft model prints again are left out, and "
-                "the equation, which takes both models, is not recomputed"
-            )
-        )
-    several = {name for worker in start.workers.values() for name in worker.unknown}
-    if several & {"k_pool_bytes", "v_pool_bytes", "kv_pool_bytes", "pool_tokens"}:
-        notes.append(text("a rank prints KV pools of several sizes: their sizes are left out"))
-    return notes
-
-
 def _described(start: EngineStart, worker: Worker) -> str:
     """Return what is known of a worker without a label: its device, or its place among others."""
-    failed = bool(worker.ooms) or "startup_refused" in worker.figures
+    failed = worker.oom is not None or "startup_refused" in worker.figures
     if worker.device is not None and (failed or len(start.workers) > 1):
         return worker.device if ":" in worker.device else f"device {worker.device}"
     unnamed = [other for other in start.workers.values() if other.label is None]
@@ -608,8 +600,8 @@ def _phases(worker: Worker) -> list[Span]:
             parent = next((span.order for span in spans if span.phase == "profile_run"), None)
         before, after = found.get("before"), found.get("after")
         spans.append(_span(phase, len(spans), lines[phase], parent, before, after))
-    if worker.ooms:
-        spans.append(_oom_span(worker, len(spans)))
+    if worker.oom is not None:
+        spans.append(_oom_span(worker, worker.oom, len(spans)))
     return spans
 
 
@@ -637,47 +629,28 @@ def _span(
     )
 
 
-def _oom_span(worker: Worker, order: int) -> Span:
+def _oom_span(worker: Worker, oom: LoggedOom, order: int) -> Span:
     figures, _ = _figures(worker)
-    sizes = {
-        f"{name}_bytes": figures.get(f"oom_{name}_bytes")
-        for name in (
-            "requested",
-            "device_total",
-            "allocated",
-            "reserved",
-            "free",
-            "active",
-            "allocated_peak",
-            "process",
-            "non_torch",
-        )
-    }
-    line = min(
-        (figure.line for name, figure in worker.figures.items() if name.startswith("oom_")),
-        default=0,
-    )
-    fields = ("device_total_bytes", "allocated_bytes", "allocated_peak_bytes", "reserved_bytes")
-    read = {name: sizes[name] for name in (*fields, "non_torch_bytes")}
-    read |= {"t_ns": None, "device_free_bytes": sizes["free_bytes"]}
-    snapshot = from_json(Snapshot, read)
+    sizes = {name: figures.get(f"oom_{name}") for name in _OOM_SIZES}
+    lines = [figure.line for name, figure in worker.figures.items() if name.startswith("oom_")]
+    read = {name: sizes[name] for name in _OOM_SNAPSHOT}
+    notes, failed = oom.notes, oom.traceback
     detail: dict[str, object] = {
         **sizes,
         "device": worker.device,
         "graph_pools_bytes": figures.get("oom_graph_pools_bytes"),
         "npu_workspace": bool(figures.get("oom_npu_workspace")),
         "outside_torch": bool(figures.get("oom_outside_torch")),
-        "phase": worker.oom_phase,
-        "last_stage": _LAST_SEEN.get(worker.stage_before_oom),
-        "failures": worker.ooms,
+        "phase": failed.phase,
+        "last_stage": _LAST_SEEN.get(oom.stage),
+        "failures": oom.failures,
+        "stage": stage_of(reversed(failed.chain)),
+        "site": failed.site,
+        "at_request": notes.at_request,
+        "request_count": notes.request_count,
+        "input": notes.input,
+        "readings": [to_json(each) for each in notes.readings],
     }
-    at = worker.oom_at or LogNotes()
-    detail |= {
-        "stage": stage_of(reversed(worker.oom_chain)),
-        "site": worker.oom_site,
-        "at_request": at.at_request,
-        "request_count": at.request_count,
-        "input": at.input,
-        "readings": [to_json(each) for each in at.readings],
-    }
-    return _span("oom", order, line, after=snapshot, detail=detail)
+    read |= {"t_ns": None, "device_free_bytes": sizes["free_bytes"]}
+    after = from_json(Snapshot, read)
+    return _span("oom", order, min(lines, default=0), after=after, detail=detail)

@@ -446,7 +446,7 @@ class RunInfo:
     engine_command: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)  # memory-relevant variables, secrets redacted
     versions: dict[str, str] = field(default_factory=dict)
-    engine: str | None = None  # vllm-ascend | vllm | sglang | sglang-diffusion
+    engine: str | None = None  # vllm-ascend | vllm, or another of ``ENGINES``
     engine_version: str | None = None
     device: str | None = None  # SoC name, or profile name when simulated
     simulated: bool = False

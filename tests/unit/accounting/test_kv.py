@@ -239,10 +239,8 @@ def test_pages_and_requests_are_those_of_the_engine_s_own_classes(release: str) 
     left = (
         {"MambaSpec"} if release == "0.13.0" else set()
     )  # its number of states depends on the release
-    of_vllm = [layer for layer in LAYER_TYPES if "sglang" not in layer.cite]
-    assert {name for layer in of_vllm for name in layer.names} - {
-        "AscendMLAAttentionSpec"
-    } - known == left
+    names = {name for layer in LAYER_TYPES for name in layer.names}
+    assert names - {"AscendMLAAttentionSpec"} - known == left
 
 
 @pytest.mark.parametrize(

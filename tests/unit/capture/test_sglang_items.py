@@ -13,6 +13,7 @@ from vllm_memprof.capture import steps
 from vllm_memprof.capture.hook import Call, Hook
 from vllm_memprof.capture.items import describe
 from vllm_memprof.engines.sglang import items as sglang_items
+from vllm_memprof.engines.sglang.kept import kept
 from vllm_memprof.engines.sglang.steps import SchedulerBatch, _New
 from vllm_memprof.record.samples import MediaStage
 
@@ -71,7 +72,7 @@ class Scene:
         self.sampler, self.device = self.worker.sampler, self.worker.device
         self.images = [image([1, 4, 4], (1, 4), hash_=7), image([1, 2, 2], (6, 6), hash_=8)]
         self.requests = {"a": request("a", *self.images), "b": request("b")}
-        notes = SimpleNamespace(requests=self.requests, mm_merge=None, serving=True)
+        notes = SimpleNamespace(requests=self.requests, engine=None, serving=True)
         self.recorder: Any = SimpleNamespace(sampler=self.sampler, notes=notes)
 
     def begin(self) -> None:
@@ -153,7 +154,7 @@ def test_another_modality_s_encoder_is_no_part_of_a_merge(scene: Scene) -> None:
     sglang_items.leave_embed(scene.recorder, scene.call())
     stages = [(stage.stage, stage.figures["allocated_total_bytes"]) for stage in scene.stages()]
     assert stages == [("mm_encoder", 100), ("mm_merge", 0), ("mm_encoder", 100), ("mm_merge", 30)]
-    assert scene.recorder.notes.mm_merge is None
+    assert kept(scene.recorder).mm_merge is None
 
 
 def test_the_cache_of_embeddings_says_what_it_takes_and_gives_up(scene: Scene) -> None:

@@ -114,11 +114,12 @@ def _facts(run: Run) -> dict[str, str]:
     found |= {
         name: value for name, value in given_options(info.command) if name not in _OF_ONE_HOST
     }
-    found |= {name: value for name, value in sorted(info.env.items()) if _bears(name, value)}
+    found |= {
+        name: value
+        for name, value in sorted(info.env.items())
+        if not name.startswith(_OURS)
+        and name not in _OF_NO_WEIGHT
+        and not name.endswith(_OF_ONE_HOST_ENDS)
+        and (name in _PATHS or not value.startswith("/"))
+    }
     return found
-
-
-def _bears(name: str, value: str) -> bool:
-    if name.startswith(_OURS) or name in _OF_NO_WEIGHT or name.endswith(_OF_ONE_HOST_ENDS):
-        return False
-    return name in _PATHS or not value.startswith("/")

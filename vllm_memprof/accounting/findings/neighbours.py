@@ -57,7 +57,7 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
         utilization that makes up for it, where the engine would start with it; vllm-ascend from
         0.18 subtracts no other process's memory, except on 310P.
     """
-    # a front end of the engine may hold a context of its own (SGLang's main process does)
+    # a front end of the engine may hold a context of its own
     own = context.whole.pids.get(context.rank.host, frozenset())
     yield from _at_the_start(context.rank, own, context.ranks)
     yield from _later(context.rank, own)

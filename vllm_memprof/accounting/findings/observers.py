@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.text import Text, text
 
 
@@ -30,11 +31,7 @@ OBSERVERS: tuple[ObservingCall, ...] = (
     ObservingCall(
         r"vllm\.utils(\.mem_utils)?", r"(measure|current_memory_usage|__enter__|__exit__)", _READING
     ),
-    ObservingCall(
-        r"sglang\..*",
-        r"get_available_gpu_memory",
-        text("sglang's reading of free memory, also for its log lines"),
-    ),
+    *(ObservingCall(*each) for row in ENGINES.values() for each in row.observing),
     ObservingCall(
         r"(logging|loguru|structlog|prometheus_client)(\..*)?",
         r".*",

@@ -147,7 +147,7 @@ def communicator_buffers(context: RankContext) -> Iterator[Found]:
     total = sum(size for _, size, _ in found)
     by_variable = [size for _, size, source in found if source == _VARIABLE]
     over = sum(size - _DEFAULT_BUFFERS_BYTES for size in by_variable)
-    buffers = [
+    buffers = (
         text(
             "{name} 2 x {size} MiB by {source}",
             name=name,
@@ -155,7 +155,7 @@ def communicator_buffers(context: RankContext) -> Iterator[Found]:
             source=text("HCCL's default") if source == "default" else source,
         )
         for name, size, source in found
-    ]
+    )
     evidence = join(", ", buffers)
     asked = context.run.info.env.get(_VARIABLE)
     if over >= NOTEWORTHY_BYTES:

@@ -29,6 +29,7 @@ from vllm_memprof.capture.hook import (
     StopAfterPlan,
 )
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
+from vllm_memprof.engines.sglang.kept import kept
 
 _GIB = 1 << 30
 #: Where a process of SGLang keeps its set-up. (0.5.23)
@@ -57,7 +58,7 @@ def leave_scheduler(recorder: Recorder, call: Call) -> None:
     What SGLang does between its pools and this moment is the warm-up: buffers, attention backends,
     graphs. Its first batch is the phase ``request``.
     """
-    opened, recorder.notes.warm_up = recorder.notes.warm_up, None
+    opened, kept(recorder).warm_up = kept(recorder).warm_up, None
     if opened is not None:
         finish(recorder, opened, call.error)
     if call.error is not None or recorder.notes.model_ready:
@@ -127,7 +128,7 @@ def _identify(recorder: Recorder, runner: Any) -> None:
     if recorder.notes.label is not None:
         return
     known = _identity(recorder, runner)
-    recorder.notes.label, recorder.notes.rank = str(known["label"]), _int(known["rank"])
+    recorder.notes.label, kept(recorder).rank = str(known["label"]), _int(known["rank"])
     recorder.emit("identity", **known)
     recorder.hooks.observe_oom()
     recorder.hooks.self_check(DEVICE_READY)
@@ -207,7 +208,7 @@ def keep_available(recorder: Recorder, call: Call) -> None:
 def keep_reservation(recorder: Recorder, call: Call) -> None:
     if recorder.is_open("kv_cache_sizing") and call.error is None:
         recorder.figures["mm_reserved_bytes"] = _bytes(call.result) or None
-        recorder.notes.mm_pools = call.kwargs.get("mm_feature_transport") in _TRANSPORT_POOLS
+        kept(recorder).mm_pools = call.kwargs.get("mm_feature_transport") in _TRANSPORT_POOLS
 
 
 def keep_embedding_limit(recorder: Recorder, call: Call) -> None:
@@ -215,7 +216,7 @@ def keep_embedding_limit(recorder: Recorder, call: Call) -> None:
     reservation is for; every model has that cache."""
     limit = call.args[0] if call.args else call.kwargs.get("max_size")
     reserved = recorder.figures.get("mm_reserved_bytes") is not None
-    if call.error is None and reserved and not recorder.notes.mm_pools:
+    if call.error is None and reserved and not kept(recorder).mm_pools:
         recorder.figures["mm_cache_limit_bytes"] = _int(limit)
 
 
@@ -232,7 +233,7 @@ def keep_cell(recorder: Recorder, call: Call) -> None:
     if page is None and len(call.args) > 2:
         page = call.args[2]
     if cell and isinstance(page, int):
-        recorder.notes.kv_page = page, cell
+        kept(recorder).page = page, cell
         recorder.figures["page_bytes"] = page * cell
 
 
@@ -249,8 +250,8 @@ def leave_configure(recorder: Recorder, call: Call) -> None:
         if not recorder.hooks.is_bound(POOLS):
             _stop(recorder)
         return
-    if recorder.notes.warm_up is None:
-        recorder.notes.warm_up = recorder.begin("warm_up", call.hook.id)
+    if kept(recorder).warm_up is None:
+        kept(recorder).warm_up = recorder.begin("warm_up", call.hook.id)
 
 
 def leave_pools(recorder: Recorder, call: Call) -> None:
@@ -267,7 +268,7 @@ def _stop(recorder: Recorder) -> NoReturn:
 
 def _write_plan(recorder: Recorder, call: Call) -> None:
     tokens = _int(getattr(call.result, "max_total_num_tokens", None))
-    page, cell = recorder.notes.kv_page or (None, None)
+    page, cell = kept(recorder).page or (None, None)
     figures = recorder.figures
     if tokens is None or page is None or cell is None:
         recorder.emit_figures("configure")
@@ -415,7 +416,7 @@ def leave_online(recorder: Recorder, call: Call) -> None:
 
 def enter_first_steps(recorder: Recorder, call: Call) -> None:
     """Open the phase of the first batch: communicators and operator workspace come with it."""
-    if recorder.notes.serving and not recorder.notes.first_batches:
+    if recorder.notes.serving and not kept(recorder).first_batches:
         begin_phase(recorder, call)
 
 
@@ -424,8 +425,8 @@ def leave_first_steps(recorder: Recorder, call: Call) -> None:
     if not recorder.notes.serving:
         return  # a batch of the start-up's own
     end_phase(recorder, call)
-    recorder.notes.first_batches += 1
-    if recorder.notes.first_batches >= _FIRST_BATCHES:
+    kept(recorder).first_batches += 1
+    if kept(recorder).first_batches >= _FIRST_BATCHES:
         recorder.hooks.release(FIRST_STEPS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vllm_memprof.engines.equation import HALF_A_PAGE, Equation, Term
+from vllm_memprof.text import text
 
 #: Half a page of the KV pool: what rounding down to whole pages takes on average.
 PASSING_FIGURES = ("half_page_bytes",)
@@ -19,6 +20,7 @@ _S1 = Equation(
     "::KVCacheConfigurator._profile_available_bytes; pool_configurator.py"
     "::DefaultPoolConfigurator.calculate_pool_sizes",
     base="least_free_before_load_bytes",
+    base_title=text("free before the weights are loaded, least of all ranks"),
     share="mem_fraction_static",
     asked="free_before_load x mem_fraction_static",
     terms=(

@@ -15,6 +15,7 @@ from typing import Any
 
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.engines.sglang.kept import kept
 
 #: Index of an item among those of its request, by the request's id.
 Inputs = dict[str, list[int]]
@@ -95,7 +96,7 @@ def leave_embedding(recorder: Recorder, call: Call) -> None:
     embedding = call.result[0] if isinstance(call.result, tuple) and call.result else None
     if recorder.sampler is not None and call.error is None and embedding is not None:
         inputs = _inputs(recorder, _in_chunk(call.kwargs))
-        recorder.notes.mm_merge = recorder.sampler.begin_stage("mm_merge", inputs)
+        kept(recorder).mm_merge = recorder.sampler.begin_stage("mm_merge", inputs)
 
 
 def leave_embed(recorder: Recorder, call: Call) -> None:
@@ -103,7 +104,7 @@ def leave_embed(recorder: Recorder, call: Call) -> None:
 
 
 def _end_merge(recorder: Recorder, error: BaseException | None) -> None:
-    opened, recorder.notes.mm_merge = recorder.notes.mm_merge, None
+    opened, kept(recorder).mm_merge = kept(recorder).mm_merge, None
     if recorder.sampler is not None and opened is not None:
         recorder.sampler.end_stage(opened, error)
 

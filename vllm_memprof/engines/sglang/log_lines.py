@@ -7,6 +7,8 @@ releases differ in what stands between the figures.
 
 from __future__ import annotations
 
+import re
+
 from vllm_memprof.engines.line_format import (
     CAPTURE,
     ENGINE,
@@ -19,6 +21,8 @@ from vllm_memprof.engines.line_format import (
     LogLines,
     row,
 )
+from vllm_memprof.engines.sglang.log_ranks import complete, notes
+from vllm_memprof.engines.sglang.server_args import COMMAND, Lines, set_up
 
 #: Figures that SGLang alone prints. Bytes unless the name says otherwise.
 FIGURES: dict[str, str] = {
@@ -140,6 +144,7 @@ _LATEST = frozenset({"emptied_before_bytes", "emptied_after_bytes", "emptied_byt
 _LEAST = frozenset({"free_at_update_bytes"})
 _ONCE_PER_MODEL = frozenset({"free_before_load_bytes", "free_after_load_bytes", "weights_bytes"})
 LOG = LogLines(
+    engine=SGLANG,
     formats=FORMATS,
     figures=FIGURES,
     needles=(
@@ -171,4 +176,15 @@ LOG = LogLines(
     least=_LEAST,
     once_per_model=_ONCE_PER_MODEL,
     contradiction_is_unknown=frozenset(FIGURES) - _LATEST - _LEAST - _ONCE_PER_MODEL,
+    looked_for='"Load weight end", "KV Cache is allocated", "Memory pool end", '
+    "max_total_num_tokens",
+    refused={"static_refused": "the static share holds no KV cache"},
+    # "[2026-11-21 23:58:59 DP0 TP0 EP0]"
+    ranks=re.compile(r"[ \]](?P<ranks>(?:(?:DP|PP|TP|EP|ATTN_CP|MOE_DP)\d+ ?)+)\] "),
+    pool_tokens="pool_tokens",
+    command=COMMAND,
+    argument_lines=Lines,
+    set_up=set_up,
+    complete=complete,
+    notes=notes,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_memprof.engines.base import Arguments
-from vllm_memprof.options import Option, Size
+from vllm_memprof.options import DeviceFactor, Option
 from vllm_memprof.text import text
 
 #: What the set-up of a run is read from; no other value of its line leaves the reader.
@@ -26,9 +26,9 @@ SET_UP = (
 )
 #: (compute_world_size; the parser takes any beginning of a name)
 DEVICES = (
-    Size(("--tp-size", "--tp", "--tensor-parallel-size")),
-    Size(("--pp-size", "--pp", "--pipeline-parallel-size")),
-    Size(("--dp-size", "--dp", "--data-parallel-size"), "--enable-dp-attention"),
+    DeviceFactor(("--tp-size", "--tp", "--tensor-parallel-size")),
+    DeviceFactor(("--pp-size", "--pp", "--pipeline-parallel-size")),
+    DeviceFactor(("--dp-size", "--dp", "--data-parallel-size"), "--enable-dp-attention"),
 )
 ARGUMENTS = Arguments(
     share="--mem-fraction-static",

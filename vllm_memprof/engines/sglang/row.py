@@ -23,6 +23,16 @@ ROW = EngineRow(
         ("sglang.srt.entrypoints.engine", None): "api",
         ("sglang.launch_server", None): "api",
     },
+    observing=(
+        (
+            r"sglang\..*",
+            r"get_available_gpu_memory",
+            text("sglang's reading of free memory, also for its log lines"),
+        ),
+    ),
+    # (sglang/srt/mem_cache/memory_pool.py, 0.5.23)
+    pools=dict.fromkeys(("MHATokenToKVPool", "NPUMHATokenToKVPool"), "FullAttentionSpec"),
+    process_title="sglang",  # (sglang/srt/managers/scheduler.py, 0.5.23)
     forwarders=("/sglang/srt/utils/common.py", "/sglang/srt/platforms/"),
     parallel_state="sglang.srt.distributed.parallel_state",
     failed_requests="vllm_memprof.engines.sglang.steps:failed_requests",

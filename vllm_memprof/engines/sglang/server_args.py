@@ -9,10 +9,11 @@ lines get cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_memprof.engines import SGLANG
+from vllm_memprof.engines.line_format import Given
+from vllm_memprof.engines.sglang.options import SET_UP
 from vllm_memprof.options import Value, typed
 
 SERVER_ARGS = "server_args="
@@ -27,7 +28,17 @@ COMMAND = re.compile(
     r"|\bpython3?\s+-m\s+(?P<module>sglang\.launch_server\s+-(?!.*<).*))$"
 )
 
-_TYPES = {option.field: option.kind for option in SGLANG.set_up}
+_TYPES = {option.field: option.kind for option in SET_UP}
+#: Argument -> field of ``logs.config.Config``.
+_FIELDS = {
+    "model_path": "model",
+    "served_model_name": "served_model_name",
+    "tp_size": "tensor_parallel_size",
+    "pp_size": "pipeline_parallel_size",
+    "dp_size": "data_parallel_size",
+    "context_length": "max_model_len",
+    "page_size": "block_size",
+}
 #: Arguments without which nothing is recomputed: each may have set the KV cache.
 _NEEDED = ("mem_fraction_static", "max_total_tokens", "tp_size", "pp_size", "speculative_algorithm")
 #: Arguments that tell which options a release has.
@@ -35,19 +46,18 @@ _NAMES = ("cuda_graph_max_bs_decode",)
 
 
 @dataclass(frozen=True)
-class ServerArgs:
+class ServerArgs(Given):
     """What SGLang was started with, as far as its line or its command says it; None is unknown."""
 
+    engine: str = "sglang"
     mem_fraction_static: float | None = None
     max_total_tokens: int | None = None  # given by --max-total-tokens
     page_size: int | None = None  # tokens
     #: Ranks that agree on one KV cache. None with pipeline stages, too: they hold other layers, so
     #: that the equation of one does not tell the tokens of all.
     world_size: int | None = None
-    draft_model: bool = False  # speculative decoding
     #: Nothing that the equation needs was cut off: what is None was not given.
     complete: bool = False
-    device: str | None = None  # npu | cuda
     #: Names of ``_NAMES`` that the release has.
     names: frozenset[str] = frozenset()
 
@@ -81,32 +91,41 @@ def read_server_args(text: str) -> dict[str, Value]:
 class Lines:
     """Puts a ``server_args=`` line together that a terminal or a mail program has wrapped."""
 
-    def __init__(self) -> None:
-        self._text: str | None = None
+    opens = SERVER_ARGS
 
-    def feed(self, text: str) -> str | None:
-        """Return the whole line, or as much as there is of it; None where more may follow."""
-        if SERVER_ARGS in text:
-            self._text = text
-        elif self._text is None:
-            return None
-        elif not text.strip() or _RECORD.match(text) or len(self._text) > _MOST:
-            whole, self._text = self._text, None
-            return whole
-        else:
-            self._text += TORN + text
-        body = self._text.partition(SERVER_ARGS)[2].lstrip()
-        if not body.startswith(("ServerArgs(", "{")) or _is_closed(body):
-            whole, self._text = self._text, None
-            return whole
-        return None
+    def __init__(self) -> None:
+        self._text = ""
 
     @property
     def is_open(self) -> bool:
-        return self._text is not None
+        return bool(self._text)
+
+    def feed(self, text: str) -> Mapping[str, Value]:
+        """Return the arguments of a line, or of as much as there is; none where more may follow."""
+        ended = False
+        if SERVER_ARGS in text:
+            self._text = text
+        elif not text.strip() or _RECORD.match(text) or len(self._text) > _MOST:
+            ended = True
+        else:
+            self._text += TORN + text
+        body = self._text.partition(SERVER_ARGS)[2].lstrip()
+        if not ended and body.startswith(("ServerArgs(", "{")) and not _is_closed(body):
+            return {}
+        whole, self._text = self._text, ""
+        return read_server_args(whole)
 
 
-def is_eager(found: dict[str, Value]) -> bool | None:
+def set_up(found: Mapping[str, Value], whole: bool) -> dict[str, object]:
+    """Return the fields of ``logs.config.Config`` that arguments say; ``whole`` as ``settings``."""
+    fields: dict[str, object] = {
+        field: found[name] for name, field in _FIELDS.items() if found.get(name)
+    }
+    given = settings(found, whole=whole)
+    return {**fields, "enforce_eager": is_eager(found), "engine": given.engine, "given": given}
+
+
+def is_eager(found: Mapping[str, Value]) -> bool | None:
     """Return whether decode runs without graphs; None where nothing says it."""
     if found.get("disable_cuda_graph") or found.get("disable_decode_cuda_graph"):
         return True
@@ -115,7 +134,7 @@ def is_eager(found: dict[str, Value]) -> bool | None:
     return False if "disable_cuda_graph" in found else None
 
 
-def settings(found: dict[str, Value], *, whole: bool) -> ServerArgs:
+def settings(found: Mapping[str, Value], *, whole: bool) -> ServerArgs:
     """Return what the budget needs.
 
     Args:

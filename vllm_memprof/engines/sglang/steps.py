@@ -16,6 +16,7 @@ from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.sampler import Sampler, clean_id
 from vllm_memprof.engines.sglang.items import features_of
+from vllm_memprof.engines.sglang.kept import kept
 
 
 class _New:
@@ -160,7 +161,7 @@ def _free_tokens(scheduler: Any, allocator: Any) -> int:
 
 def _is_first_rank(recorder: Recorder) -> bool:
     """Return whether this process writes what all ranks of a replica have in common."""
-    return recorder.notes.rank in (0, None)
+    return kept(recorder).rank in (0, None)
 
 
 def extended(batch: Any, count: int) -> list[int]:

@@ -31,6 +31,7 @@ class Running:
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.done = 0
 
 
 def enter_worker(recorder: Recorder, call: Call) -> None:
@@ -44,8 +45,8 @@ def leave_worker(recorder: Recorder, call: Call) -> None:
     notes = recorder.notes
     notes.model_ready = notes.serving = True
     # one request runs at a time: calls of empty_cache are asked whether it is under way
-    notes.running = Running()
-    empty_cache.keep_worker(recorder, notes.running)
+    notes.engine = Running()
+    empty_cache.keep_worker(recorder, notes.engine)
     recorder.emit("ready", what="model")
     recorder.hooks.self_check(MODEL_READY)
     recorder.hooks.self_check(ENGINE_READY)
@@ -107,7 +108,7 @@ def begin_component(recorder: Recorder, call: Call) -> None:
 
 
 def begin_request(recorder: Recorder, call: Call) -> None:
-    running = recorder.notes.running
+    running = recorder.notes.engine
     if running is not None:
         running.requests.append(call.argument("batch"))
         begin_phase(recorder, call)
@@ -115,13 +116,13 @@ def begin_request(recorder: Recorder, call: Call) -> None:
 
 def leave_request(recorder: Recorder, call: Call) -> None:
     """End the phase; take off the rows of requests once enough of them were recorded."""
-    running = recorder.notes.running
+    running = recorder.notes.engine
     if running is None:
         return
     running.requests.clear()
     end_phase(recorder, call)
-    recorder.notes.first_batches += 1
-    if recorder.notes.first_batches >= RECORDED_REQUESTS:
+    running.done += 1
+    if running.done >= RECORDED_REQUESTS:
         recorder.notes.worker = None  # from here on nobody knows whether one is under way
         recorder.hooks.release(FIRST_STEPS)
 

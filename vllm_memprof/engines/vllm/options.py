@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_memprof.engines.base import Arguments
-from vllm_memprof.options import Option, Size
+from vllm_memprof.options import DeviceFactor, Option
 from vllm_memprof.text import text
 
 #: What the set-up of a run is read from. (vllm/engine/arg_utils.py::EngineArgs)
@@ -42,10 +42,10 @@ PART = (
 )
 #: (vllm/config/parallel.py::ParallelConfig, 0.23.0: world_size = pp x tp x pcp, times dp)
 DEVICES = (
-    Size(("--tensor-parallel-size",)),
-    Size(("--pipeline-parallel-size",)),
-    Size(("--prefill-context-parallel-size",)),
-    Size(("--data-parallel-size",)),
+    DeviceFactor(("--tensor-parallel-size",)),
+    DeviceFactor(("--pipeline-parallel-size",)),
+    DeviceFactor(("--prefill-context-parallel-size",)),
+    DeviceFactor(("--data-parallel-size",)),
 )
 ARGUMENTS = Arguments(
     share="--gpu-memory-utilization",

@@ -26,6 +26,7 @@ ROW = EngineRow(
         "/vllm/utils/mem_utils.py",
         "/vllm/platforms/interface.py",
     ),
+    process_title="VLLM",  # (vllm/utils/system_utils.py::set_process_title, 0.23.0)
     parallel_state="vllm.distributed.parallel_state",
     modes=("serve", "offline", "plan"),
     plugins="VLLM_PLUGINS",

@@ -106,9 +106,8 @@ def _requested(rank: RankReport) -> list[Row | Size]:
         utilization = number(rank.budget.gpu_memory_utilization)
         return [_device_total(rank), Row(["gpu_memory_utilization", utilization, ""], mark="×")]
     base = rank.figures.get(form.base)
-    title = text("free before the weights are loaded, least of all ranks")
     return [
-        Size(title, None if base is None else int(base)),
+        Size(form.base_title or form.base, None if base is None else int(base)),
         Row([form.share, number(rank.figures.get(form.share)), ""], mark="×"),
     ]
 

@@ -1,0 +1,27 @@
+"""What the actions of SGLang's rows keep between two calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_memprof.capture.recorder import OpenPhase, Recorder
+
+
+@dataclass
+class Kept:
+    """Of one process."""
+
+    page: tuple[int, int] | None = None  # tokens of a page of the KV cache, bytes of a token
+    first_batches: int = 0  # that were run while communicators are watched
+    rank: int | None = None  # within the replica
+    warm_up: OpenPhase | None = None  # that no single call of the engine is
+    mm_merge: Any = None  # stage of the sampler under way
+    mm_pools: bool = False  # other processes put multimodal input on the device, too
+
+
+def kept(recorder: Recorder) -> Kept:
+    """Return what is kept of a process, from its first call on."""
+    if not isinstance(recorder.notes.engine, Kept):
+        recorder.notes.engine = Kept()
+    return recorder.notes.engine
