@@ -16,7 +16,7 @@ from string import Formatter
 import pytest
 
 import vllm_memprof
-from scripts.write_findings_docs import SECTIONS, sections_of
+from tests.support.write_findings_docs import SECTIONS, sections_of
 from tests.unit.accounting.builders import gib, process, recorded, run_of
 from vllm_memprof.accounting import build_report, findings
 from vllm_memprof.accounting.findings.needs import HOOKS, NOTHING
