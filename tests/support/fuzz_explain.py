@@ -32,8 +32,6 @@ import time
 import traceback
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-
 from tests.support.secrets import BY_FORM, BY_NAME, MARK
 from tests.unit.logs.dirt import HARMLESS, LOSSY, RENAMING, in_order
 from tests.unit.logs.samples import OTHERS, SAMPLES
@@ -45,6 +43,8 @@ from vllm_memprof.logs.starts import StartSorter
 from vllm_memprof.logs.to_record import to_runs
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import Run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 #: A round that takes longer is a hang.
 ROUND_LIMIT_S = 20.0

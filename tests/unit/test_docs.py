@@ -46,6 +46,7 @@ WIDTH = 100
     [
         ["scripts/write_command_docs.py"],
         ["-m", "tests.support.write_findings_docs"],
+        ["-m", "scripts.write_causes_docs"],
         ["-m", "scripts.bench_plan"],  # the page of models
         ["-m", "scripts.accuracy"],
     ],

@@ -28,7 +28,6 @@ from vllm_memprof.accounting.ranks import fullest_notes
 from vllm_memprof.accounting.serving_growth import host_growth, traced
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.record.deployment import Part, Parts
-from vllm_memprof.record.loader import Run
 
 #: Statuses, the gravest first.
 _GRAVITY = ("oom", "failed", "truncated", "running", "ok")
@@ -52,8 +51,23 @@ def build_deployment(found: Parts) -> Report:
     rows: list[HostRow] = []
     summaries: list[RunSummary] = []
     for group, parts in groups.items():
-        whole = _as_one([part.run for part in parts], offsets)
-        labels = _labels(whole, group if len(groups) > 1 else None)
+        runs = [part.run for part in parts]
+        # what the runs of a group were given is that of the first
+        whole = replace(
+            runs[0],
+            processes=[process for run in runs for process in run.processes],
+            truncated=any(run.truncated for run in runs),
+            printed_kv={dp: said for run in runs[::-1] for dp, said in run.printed_kv.items()},
+            parts=tuple(runs),
+            clock_offsets=dict(offsets),
+        )
+        labelled = workers_by_label(whole)
+        known = [label for label, _ in labelled]
+        labels: dict[int, str] = {}
+        for label, process in labelled:  # each is there once in the deployment
+            if known.count(label) > 1:
+                label = f"{process.identity.host} {label}"
+            labels[id(process)] = f"{group} {label}" if len(groups) > 1 and group else label
         of_group: list[RankReport] = []
         for part in parts:
             run = replace(part.run, group=whole, clock_offsets=offsets)
@@ -71,42 +85,25 @@ def build_deployment(found: Parts) -> Report:
             of_group += made
         findings += find(whole, of_group)
         ranks += of_group
+    # what was not measured on several hosts once, with the ranks that it concerns
+    absent: dict[tuple[str, str], list[str]] = {}
+    everyone = [rank.label for rank in ranks]
+    for row in missing:
+        concerned = absent.setdefault((row.phase, row.reason), [])
+        concerned += [label for label in row.labels or everyone if label not in concerned]
     return Report(
         run=_joined(found, summaries),
         ranks=ranks,
         findings=in_order(findings),
-        not_measured=_together(missing, [rank.label for rank in ranks]),
+        not_measured=[
+            NotMeasured(phase, reason, None if len(each) == len(everyone) else each)
+            for (phase, reason), each in absent.items()
+        ],
         failure=next((part.run.failure for part in found.parts if part.run.failure), None),
         growth=growth,
         allocations=allocations,
         deployment=Deployment(found.name, rows, _cores(ranks), found.gaps),
     )
-
-
-def _as_one(runs: Sequence[Run], offsets: Mapping[str | None, int]) -> Run:
-    """Return the runs of a group as one; what they were given is that of the first."""
-    first = runs[0]
-    printed = {dp: said for run in reversed(runs) for dp, said in run.printed_kv.items()}
-    return replace(
-        first,
-        processes=[process for run in runs for process in run.processes],
-        truncated=any(run.truncated for run in runs),
-        printed_kv=printed,
-        parts=tuple(runs),
-        clock_offsets=dict(offsets),
-    )
-
-
-def _labels(whole: Run, group: str | None) -> dict[int, str]:
-    """Return process -> its label, of which each is there once in the deployment."""
-    found = workers_by_label(whole)
-    known = [label for label, _ in found]
-    labels: dict[int, str] = {}
-    for label, process in found:
-        if known.count(label) > 1:
-            label = f"{process.identity.host} {label}"
-        labels[id(process)] = label if group is None else f"{group} {label}"
-    return labels
 
 
 def _host_rows(
@@ -191,15 +188,3 @@ def _joined(found: Parts, summaries: Sequence[RunSummary]) -> RunSummary:
         or any(gap.kind != "given_twice" for gap in found.gaps),
         notes=said,
     )
-
-
-def _together(rows: Sequence[NotMeasured], everyone: Sequence[str]) -> list[NotMeasured]:
-    """Return what was not measured on several hosts once, with the ranks that it concerns."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        labels = found.setdefault((row.phase, row.reason), [])
-        labels += [label for label in row.labels or everyone if label not in labels]
-    return [
-        NotMeasured(phase, reason, None if len(labels) == len(everyone) else labels)
-        for (phase, reason), labels in found.items()
-    ]

@@ -247,7 +247,11 @@ def _application(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
 
 def _uncounted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     """Return, without counters, the owners known from events, and the rest in one row."""
-    rest = _other_non_torch(snapshot)
+    rest = snapshot.non_torch_bytes
+    if rest is None:
+        used = minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
+        rest = minus(used, torch_bytes(snapshot))
+    rest = minus(rest, snapshot.npu_workspace_bytes or 0)
     derived: list[ComponentRow] = []
     context = at.owners.first_context
     if context is not None and rest is not None:
@@ -291,12 +295,3 @@ def _parts(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
             )
         )
     return parts
-
-
-def _other_non_torch(snapshot: Snapshot) -> int | None:
-    """Return non-torch memory less the operator workspace where that is known, bytes."""
-    non_torch = snapshot.non_torch_bytes
-    if non_torch is None:
-        used = minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
-        non_torch = minus(used, torch_bytes(snapshot))
-    return None if non_torch is None else non_torch - (snapshot.npu_workspace_bytes or 0)

@@ -78,6 +78,7 @@ HOW_TITLES: dict[str, Text] = {
     MODELLED: text("modelled"),
 }
 _ENGINES_FIGURE, _NOT_RECORDED = text("the engine's figure"), text("it was not recorded")
+_NO_PROFILE = text("no profile run was recorded")
 #: Phases in which a worker reads its device for the first time.
 _BEFORE_LOADING = ("device_init", "hccl_init")
 
@@ -394,21 +395,21 @@ _ROWS = (
         _persistent_torch,
         formula="profile_before_allocated_peak - weights",
         source=text("the engine's snapshot before the profile run, right after its peak reset"),
-        unknown=text("no profile run was recorded"),
+        unknown=_NO_PROFILE,
     ),
     Quantity(
         "peak_activation",
         text("peak activation"),
         _peak_activation,
         formula="profile_after_allocated_peak - profile_before_allocated_peak",
-        unknown=text("no profile run was recorded"),
+        unknown=_NO_PROFILE,
     ),
     Quantity(
         "kept_torch",
         text("torch memory that profiling left"),
         _kept_torch,
         formula="allocated after profile_run - allocated before it",
-        unknown=text("no profile run was recorded"),
+        unknown=_NO_PROFILE,
     ),
     Quantity(
         "reserved_not_allocated",
@@ -443,7 +444,7 @@ _ROWS = (
         _non_torch,
         device_wide=True,
         formula="profile_after_non_torch - initial_non_torch",
-        unknown=text("no profile run was recorded"),
+        unknown=_NO_PROFILE,
     ),
     Quantity(
         "non_torch_cleared",

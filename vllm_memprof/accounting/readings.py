@@ -324,10 +324,9 @@ def _least(moment: str) -> Read:
 
 
 def _total(of: StartupReadings) -> Reading:
-    total = first_device_total(of.spans)
-    if total is None:
-        return Reading(None, reason=text("no reading of the device"))
-    return Reading(total, source=text("the first reading of the device"), between=CONSTANT)
+    total, source = first_device_total(of.spans), text("the first reading of the device")
+    unread = Reading(None, reason=text("no reading of the device"))
+    return unread if total is None else Reading(total, source=source, between=CONSTANT)
 
 
 def _weights(of: StartupReadings) -> Reading:

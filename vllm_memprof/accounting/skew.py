@@ -59,18 +59,15 @@ def skew_by_owner(report: Report) -> list[OwnerSkew]:
         groups.setdefault(rank.group, []).append(rank)
     found = []
     for group, ranks in groups.items():
-        moment = _common_moment(ranks)
+        # the latest phase of a start-up that every rank has come through
+        passed = (phase for phase in _MOMENTS if all(_end(rank, phase) for rank in ranks))
+        moment = next(passed, None)
         if moment is None or len(ranks) < 2:
             continue
         sizes = {rank.label: _held(rank, moment, pids.get(rank.host, set())) for rank in ranks}
         shown = group if len(groups) > 1 else None
         found += _rows(ranks, sizes, shown)
     return sorted(found, key=lambda row: row.least - row.most)
-
-
-def _common_moment(ranks: Sequence[RankReport]) -> str | None:
-    """Return the latest phase of a start-up that every rank has come through."""
-    return next((phase for phase in _MOMENTS if all(_end(rank, phase) for rank in ranks)), None)
 
 
 def _end(rank: RankReport, phase: str) -> Edge | None:

@@ -198,6 +198,12 @@ NO_GRAPH_TEST = Cure(
     text("shows whether the graph or the operator is at fault"),
     action=text("start once without graphs, and with the kernels run one by one"),
 )
+SPAWN = Cure(
+    text("a new process can use a device that its parent uses, a forked one cannot"),
+    environment="VLLM_WORKER_MULTIPROC_METHOD",
+    value="spawn",
+    engine=VLLM,
+)
 PORT = Cure(
     text("two servers cannot listen at one port"),
     action=text("choose another port, or end the process that has it"),

@@ -45,10 +45,12 @@ _FATAL = re.compile(
     r"Engine core initialization failed|EngineCore (?:failed|encountered)|EngineDeadError"
     r"|WorkerProc (?:hit an exception|failed|initialization failed)|Scheduler hit an exception"
     r"|Received sigquit from a child|engine process failed to start|is already dead"
-    r"|terminate called after|core dumped|Segmentation fault|died unexpectedly"
+    r"|terminate called after|Engine process \(pid \d+\) died"
+    r"|core dumped|Segmentation fault|died unexpectedly"
 )
 _QUIET = re.compile(
-    r"^.{0,120}?(?:\b(?:INFO|DEBUG|WARNING)\b[ :\]]|\[W\d{3,6}[ \]]|\b[\w.]*Warning: |^[IW]\d{4} )"
+    r"^.{0,120}?(?:(?<![=\w])(?:INFO|DEBUG|WARNING)\b[ :\]]"
+    r"|\[W\d{3,6}[ \]]|\b[\w.]*Warning: |^[IW]\d{4} )"
 )
 _ERROR_LEVEL = re.compile(r"^.{0,120}?\b(?:ERROR|CRITICAL|FATAL)\b")
 _EXCEPTION = re.compile(
@@ -181,7 +183,10 @@ def _first_cause(kept: _Kept) -> tuple[int, NamedFailure] | None:
     matches = []
     for order, row in enumerate(BOOK):
         match = _match(row, order, whole if row.quiet else loud, whole, kept.ready)
-        if match is not None and (match.number >= up or any(at < up for at in over)):
+        if match is None or (match.number < up and not any(at < up for at in over)):
+            continue
+        # a request may fail while the server goes on; that is no failure of the server
+        if not up or match.number < up or _is_memory(row) or any(at >= up for at in over):
             matches.append(match)
     if not matches:
         return _unrecognised(kept, loud, over)
@@ -190,6 +195,10 @@ def _first_cause(kept: _Kept) -> tuple[int, NamedFailure] | None:
     near = [each for each in grave if each.number <= first + _SAME_FAILURE]
     best = min(near, key=lambda each: (-each.row.rank, each.number, each.order))
     return best.number, _named(best, whole)
+
+
+def _is_memory(row: Row) -> bool:
+    return KINDS[row.kind] if row.memory is None else row.memory
 
 
 def _match(row: Row, order: int, page: _Page, whole: _Page, ready: int | None) -> _Match | None:
@@ -234,7 +243,7 @@ def _named(match: _Match, whole: _Page) -> NamedFailure:
         cures.append(replace(cure, value=value, enough="computed") if value else cure)
     return NamedFailure(
         kind=row.kind,
-        is_memory=KINDS[row.kind] if row.memory is None else row.memory,
+        is_memory=_is_memory(row),
         title=row.title,
         confidence="certain" if row.certain and row.rank != WRAPPER else "likely",
         evidence=[

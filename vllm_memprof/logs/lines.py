@@ -13,11 +13,12 @@ import gzip
 import html
 import re
 import zlib
-from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
+from vllm_memprof.causes.reader import SIGNALS
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.formats import OF_ENGINES
 
@@ -47,6 +48,12 @@ NEEDLES: tuple[bytes, ...] = (
     b"multi-group budget",
     *(needle for log in OF_ENGINES for needle in log.needles),
 )
+#: A line that tells of a failure contains one of these. Of lines that differ in digits alone, so
+#: many are passed on.
+_ERRORS = tuple(words.encode() for words in SIGNALS)
+_ERRORS_ALIKE = 20
+#: What most lines of a server end with or contain: they hold no figure, and are passed over.
+_ACCESS, _STATISTICS = b" 200 OK", b" throughput"
 #: vllm-ascend prints this line once per step at level DEBUG. The same figures from the same process
 #: are passed on once.
 _PER_STEP = b"torch reserved m"
@@ -137,7 +144,7 @@ def detect_encoding(head: bytes) -> tuple[str, int]:
 def read_lines(chunks: Iterator[bytes]) -> Iterator[LogLine]:
     """Yield the lines of a log: all of them at its beginning, those around needles later on."""
     number, read, tail = 1, 0, b""
-    seen: set[bytes] = set()
+    seen: Counter[bytes] = Counter()
     follows = False
     table_until = 0
     for chunk in chunks:
@@ -150,17 +157,19 @@ def read_lines(chunks: Iterator[bytes]) -> Iterator[LogLine]:
             pieces, tail = _split_long(data)  # a line without an end
             dense = read < DENSE_BYTES
             for piece in pieces:
-                if dense or any(needle in piece for needle in NEEDLES):
+                if dense or any(needle in piece for needle in (*NEEDLES, *_ERRORS)):
                     yield from _segments(piece, number, follows, cut=True)
             read += len(data) - len(tail)
             follows = False
             continue
         block, tail = data[:cut], data[cut:]
         if read < DENSE_BYTES:
+            follows = follows or number == 1
             for raw in block[:-1].split(b"\n"):
-                yield from _bounded(raw, number, follows=True)
+                if read == 0 or not _is_dull(raw):
+                    yield from _bounded(raw, number, follows)
+                follows = read == 0 or not _is_dull(raw)
                 number += 1
-            follows = True
         else:
             last = -1
             for index, raw, joined in _around_needles(block, seen, table_until):
@@ -213,49 +222,49 @@ def _segments(raw: bytes, number: int, follows: bool, cut: bool) -> Iterator[Log
 
 
 def _around_needles(
-    block: bytes, seen: set[bytes], table_lines: int
+    block: bytes, seen: Counter[bytes], table_lines: int
 ) -> Iterator[tuple[int, bytes, bool]]:
     """Yield (index in the block, line, whether it follows the previous one) of lines near a needle.
 
     Args:
         block: whole lines.
-        seen: keys of the per-step lines that were passed on; grows.
+        seen: keys of the per-step lines and errors that were passed on; grows.
         table_lines: lines at the beginning of the block that belong to an npu-smi table.
     """
-    hits = []  # positions of needles, one per line and needle at most
-    for needle in NEEDLES:
-        at = block.find(needle)
-        while at >= 0:
-            end = block.find(b"\n", at)
-            if block[at - 16 : at] != _PER_STEP or not _seen_step(block, at, end, seen):
-                hits.append(at)
-            at = block.find(needle, end)
-    if not hits and not table_lines:
-        return
-    ends: list[int] = []  # position of each line feed so far; grown only as far as it is needed
-    at = block.find(b"\n")
-    while at >= 0:
-        ends.append(at)
-        at = block.find(b"\n", at + 1)
-    wanted: set[int] = set(range(min(table_lines, len(ends))))
-    for position in hits:
-        index = bisect_right(ends, position - 1)
-        after = _TABLE_LINES if block.startswith(_TABLE_HEAD, position) else LINES_AFTER
-        wanted.update(range(max(0, index - LINES_BEFORE), min(len(ends), index + after + 1)))
+    lines = block[:-1].split(b"\n")
+    searched = [index for index, line in enumerate(lines) if not _is_dull(line)]
+    text = b"\n".join([lines[index] for index in searched])
+    wanted: set[int] = set(range(min(table_lines, len(lines))))
+    for needle in [each for each in (*NEEDLES, *_ERRORS) if each in text]:
+        for index in searched:
+            line = lines[index]
+            if needle in line and not _seen_before(line, needle, seen):
+                after = _TABLE_LINES if _TABLE_HEAD in line else LINES_AFTER
+                first = max(0, index - LINES_BEFORE)
+                wanted.update(range(first, min(len(lines), index + after + 1)))
     previous = -2
     for index in sorted(wanted):
-        begin = ends[index - 1] + 1 if index else 0
-        yield index, block[begin : ends[index]], index == previous + 1
+        yield index, lines[index], index == previous + 1
         previous = index
 
 
-def _seen_step(block: bytes, at: int, end: int, seen: set[bytes]) -> bool:
-    """Return True for a per-step line whose figures the same process has printed before."""
-    begin = block.rfind(b"\n", 0, at) + 1
-    key = block[begin : block.find(b")", begin, at)] + block[at:end]
-    if key in seen or len(seen) >= _PER_STEP_LIMIT:
+def _is_dull(line: bytes) -> bool:
+    """Return True for a line that a server prints again and again, without a figure."""
+    return line[-7:] == _ACCESS or _STATISTICS in line
+
+
+def _seen_before(line: bytes, needle: bytes, seen: Counter[bytes]) -> bool:
+    """Return True for a per-step line of known figures, and for an error seen often enough."""
+    if needle in _ERRORS:
+        key, most = line[:400].translate(None, b"0123456789"), _ERRORS_ALIKE
+    elif _PER_STEP in line:
+        at = line.find(_PER_STEP)
+        key, most = line[: line.find(b")", 0, at)] + line[at:], 1
+    else:
+        return False
+    if seen[key] >= most or len(seen) >= _PER_STEP_LIMIT:
         return True
-    seen.add(key)
+    seen[key] += 1
     return False
 
 

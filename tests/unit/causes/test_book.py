@@ -129,6 +129,7 @@ def test_an_error_that_no_row_names_is_shown_as_it_is() -> None:
         "INFO If out-of-memory error occurs during cudagraph capture, consider decreasing it\n",
         "WARNING Failed to import from vllm._C with ImportError('no')\n",
         "ValueError: odd\nINFO: Application startup complete.\n",
+        "INFO: Application startup complete.\nERROR ValueError: top_k is not supported here\n",
         'INFO: 1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 200 OK\n',
     ],
 )

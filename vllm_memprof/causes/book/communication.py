@@ -104,7 +104,8 @@ ROWS = (
         kind="not-memory-at-all",
         title=text("a collective operation of NCCL failed or timed out"),
         pattern=r"ncclRemoteError|ncclSystemError|ncclInternalError|ncclInvalidUsage"
-        r"|Watchdog caught collective operation timeout|NCCL error in|ncclUnhandledCudaError"
+        r"|Watchdog caught collective operation timeout|NCCL error(?: in)?:"
+        r"|unhandled system error|ncclUnhandledCudaError"
         r"|ProcessGroup(?:NCCL|HCCL).{0,120}(?:timeout|timed out)",
         unless=r"out of memory|No space left|/dev/shm",
         example="torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:1, remote "
@@ -112,6 +113,16 @@ ROWS = (
         "exited or there was a network error\nncclRemoteError",
         cures=(c.FIRST_RANK, c.NETWORK),
         rank=SYMPTOM,
+    ),
+    Row(
+        kind="not-memory-at-all",
+        title=text("a collective operation of HCCL failed"),
+        pattern=r"H(?:CCL|ccl) function error|OPS function error: Hccl|hcclCommInit\w+.{0,60}error",
+        unless=r"out of memory|EL0004|EI00|Alloc sq cq fail|2070\d\d",
+        example="RuntimeError: HCCL function error: HcclGetRootInfo(&hcclID), error code is 7",
+        cures=(c.FIRST_RANK, c.LINK, c.HCCL_PORT),
+        rank=WRAPPER,
+        source=_CODES,
     ),
     Row(
         kind="not-memory-at-all",

@@ -30,7 +30,7 @@ ROWS = (
         kind="connector",
         title=text("the KV transfer between servers failed"),
         pattern=r"(?:[Mm]ooncake|[Nn]ixl|NIXL|KVTransfer|kv_transfer|TransferEngine|AscendStore"
-        r"|LLMDataDist|llm_datadist).{0,160}(?:fail|rror|refused|timed? ?out)"
+        r"|LLMDataDist|llm_datadist).{0,160}(?:[Ff]ail|rror|refused|timed? ?out)"
         r"|Failed to (?:transfer|pull|load|send) (?:the )?(?:KV|kv)|KV transfer.{0,60}fail"
         r"|Failed to connect to (?:metadata|master) server",
         unless=r"out of memory|No module named|cannot import name|GLIBC|cannot open shared",
@@ -66,7 +66,7 @@ ROWS = (
         kind="host-memory",
         title=text("the host's memory does not hold the cache that is kept there"),
         pattern=r"Not enough host memory available|host memory.{0,40}(?:not enough|insufficient)"
-        r"|hicache.{0,80}(?:not enough|exceed)",
+        r"|hicache.{0,80}(?:not enough|exceed)|Too large swap space",
         example="ValueError: Not enough host memory available. Requesting 300.00 GB but only have "
         "100.00 GB free.",
         cures=(c.HOST_FEWER, c.HOST_MORE),

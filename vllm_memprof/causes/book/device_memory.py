@@ -159,7 +159,7 @@ ROWS = (
         kind="communicator-resources",
         title=text("the buffers of a communicator find no room on the device"),
         beside=r"ncclUnhandledCudaError|NCCL.{0,80}out of memory|Failed to CUDA calloc"
-        r"|[Hh]ccl[A-Z]\w+.{0,200}(?:EL0004|2070)|resource\[?.?DeviceMemory|EI0011"
+        r"|[Hh]ccl[A-Z]\w+[\s\S]{0,400}(?:EL0004|207001)|resource\[?.?DeviceMemory|EI0011"
         r"|hcclCommInitRootInfo|HcclCommInit|deep_ep|DeepEP",
         unless=r"[Cc]apture cuda graph failed",
         example="RuntimeError: hcclCommInitRootInfoConfig failed\nEL0004: Failed to allocate",

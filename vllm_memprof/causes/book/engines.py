@@ -194,7 +194,9 @@ ROWS = (
         pattern=r"error: (?:unrecognized arguments|argument --|the following arguments)"
         r"|ValidationError.{0,40} for (?:Vllm|Model|Cache|Parallel|Scheduler|Speculative)\w*Config"
         r"|(?:ValueError|AssertionError|NotImplementedError): .{0,100}(?:is not supported|not yet"
-        r" supported|must be divisible|not divisible|does not support|is incompatible|unsupported)"
+        r" supported|must be divisible|not divisible|does not support|is incompatible|unsupported"
+        r"|is only"
+        r" supported on)"
         r"|User-specified max_model_len",
         example="ValueError: Total number of attention heads (28) must be divisible by tensor "
         "parallel size (8).",
@@ -226,7 +228,8 @@ ROWS = (
     Row(
         kind="not-memory-at-all",
         title=text("the engine's code met what it does not handle; it is no lack of memory"),
-        pattern=r"(?:AttributeError|TypeError|KeyError|IndexError|NameError|UnboundLocalError"
+        pattern=r"Attempted to assign \d+ multimodal tokens|(?:AttributeError|TypeError|KeyError"
+        r"|IndexError|NameError|UnboundLocalError"
         r"|NotImplementedError|ZeroDivisionError|RecursionError): ",
         unless=r"out of memory|EL0004|EI00|2070\d\d|5070\d\d|5610\d\d",
         example="AttributeError: 'NPUModelRunner' object has no attribute 'drafter'",

@@ -107,6 +107,14 @@ ROWS = (
     ),
     Row(
         kind="not-memory-at-all",
+        title=text("the device was used before the workers were forked"),
+        pattern=r"Cannot re-initialize (?:CUDA|NPU) in forked subprocess",
+        example="RuntimeError: Cannot re-initialize CUDA in forked subprocess.",
+        cures=(c.SPAWN,),
+        source="docs.vllm.ai: Troubleshooting",
+    ),
+    Row(
+        kind="not-memory-at-all",
         title=text("a compiler or a tool that it calls failed"),
         pattern=r"nvcc fatal|BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.|E40021"
         r"|E40024"
