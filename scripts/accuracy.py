@@ -32,7 +32,7 @@ from typing import Any
 
 from scripts import accuracy_page
 from scripts.accuracy_errors import PlannedRow, errors_of, spreads_text
-from vllm_memprof.accuracy.runs import PublishedRun, load_runs
+from scripts.accuracy_runs import PublishedRun, load_runs
 from vllm_memprof.accuracy.spread import DATA as SPREADS
 from vllm_memprof.engines import VLLM
 from vllm_memprof.options import devices_of

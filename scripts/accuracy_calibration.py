@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scripts.accuracy_errors import PlannedRow
-from vllm_memprof.accuracy.runs import PublishedRun
+from scripts.accuracy_runs import PublishedRun
 from vllm_memprof.plans.corrections import (
     ComparedRank,
     Corrected,

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun
+from scripts.accuracy_runs import PublishedFigure, PublishedRun
 from vllm_memprof.accuracy.spread import ErrorSpread
 
 #: Figure -> largest error that is aimed at, of 1. Those without one are shown only.

@@ -19,7 +19,7 @@ from scripts.accuracy_errors import (
     errors_of,
     statistics_of,
 )
-from vllm_memprof.accuracy.runs import FIGURES, PublishedRun
+from scripts.accuracy_runs import FIGURES, PublishedRun
 from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.units import GIB
 

@@ -66,9 +66,9 @@ def pages() -> dict[str, str]:
     origins = ", ".join(f"{name} ({len(rows)})" for name, rows in ORIGINS.items())
     opening = wrapped(
         "What a failed start or server may have failed of, as `memprof explain` and the report of "
-        "a run name it in `failure`: the first cause in the log, not the last. A page has the errors "
-        "that are known of a kind, each with lines as they look, and what to change. Of what to "
-        "change nothing is called enough that was not tried."
+        "a run name it in `failure`: the first cause in the log, not the last. A page has the "
+        "errors that are known of a kind, each with lines as they look, and what to change. Of "
+        "what to change nothing is called enough that was not tried."
     )
     found["README.md"] = (
         f"{MADE}\n# Causes of failures\n\n{opening}\n\n{listed}\n\n"

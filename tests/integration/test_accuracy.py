@@ -9,8 +9,8 @@ import pytest
 
 from scripts.accuracy import ROWS, read_kept, simulate
 from scripts.accuracy_errors import PlannedRow, errors_of
+from scripts.accuracy_runs import PublishedRun, load_runs
 from tests.support.engine import OLD_STACK, STACK, require_stack
-from vllm_memprof.accuracy.runs import PublishedRun, load_runs
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 

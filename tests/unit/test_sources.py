@@ -46,3 +46,17 @@ def test_a_log_that_is_not_there_or_says_nothing(run_dir: Path, content: bytes |
     if content is not None:
         (run_dir / "engine.log").write_bytes(content)
     assert checked(run_dir) == {"tokens and concurrency as the engine printed them": None}
+
+
+def test_a_run_that_failed_is_answered_with_what_its_log_says(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "recorded_killed_tp2", tmp_path / "run")
+    assert build_run(tmp_path / "run").failure is None
+    (tmp_path / "run" / "engine.log").write_text("OSError: [Errno 98] address already in use\n")
+    failure = build_run(tmp_path / "run").failure
+    assert failure is not None
+    assert (failure.kind, failure.is_memory) == ("not-memory-at-all", False)
+
+
+def test_a_run_that_ended_well_has_no_failure(run_dir: Path) -> None:
+    (run_dir / "engine.log").write_text("OSError: [Errno 98] address already in use\n")
+    assert build_run(run_dir).failure is None

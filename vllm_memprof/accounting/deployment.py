@@ -113,9 +113,6 @@ def _host_rows(
     clocks: Mapping[str | None, HostClock],
 ) -> list[HostRow]:
     """Return a row per host of a run folder; one where no process left a record."""
-    launcher = part.run.info.host
-    hosts = dict.fromkeys(process.identity.host for process in part.run.processes)
-    there = sorted(hosts, key=lambda host: host != launcher) or [launcher]
     return [
         HostRow(
             host=host,
@@ -134,7 +131,7 @@ def _host_rows(
             place=part.place,
             truncated=summary.truncated,
         )
-        for host in there
+        for host in part.run.hosts
     ]
 
 

@@ -17,6 +17,7 @@ from statistics import median
 from vllm_memprof.accounting.model import COLLECTIVES, FIRST, UNKNOWN, WALL, HostClock
 from vllm_memprof.record.deployment import wall_of
 from vllm_memprof.record.loader import ProcessRecord, Run
+from vllm_memprof.units import minus
 
 #: Phases in which every rank of a world waits for all others.
 _BLOCKING = ("hccl_init",)
@@ -52,7 +53,7 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
     walls: dict[str | None, int] = {}
     passages: dict[_Key, dict[str | None, _CollectiveTimes]] = {}
     for run in runs:
-        for host in _hosts(run):
+        for host in run.hosts:
             ahead = wall_of(run, host)
             if ahead is not None:
                 walls.setdefault(host, ahead)
@@ -62,7 +63,7 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
             old = known[host]
             passage = _CollectiveTimes(old.enters + passage.enters, old.exits + passage.exits)
         known[host] = passage
-    hosts = list(dict.fromkeys(host for run in runs for host in _hosts(run)))
+    hosts = list(dict.fromkeys(host for run in runs for host in run.hosts))
     if not hosts:
         return {}
     first = hosts[0]
@@ -99,19 +100,13 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
     return found
 
 
-def _hosts(run: Run) -> list[str | None]:
-    """Return the hosts of a run, the launcher's first."""
-    there = dict.fromkeys(process.identity.host for process in run.processes)
-    return sorted(there, key=lambda host: host != run.info.host) or [run.info.host]
-
-
 def _passages(runs: Sequence[Run]) -> Iterator[tuple[_Key, str | None, _CollectiveTimes]]:
     """Yield each passage of a rank through a blocking phase, keyed by world, phase and number."""
     workers = [(run, each) for run in runs for each in run.processes if each.is_worker]
-    across = {_group(run) for run, each in workers if _shares_replicas(each)}
+    across = {run.info.group for run, each in workers if _shares_replicas(each)}
     for run, process in workers:
         who = process.identity
-        replica = None if _group(run) in across else who.dp_rank or 0
+        replica = None if run.info.group in across else who.dp_rank or 0
         counts: dict[str, int] = {}
         for span in process.phases:
             if span.phase not in _BLOCKING:
@@ -120,26 +115,20 @@ def _passages(runs: Sequence[Run]) -> Iterator[tuple[_Key, str | None, _Collecti
             counts[span.phase] = number + 1
             if span.start_t_ns is None or span.end_t_ns is None or span.error is not None:
                 continue
-            key = (_group(run), replica, span.phase, number)
+            key = (run.info.group, replica, span.phase, number)
             yield key, who.host, _CollectiveTimes((span.start_t_ns,), (span.end_t_ns,))
-
-
-def _group(run: Run) -> str | None:
-    return None if run.info.part is None else run.info.part.group
 
 
 def _shares_replicas(process: ProcessRecord) -> bool:
     """Whether the data-parallel replicas are one world: a communicator holds ranks of several."""
     size = process.identity.world_size
-    for span in process.phases:
-        ranks = span.detail.get("ranks") if span.phase == "communicator" else None
-        if (
-            isinstance(ranks, list)
-            and size
-            and any(isinstance(r, int) and r >= size for r in ranks)
-        ):
-            return True
-    return False
+    groups = (span.detail.get("ranks") for span in process.phases if span.phase == "communicator")
+    return any(
+        isinstance(rank, int) and rank >= size
+        for ranks in groups
+        if size and isinstance(ranks, list)
+        for rank in ranks
+    )
 
 
 def _clock(
@@ -151,22 +140,17 @@ def _clock(
         return replace(_by_wall(wall_first, wall), contradict=least > most)
     guess = min(max(round(median(each.guess for each in bounds)), least), most)
     offset = via.offset_ns + guess
-    ahead = differs = None
+    walls = minus(wall, wall_first)
+    ahead = None if walls is None else offset + walls
     if via.least_ns is None or via.most_ns is None:  # itself by its wall clock
-        if wall is not None and wall_first is not None:
-            ahead = offset + wall - wall_first
         return HostClock(WALL, offset, wall_ahead_ns=ahead)
     least, most = via.least_ns + least, via.most_ns + most
-    if wall is not None and wall_first is not None:
-        ahead = offset + wall - wall_first
-        between = least + wall - wall_first, most + wall - wall_first
-        differs = max(0, between[0], -between[1])
+    differs = None if walls is None else max(0, least + walls, -most - walls)
     phases = list(dict.fromkeys(each.phase for each in bounds))
     ranks = max(each.ranks for each in bounds)
     return HostClock(COLLECTIVES, offset, least, most, ahead, differs, phases, ranks)
 
 
-def _by_wall(wall_first: int | None, wall: int | None) -> HostClock:
-    if wall_first is None or wall is None:
-        return HostClock(UNKNOWN, None)
-    return HostClock(WALL, wall_first - wall, wall_ahead_ns=0)
+def _by_wall(first: int | None, wall: int | None) -> HostClock:
+    offset = minus(first, wall)
+    return HostClock(UNKNOWN, None) if offset is None else HostClock(WALL, offset, wall_ahead_ns=0)

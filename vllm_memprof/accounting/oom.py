@@ -28,10 +28,9 @@ from vllm_memprof.record.spans import Span, ancestors, first_of, last_of
 from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
-#: Requests up to this size are served from pools of their own.
-#: (torch, CUDACachingAllocator.cpp, and torch_npu, NPUCachingAllocator.cpp: kSmallSize)
-SMALL_BYTES = 1 << 20
-#: What the allocator asks the device for on behalf of a small request: kSmallBuffer.
+#: What the allocator asks the device for on behalf of a small request (up to 1 MiB, which is
+#: served from pools of its own): kSmallBuffer.
+#: (torch, CUDACachingAllocator.cpp, and torch_npu, NPUCachingAllocator.cpp)
 _SMALL_SEGMENT_BYTES = 2 << 20
 #: Part of a step -> what it is.
 STAGE_TITLES = {

@@ -135,10 +135,14 @@ def host_growth(run: Run) -> list[HostGrowth]:
         own = _less("host_rss_bytes", "host_shared_bytes")
         row = _growth(HOST, samples, own, _clock(run, process))
         if row.readings:
-            roles = sorted(who.roles & set(PROCESS_ROLES), key=PROCESS_ROLES.index)
+            roles = _roles(process)
             name = roles[0] if roles else "unknown"
             found.append(HostGrowth(name, roles, who.label, who.host, who.pid, row))
     return found
+
+
+def _roles(process: ProcessRecord) -> list[str]:
+    return [role for role in PROCESS_ROLES if role in process.identity.roles]
 
 
 def _growth(owner: str, samples: Iterable[Sample], read: _Reading, clock: _Clock) -> OwnerGrowth:
@@ -166,6 +170,9 @@ def _growth(owner: str, samples: Iterable[Sample], read: _Reading, clock: _Clock
         judged, at = by_time, seconds
     inside = [place for place, position in enumerate(at) if position >= (judged.first or 0)]
     known = judged.verdict != TOO_SHORT
+    slope, low, high = (
+        None if rate is None else rate * HOUR for rate in (by_time.slope, by_time.low, by_time.high)
+    )
     return OwnerGrowth(
         owner=owner,
         verdict=judged.verdict,
@@ -174,9 +181,9 @@ def _growth(owner: str, samples: Iterable[Sample], read: _Reading, clock: _Clock
         bytes_per_request=by_requests.slope,
         bytes_per_request_low=by_requests.low,
         bytes_per_request_high=by_requests.high,
-        bytes_per_hour=_times(by_time.slope, HOUR),
-        bytes_per_hour_low=_times(by_time.low, HOUR),
-        bytes_per_hour_high=_times(by_time.high, HOUR),
+        bytes_per_hour=slope,
+        bytes_per_hour_low=low,
+        bytes_per_hour_high=high,
         grown_bytes=None if judged.rise is None else round(judged.rise),
         requests=counts[-1] - counts[inside[0]] if known and clock.finished else None,
         seconds=seconds[-1] - seconds[inside[0]] if known else None,
@@ -208,10 +215,6 @@ def with_room(rows: list[OwnerGrowth], spare_bytes: int | None) -> list[OwnerGro
 
 def _until(room_bytes: int, rate: float | None) -> float | None:
     return None if rate is None or rate <= 0 else max(room_bytes / rate, 0.0)
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 def _clock(run: Run, process: ProcessRecord) -> _Clock:
@@ -263,20 +266,18 @@ def traced(run: Run) -> list[TracedProcess]:
     found = []
     for process in run.processes:
         who = process.identity
-        roles = sorted(who.roles & set(PROCESS_ROLES), key=PROCESS_ROLES.index)
         for trace in process.allocations:
-            compared = trace.half_requests is not None
             found.append(
                 TracedProcess(
                     trace.memory,
-                    roles,
+                    _roles(process),
                     who.label,
                     who.host,
                     who.pid,
                     trace.asked,
                     trace.requests,
                     trace.half_requests,
-                    _sites(trace.stacks, compared),
+                    _sites(trace.stacks, trace.half_requests is not None),
                     trace.other_bytes,
                     trace.untraced_bytes,
                     trace.snapshot,

@@ -1,1 +1,1 @@
-"""Published runs on hardware: rows of their table, and the spread of errors that a plan prints."""
+"""The spread of errors of plans against published runs, which a plan prints."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 
-from vllm_memprof.capture.probe import HostMemory, Probe
+from vllm_memprof.capture.probe import HostMemory
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.record.schema import DEVICE_SAMPLE_FIGURES
 
@@ -43,16 +43,11 @@ def read(recorder: Recorder) -> None:
         return
     figures: dict[str, int | None] = dict.fromkeys(DEVICE_SAMPLE_FIGURES)
     if not recorder.under_way and recorder.notes.serving:
-        figures |= _device(recorder.probe)
+        snapshot, _ = recorder.probe.snapshot()
+        figures = {name: snapshot.get(name) for name in DEVICE_SAMPLE_FIGURES}
+        for module, component in (snapshot.get("components") or {}).items():
+            figures[f"runtime.{module}"] = component["bytes"]
     with HostMemory() as host:
         figures["host_rss_bytes"], figures["host_shared_bytes"] = host.read()
     names, values = tuple(figures), tuple(figures.values())
     sampler.files.sample("device_sample", time.monotonic_ns(), None, 0, names, values)
-
-
-def _device(probe: Probe) -> dict[str, int | None]:
-    snapshot, _ = probe.snapshot()
-    figures: dict[str, int | None] = {name: snapshot.get(name) for name in DEVICE_SAMPLE_FIGURES}
-    for module, component in (snapshot.get("components") or {}).items():
-        figures[f"runtime.{module}"] = component["bytes"]
-    return figures

@@ -37,17 +37,17 @@ _REQUESTS = (
 def enter(recorder: Recorder, call: Call) -> None:
     if recorder.is_open("empty_cache") or not recorder.probe.is_ready():
         return
-    thread, requests = threading.current_thread().name, running_requests(recorder)
+    detail: dict[str, object] = {
+        "thread": threading.current_thread().name,
+        "requests": running_requests(recorder),
+    }
     own, caller = recorder.notes.own_empty_cache or (None, None)
-    detail: dict[str, object]
     if caller == threading.get_ident():
-        detail = {"site": f"--empty-cache-at {own}", "thread": thread, "by": "memprof", "at": own,
-                  "requests": requests, "in_step": False}  # fmt: skip
+        detail |= {"site": f"--empty-cache-at {own}", "by": "memprof", "at": own, "in_step": False}
     else:
         frame = sys._getframe(1)
-        site, function = find_site(frame)
-        detail = {"site": site, "function": function, "thread": thread, "chain": call_chain(frame),
-                  "requests": requests, "in_step": in_step(frame)}  # fmt: skip
+        detail["site"], detail["function"] = find_site(frame)
+        detail |= {"chain": call_chain(frame), "in_step": in_step(frame)}
     opened = recorder.begin("empty_cache", call.hook.id, detail, workspace_wanted(recorder))
     call.token = opened, time.perf_counter_ns()
 

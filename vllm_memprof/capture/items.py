@@ -39,11 +39,6 @@ def describe_one(feature: Any, config: Any) -> Item:
     }
 
 
-def images(items: Iterable[Item]) -> list[object]:
-    """Return width and height of the images among some items."""
-    return [item["size"] for item in items if item["modality"] == "image"]
-
-
 def of_kwargs(kwargs: Any, config: Any) -> list[Size]:
     """Return (size, frames) of each item of a batch, as the encoder gets it."""
     for key, read in _BATCHES:

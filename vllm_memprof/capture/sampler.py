@@ -607,7 +607,7 @@ class Sampler:
             "begin",
             written,
             prompt_tokens=reach(request, "num_prompt_tokens"),
-            images=mm_items.images(items),
+            images=[item["size"] for item in items if item["modality"] == "image"],
             items=items,
         )
 

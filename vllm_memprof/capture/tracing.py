@@ -42,12 +42,8 @@ def _trace(recorder: Recorder, memory: str, source: Callable[[], Source | str]) 
 
     tracer = Tracer(recorder.trace_allocations, source, emit, memory)
     recorder.tracers[memory] = tracer
-
-    def request_ended(name: str) -> None:
-        _guarded(recorder, memory, lambda: tracer.request_ended(name))
-
     ended = sampler.on_request_end if memory == "device" else sampler.on_core_request_end
-    ended.append(request_ended)
+    ended.append(lambda name: _guarded(recorder, memory, lambda: tracer.request_ended(name)))
 
 
 def _guarded(recorder: Recorder, memory: str, call: Callable[[], None]) -> None:

@@ -102,13 +102,17 @@ def _take_model(engine: list[str]) -> tuple[str | None, list[str]]:
 class EngineCommand(TyperCommand):
     """A command whose unknown arguments are the engine's: found in ``ctx.meta[ENGINE_ARGS]``."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def split(self, ctx: Any, args: list[str]) -> SplitArguments:
+        """Split tokens by the options of this command."""
         options = [
             OwnOption((*param.opts, *param.secondary_opts), not getattr(param, "is_flag", False))
             for param in self.get_params(ctx)
             if param.param_type_name == "option"
         ]
-        split = split_arguments(args, options)
+        return split_arguments(args, options)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        split = self.split(ctx, args)
         ctx.meta[ENGINE_ARGS] = split.engine
         wants_help = any(name in split.own for name in ctx.help_option_names)
         if split.model is None and not wants_help:

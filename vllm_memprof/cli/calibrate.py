@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,56 +81,37 @@ def read_hardware(name: str, profile: DeviceProfile) -> Hardware:
         RunRecordError: it cannot be read, holds several starts, or cannot correct the profile.
     """
     from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.logs.to_record import read_log
     from vllm_memprof.options import value_of, with_option
+    from vllm_memprof.plans.device_facts import engine_args_of
     from vllm_memprof.plans.hardware import hardware_of
+    from vllm_memprof.record.loader import load_info
     from vllm_memprof.record.schema import ENGINE_LOG, REPORT_JSON, RUN_FILE
-    from vllm_memprof.sources import build_run, numbered, read_report
+    from vllm_memprof.sources import build_run, chosen, is_report, numbered, read_report
 
-    path, _ = numbered(name)
-    folder = Path(path)
+    path, number = numbered(name)
+    folder, given = Path(path), None
     if folder.name in (RUN_FILE, REPORT_JSON, ENGINE_LOG):  # it may lie in a run folder
         folder = folder.parent
     if (folder / RUN_FILE).is_file():
-        from vllm_memprof.plans.device_facts import engine_args_of
-        from vllm_memprof.record.loader import load_run
-
-        info = load_run(folder).info
-        report = build_run(folder)
-        try:
-            given: list[str] | None = engine_args_of(info)
-        except RunRecordError:
-            given = None
-        return hardware_of(name, report, given, info.env, profile)
-    run = _start_of(name)
-    if run is None:
+        info = load_info(folder)
+        with suppress(RunRecordError):
+            given = engine_args_of(info)
+        return hardware_of(name, build_run(folder), given, info.env, profile)
+    if is_report(path):
         report = read_report(name)
         return hardware_of(name, report, None, report.run.env, profile)
-    report = build_report(run)
-    found = _arguments(run)
-    used = next((r.budget.gpu_memory_utilization for r in report.ranks), None)
-    option = "--gpu-memory-utilization"
-    if found is not None and used is not None and value_of(found, option) != f"{used:g}":
-        found = with_option(found, option, f"{used:g}")
-    return hardware_of(name, report, found, None, profile)
-
-
-def _start_of(name: str) -> Run | None:
-    """Return the one start of a log; None where the file is a report.
-
-    Raises:
-        RunRecordError: it has several starts, and no number says which.
-    """
-    from vllm_memprof.logs.to_record import read_log
-    from vllm_memprof.sources import chosen, is_report, numbered
-
-    path, number = numbered(name)
-    if is_report(path):
-        return None
     runs = read_log(path)
     if number is None and len(runs) > 1:
         hint = f"name one of them: {path}#1 to {path}#{len(runs)}"
         raise RunRecordError(f"{path} holds {len(runs)} starts", hint=hint)
-    return chosen(path, number, runs)[0]
+    (run,) = chosen(path, number, runs)
+    report, given = build_report(run), _arguments(run)
+    used = next((rank.budget.gpu_memory_utilization for rank in report.ranks), None)
+    option = "--gpu-memory-utilization"
+    if given is not None and used is not None and value_of(given, option) != f"{used:g}":
+        given = with_option(given, option, f"{used:g}")
+    return hardware_of(name, report, given, None, profile)
 
 
 def _arguments(run: Run) -> list[str] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_memprof.cli.arguments import EngineCommand, OwnOption, split_arguments
+from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.plans import Asked, check_setup
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
@@ -60,14 +60,9 @@ class PlanCommand(EngineCommand):
                 groups.append([])
             else:
                 groups[-1].append(token)
-        options = [
-            OwnOption((*param.opts, *param.secondary_opts), not getattr(param, "is_flag", False))
-            for param in self.get_params(ctx)
-            if param.param_type_name == "option"
-        ]
         own, instances = list[str](), list[Typed]()
         for number, group in enumerate(groups):
-            split = split_arguments(group, options)
+            split = self.split(ctx, group)
             wants = [token for token in split.own if token.startswith("--want=")]
             own += [token for token in split.own if token not in wants]
             if split.model is not None:
@@ -98,7 +93,7 @@ def share(
     """
     from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
-    from vllm_memprof.plans.wants import lengths, parse_wants
+    from vllm_memprof.plans.wants import lengths, parse_wants, size_option
 
     found = []
     for number, typed in enumerate(_from_file(instances)):
@@ -106,7 +101,7 @@ def share(
         own_options = {**own, "until": "ready"}
         plan = Plan.asked(typed.model, typed.engine_args, own_options, timeout_s)
         found.append(Instance(_name(number), replace(plan, lengths=lengths(wants)), wants))
-    held, kept = _size("--beside", beside), _size("--headroom", headroom)
+    held, kept = size_option("--beside", beside or "0"), size_option("--headroom", headroom or "0")
     check(found, held)
     check_setup(found[0].plan)
     names = "-".join(each.plan.model.rstrip("/").rpartition("/")[2] for each in found)
@@ -137,14 +132,3 @@ def _name(number: int) -> str:
     """Return A, B, ... Z, A1, B1, ..."""
     letter = chr(ord("A") + number % 26)
     return letter if number < 26 else f"{letter}{number // 26}"
-
-
-def _size(option: str, text: str | None) -> int:
-    from vllm_memprof.units import parse_size
-
-    if text is None:
-        return 0
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}", hint=f"e.g. {option} 20GiB") from error

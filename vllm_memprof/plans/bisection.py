@@ -41,35 +41,28 @@ def bisect(values: Sequence[str], probe: Probe) -> BisectionResult:
             tried[value] = probe(value)
         return tried[value]
 
-    def border(low: int, high: int, above: Callable[[int], bool]) -> int:
-        """Return the index below the first that is ``above``, of those between the two."""
+    def border(low: int, high: int, *above: int) -> int:
+        """Return the index below the first with such a verdict, of those between the two."""
         while high - low > 1:
             middle = (low + high) // 2
-            if above(verdict(middle)):
+            if verdict(middle) in above:
                 high = middle
             else:
                 low = middle
         return low
 
-    def too_much(found: int) -> bool:
-        return found == TOO_MUCH
-
-    def fails(found: int) -> bool:
-        return found != HOLDS
-
     if values and verdict(len(values) - 1) == TOO_MUCH:
-        low = border(-1, len(values) - 1, too_much)
+        low = border(-1, len(values) - 1, TOO_MUCH)
         indices = [i for i in range(low + 1, len(values)) if values[i] in tried]
-        width, start = max(
-            ((right - left, left) for left, right in itertools.pairwise(indices)), default=(0, 0)
-        )
+        gaps = ((right - left, left) for left, right in itertools.pairwise(indices))
+        width, start = max(gaps, default=(0, 0))
         middle = start + width // 2
         if width > 1 and verdict(middle) != TOO_MUCH:
-            border(middle, start + width, too_much)
+            border(middle, start + width, TOO_MUCH)
     best = _last(values, tried)
     if best is not None:
         after = next((i for i in range(best + 1, len(values)) if values[i] in tried), best)
-        border(best, after, fails)
+        border(best, after, TOO_LITTLE, TOO_MUCH)
         best = _last(values, tried)
     verdicts = [tried[value] for value in values if value in tried]
     return BisectionResult(

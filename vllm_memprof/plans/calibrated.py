@@ -50,8 +50,9 @@ def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
         Interrupted: by a signal; plans that are made are kept in the store.
     """
     started_s = time.monotonic()
-    own = own_plan(job.hardware, job.plan)
-    notes = [*job.hardware.notes, *own.notes, *unlike(job.hardware, own.plan, job.plan)]
+    hardware = job.hardware
+    own, told = own_plan(hardware, job.plan)
+    notes = [*hardware.notes, *told, *unlike(hardware, own, job.plan)]
     row, simulated = None, ComparedRank({})
     (runner.folder / PLANS_DIR).mkdir(parents=True, exist_ok=True)
 
@@ -59,19 +60,30 @@ def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
         plan = replace(plan, values={"plan": NAMES[place]})
         return runner.make_one(place, plan, f"{place + 1}-{NAMES[place]}", environ)
 
-    if own.plan is not None:
-        environ = None if job.hardware.env is None else _environ(job.hardware.env)
-        row = made(own.plan, 0, environ)
+    if own is not None:
+        environ = None
+        if hardware.env is not None:  # with its variables in the place of this process's own
+            environ = {name: os.environ[name] for name in os.environ if not _decides(name)}
+            environ |= {name: hardware.env[name] for name in hardware.env if _decides(name)}
+        row = made(own, 0, environ)
         report = runner.report(row) if row.ok else None
         if report is not None and report.ranks:
-            simulated = _simulated_side(report, job.hardware.rank)
+            simulated = _simulated_side(report, hardware.rank)
         if not simulated.told:
             reason = row.reason or row.status
             notes.append(text("its command cannot be planned: {reason}", reason=reason))
-    corrected = correct(_hardware_side(job.hardware, row), simulated, job.profile)
+    # a request that a log does not print is that of the same plan
+    requested = None if row is None else row.requested_bytes
+    compared = ComparedRank(
+        figures_of(hardware.rank, simulated=False, requested_bytes=requested),
+        hardware.rank.budget.equation,
+        hardware.counted,
+        release=hardware.report.run.engine_version,
+    )
+    corrected = correct(compared, simulated, job.profile)
     if all(each.difference_bytes is None for each in corrected.rows):
         raise RunRecordError(
-            f"nothing of {job.hardware.name} can be compared: "
+            f"nothing of {hardware.name} can be compared: "
             + "; ".join([*(f"{each.owner}: {each.reason}" for each in corrected.rows), *notes]),
             "memprof explain shows what a log tells; a log with its command can be planned",
         )
@@ -80,7 +92,7 @@ def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
     without = made(job.plan, 1)
     changed = replace(job.plan, own={**job.plan.own, "device": f"sim:{path}"})
     with_it = made(changed, 2)
-    same = is_same(own.plan, job.plan)
+    same = is_same(own, job.plan)
     if same:
         notes.append(
             text(
@@ -97,8 +109,8 @@ def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
     return Calibrated(
         model=job.plan.model,
         command=job.command,
-        source=job.hardware.source,
-        stack=None if own.plan is None else own.stack,
+        source=hardware.source,
+        stack=None if own is None else own.own["stack"],
         own=row,
         corrections=corrected.rows,
         profile=PROFILE_FILE,
@@ -124,10 +136,8 @@ def write_profile(job: CalibratedJob, corrected: Corrected, path: Path) -> None:
     load_profile(str(path))  # what was written can be read
 
 
-def _environ(env: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's variables with those of the hardware run in the place of its own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(DECIDING)}
-    return kept | {name: value for name, value in env.items() if name.startswith(DECIDING)}
+def _decides(name: str) -> bool:
+    return name.startswith(DECIDING)
 
 
 def _simulated_side(report: Report, like: RankReport) -> ComparedRank:
@@ -139,15 +149,4 @@ def _simulated_side(report: Report, like: RankReport) -> ComparedRank:
         counted_of(report),
         sum(span.phase == "communicator" and span.error is None for span in rank.phases),
         report.run.engine_version,
-    )
-
-
-def _hardware_side(hardware: Hardware, own: PlanRow | None) -> ComparedRank:
-    """Return the hardware's side; a request that a log does not print is that of the same plan."""
-    requested = None if own is None else own.requested_bytes
-    return ComparedRank(
-        figures_of(hardware.rank, simulated=False, requested_bytes=requested),
-        hardware.rank.budget.equation,
-        hardware.counted,
-        release=hardware.report.run.engine_version,
     )

@@ -112,7 +112,7 @@ def hardware_of(
             text("a log prints no variables: HCCL_BUFFSIZE and others are taken as they are here")
         )
     total = rank.device_total_bytes
-    if total is not None and abs(total - profile.device.total_bytes) > _SAME_TOTAL:
+    if total is not None and not _is_total_of(profile, total):
         notes.append(
             text(
                 "its device has {total:gib} GiB, the profile {own:gib} GiB",
@@ -120,10 +120,9 @@ def hardware_of(
                 own=profile.device.total_bytes,
             )
         )
-    return Hardware(
-        name, report, rank, None if arguments is None else list(arguments),
-        None if env is None else dict(env), counted_of(report), notes,
-    )  # fmt: skip
+    env = None if env is None else dict(env)
+    arguments = None if arguments is None else list(arguments)
+    return Hardware(name, report, rank, arguments, env, counted_of(report), notes)
 
 
 def _usable(rank: RankReport) -> list[str]:
@@ -152,39 +151,35 @@ def _require_type(name: str, report: Report, profile: DeviceProfile) -> None:
         raise RunRecordError(
             f"{name} ran on {report.run.device}, which is no {own.name}", f"--device sim:{soc}"
         )
-    totals = [rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes]
-    if soc is not None or own is None or not totals:
+    total = next((rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), 0)
+    if soc is not None or own is None or not total:
         return
-    total = totals[0]
-    if abs(total - profile.device.total_bytes) <= _SAME_TOTAL:
-        return
-    alike = [each for each in bases.values() if abs(total - each.device.total_bytes) <= _SAME_TOTAL]
-    if alike and own not in alike:
+    alike = [each for each in bases.values() if _is_total_of(each, total)]
+    if alike and own not in alike and not _is_total_of(profile, total):
         raise RunRecordError(
             f"{name} is of a device with {total / 2**30:.2f} GiB: {alike[0].title}, no {own.title}",
             f"--device sim:{alike[0].name}",
         )
 
 
-@dataclass(frozen=True)
-class OwnPlan:
-    """How the hardware's own command is planned; ``plan`` None: it cannot be, for ``notes``."""
-
-    plan: Plan | None
-    stack: str | None
-    notes: list[str]
+def _is_total_of(profile: DeviceProfile, total: int) -> bool:
+    return abs(total - profile.device.total_bytes) <= _SAME_TOTAL
 
 
-def own_plan(hardware: Hardware, asked: Plan) -> OwnPlan:
-    """Return the plan of the hardware run's own command, on the stack that suits its release."""
+def own_plan(hardware: Hardware, asked: Plan) -> tuple[Plan | None, list[str]]:
+    """Return the plan of the hardware run's own command, on the stack that suits its release.
+
+    Returns:
+        The plan, None where it cannot be planned; and notes, the reason among them.
+    """
     stack, notes = _stack_of(hardware, asked)
     if hardware.arguments is None:
-        return OwnPlan(None, None, notes)
+        return None, notes
     try:
         model = _model_of(hardware, asked)
     except MemprofError as error:
         why = text("its model is not at hand: {reason}", reason=error.message)
-        return OwnPlan(None, None, [*notes, why])
+        return None, [*notes, why]
     own = {name: value for name, value in asked.own.items() if name in ("device", "until")}
     own |= {"stack": stack, "ranks": "one"}
     number = hardware.rank.rank
@@ -194,7 +189,7 @@ def own_plan(hardware: Hardware, asked: Plan) -> OwnPlan:
     if number:
         own["rank"] = str(number)
     plan = replace(asked, model=model, engine_args=hardware.arguments, own=own, values={})
-    return OwnPlan(plan, stack, notes)
+    return plan, notes
 
 
 def _stack_of(hardware: Hardware, asked: Plan) -> tuple[str, list[str]]:
@@ -211,19 +206,20 @@ def _stack_of(hardware: Hardware, asked: Plan) -> tuple[str, list[str]]:
     for stack in ready:
         if version and stack.engine_version.split(".")[:2] == release:
             return stack.name, []
+    known = version or text("not known")
     for stack in ready:
         row, _ = select(stack.engine, stack.engine_version)
         if equation is not None and row is not None and row.id == equation:
             note = text(
                 "its release is {version}; its command is planned on {stack}, whose equation is "
                 "the same",
-                version=version or text("not known"),
+                version=known,
                 stack=stack.name,
             )
             return stack.name, [note]
     note = text(
         "its release is {version}; its command is planned on {stack}",
-        version=version or text("not known"),
+        version=known,
         stack=wanted.name,
     )
     return wanted.name, [note]

@@ -15,6 +15,7 @@ from vllm_memprof.text import text
 
 #: Sizes of tensor parallelism that are tried unless --between says otherwise.
 MOST_DEVICES = 64
+DEVICES = "devices"
 #: Types of a KV cache's elements, most bytes per element first; the bytes of each. "auto" is that
 #: of the model. Those of one accelerator or one model alone are left out.
 #: (vllm 0.23.0, vllm/config/cache.py::CacheDType; a release without one of them refuses it)
@@ -66,8 +67,7 @@ class SearchRange:
 class FitKnob:
     """One option that can be searched for."""
 
-    name: str
-    option: str  # of the engine; behind a dot the key of a JSON value
+    name: str  # devices, or the option; behind a dot the key of a JSON value
     goal: str  # smallest | largest
     #: Kinds of misses that a larger value mends; None: which way a miss points is not known, a more
     #: modest value is tried.
@@ -76,6 +76,11 @@ class FitKnob:
     space: Callable[[SearchRequest], SearchRange]
     search: str = BISECT
     needless_with: str | None = None  # an option that leaves nothing to search for
+
+    @property
+    def option(self) -> str:
+        """The option of the engine."""
+        return "--tensor-parallel-size" if self.name == DEVICES else f"--{self.name}"
 
     def verdict(self, missing: list[Miss]) -> int:
         """Return the verdict on a value, from what its plan lacks."""
@@ -170,20 +175,21 @@ def tensor_parallel_sizes(config: ModelConfig, most: int = MOST_DEVICES) -> list
     ]
 
 
+def _range(values: list[str], step: str) -> SearchRange:
+    return SearchRange(values, values[0], values[-1], step)
+
+
 def _devices(asked: SearchRequest) -> SearchRange:
     if asked.step is not None:
         hint = "the sizes are those that the heads allow"
         raise UsageError("--step means nothing with --fit devices", hint=hint)
-    low, high = asked.low or Decimal(1), asked.high or Decimal(MOST_DEVICES)
-    _require_range(low, high, least=Decimal(1))
-    least, most = int(low), int(high)
-    sizes = [str(size) for size in tensor_parallel_sizes(asked.config, most) if size >= least]
+    low, high = _bounds(asked, 1, MOST_DEVICES)
+    sizes = [str(size) for size in tensor_parallel_sizes(asked.config, high) if size >= low]
     if not sizes:
         raise UsageError(
-            f"--between {least}:{most} has no tensor-parallel size that the model's heads allow"
+            f"--between {low}:{high} has no tensor-parallel size that the model's heads allow"
         )
-    step = text("the sizes that the heads allow: {sizes}", sizes=", ".join(sizes))
-    return SearchRange(sizes, sizes[0], sizes[-1], step)
+    return _range(sizes, text("the sizes that the heads allow: {sizes}", sizes=", ".join(sizes)))
 
 
 def _kv_dtypes(asked: SearchRequest) -> SearchRange:
@@ -192,23 +198,20 @@ def _kv_dtypes(asked: SearchRequest) -> SearchRange:
             "--between and --step mean nothing with --fit kv-cache-dtype",
             hint="its values are names: memprof sweep --over kv-cache-dtype=auto,fp8",
         )
-    names = [name for name, _ in KV_DTYPES]
-    return SearchRange(
-        names, names[0], names[-1], text("each of them, most bytes per element first")
-    )
+    each = text("each of them, most bytes per element first")
+    return _range([name for name, _ in KV_DTYPES], each)
 
 
 def _max_model_len(asked: SearchRequest) -> SearchRange:
     longest = _positive(_text_config(asked.config), "max_position_embeddings") or 131072
-    each = Decimal(1024 if longest > 8192 else 128)
-    return _grid(asked, min(each, Decimal(longest)), Decimal(longest), each)
+    each = 1024 if longest > 8192 else 128
+    return _grid(asked, min(each, longest), longest, each)
 
 
 def _utilization(asked: SearchRequest) -> SearchRange:
     if asked.high is not None and asked.high > 1:
         raise UsageError(f"--between: gpu-memory-utilization is at most 1, got {asked.high}")
-    default = Decimal("0.10"), Decimal("0.99"), Decimal("0.01")
-    return _grid(asked, *default, whole=False)
+    return _grid(asked, "0.10", "0.99", "0.01", whole=False)
 
 
 def _capture_sizes(asked: SearchRequest) -> SearchRange:
@@ -217,36 +220,40 @@ def _capture_sizes(asked: SearchRequest) -> SearchRange:
     (vllm 0.13.0 and 0.23.0, vllm/config/vllm.py::VllmConfig._set_cudagraph_sizes)
     """
     if asked.step is not None:
-        return _grid(asked, Decimal(8), Decimal(512), asked.step)
-    all_of = _grid(asked, Decimal(8), Decimal(512), Decimal(1))
-    low, high = int(all_of.low), int(all_of.high)
+        return _grid(asked, 8, 512, 1)
+    low, high = _bounds(asked, 8, 512)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, high + 1, 16)]
     values = [str(size) for size in sizes if low <= size <= high]
     if not values:
         raise UsageError(f"--between {low}:{high} has no size that the engine captures")
-    return SearchRange(values, values[0], values[-1], text("sizes that the engine captures"))
+    return _range(values, text("sizes that the engine captures"))
 
 
 def _by(low: int, high: int, step: int) -> Callable[[SearchRequest], SearchRange]:
     """Return a grid of whole numbers from 1 on, with what it is unless it was asked for."""
-    return lambda asked: _grid(asked, Decimal(low), Decimal(high), Decimal(step))
+    return lambda asked: _grid(asked, low, high, step)
 
 
 def _other(asked: SearchRequest) -> SearchRange:
     """Return the values of an option that the table does not have: ``--between`` was given."""
-    low, high = asked.low or Decimal(0), asked.high or Decimal(0)
-    whole = low == int(low) and high == int(high) and asked.step in (None, int(asked.step or 0))
-    step = asked.step or Decimal(1 if whole else "0.01")
-    return _grid(SearchRequest(None, low, high, step), low, high, step, whole, least=None)
+    given = [each for each in (asked.low, asked.high, asked.step) if each is not None]
+    whole = all(each == int(each) for each in given)
+    return _grid(asked, 0, 0, 1 if whole else "0.01", whole, least=None)
+
+
+def _bounds(asked: SearchRequest, low: int, high: int) -> tuple[int, int]:
+    """Return the ends of a range of whole numbers."""
+    found = _grid(asked, low, high, 1)
+    return int(found.low), int(found.high)
 
 
 def _grid(
     asked: SearchRequest,
-    low: Decimal,
-    high: Decimal,
-    step: Decimal,
+    low: int | str,
+    high: int | str,
+    step: int | str,
     whole: bool = True,
-    least: Decimal | None = Decimal(1),
+    least: int | None = 1,
 ) -> SearchRange:
     """Return the values from the lowest by a step, and the highest itself.
 
@@ -254,64 +261,48 @@ def _grid(
         asked: what replaces the following three.
         low, high, step: unless they were asked for.
         whole: numbers must be.
-        least: that a whole number may be.
+        least: that a whole number may be; any other is above 0. None: any number may be.
     """
-    low = low if asked.low is None else asked.low
-    high = high if asked.high is None else asked.high
-    step = asked.step or step
-    if whole and any(number != int(number) for number in (low, high, step)):
+    bottom = Decimal(low) if asked.low is None else asked.low
+    top = Decimal(high) if asked.high is None else asked.high
+    each = asked.step or Decimal(step)
+    if whole and any(number != int(number) for number in (bottom, top, each)):
         raise UsageError("--between and --step take whole numbers here")
-    if least is not None:
-        _require_range(low, high, least if whole else None)
-    if (high - low) / step > _MOST_VALUES:
-        raise UsageError(f"--step {step} is too small for a range from {low} to {high}")
-    count = int((high - low) / step)
-    numbers = [low + step * i for i in range(count + 1)]
-    numbers += [high] if numbers[-1] < high else []
-    values = [f"{number.normalize():f}" for number in numbers]
-    return SearchRange(values, values[0], values[-1], f"{step.normalize():,f}")
-
-
-def _require_range(low: Decimal, high: Decimal, least: Decimal | None) -> None:
-    """Check a range of an option whose values have a smallest one; None: anything above 0."""
-    if low > high or low <= 0 or (least is not None and low < least):
-        what = f"--between {low:f}:{high:f} is not a range of this option"
-        raise UsageError(what, hint=f"its values are {'above 0' if least is None else 'from 1 on'}")
+    if least is not None and (bottom > top or bottom <= 0 or (whole and bottom < least)):
+        hint = f"its values are {'from 1 on' if whole else 'above 0'}"
+        raise UsageError(f"--between {bottom:f}:{top:f} is not a range of this option", hint=hint)
+    if (top - bottom) / each > _MOST_VALUES:
+        raise UsageError(f"--step {each} is too small for a range from {bottom} to {top}")
+    numbers = [bottom + each * i for i in range(int((top - bottom) / each) + 1)]
+    numbers += [top] if numbers[-1] < top else []
+    return _range([f"{number.normalize():f}" for number in numbers], f"{each.normalize():,f}")
 
 
 #: A plan that did not start for a value that is too small, by the engine's words.
 _SMALL = ("small",)
 KNOBS = (
-    FitKnob("devices", "--tensor-parallel-size", SMALLEST, None, _devices, UNTIL_ONE),
-    FitKnob("max-model-len", "--max-model-len", LARGEST, ("length",), _max_model_len),
-    FitKnob("max-num-seqs", "--max-num-seqs", LARGEST, (), _by(8, 1024, 8)),
-    FitKnob(
-        "max-num-batched-tokens",
-        "--max-num-batched-tokens",
-        LARGEST,
-        _SMALL,
-        _by(1024, 131072, 1024),
-    ),
+    FitKnob(DEVICES, SMALLEST, None, _devices, UNTIL_ONE),
+    FitKnob("max-model-len", LARGEST, ("length",), _max_model_len),
+    FitKnob("max-num-seqs", LARGEST, (), _by(8, 1024, 8)),
+    FitKnob("max-num-batched-tokens", LARGEST, _SMALL, _by(1024, 131072, 1024)),
     FitKnob(
         "gpu-memory-utilization",
-        "--gpu-memory-utilization",
         LARGEST,
         ("tokens", "concurrency", "kv-cache", "room"),
         _utilization,
     ),
-    FitKnob("limit-mm-per-prompt.image", "--limit-mm-per-prompt.image", LARGEST, (), _by(1, 64, 1)),
+    FitKnob("limit-mm-per-prompt.image", LARGEST, (), _by(1, 64, 1)),
     FitKnob(
         "max-cudagraph-capture-size",
-        "--max-cudagraph-capture-size",
         LARGEST,
         (),
         _capture_sizes,
         needless_with="--enforce-eager",
     ),
-    FitKnob("kv-cache-dtype", "--kv-cache-dtype", LARGEST, (), _kv_dtypes, EACH),
+    FitKnob("kv-cache-dtype", LARGEST, (), _kv_dtypes, EACH),
 )
 #: Other names of the same options.
-_ALIASES = {"tensor-parallel-size": "devices", "tp": "devices"}
+_ALIASES = {"tensor-parallel-size": DEVICES, "tp": DEVICES}
 
 
 def find_knob(name: str, between: str | None = None, goal: str | None = None) -> FitKnob:
@@ -345,7 +336,7 @@ def find_knob(name: str, between: str | None = None, goal: str | None = None) ->
             hint=f"known without it: {known}; names instead of numbers: memprof sweep --over "
             f"{asked}=A,B",
         )
-    return FitKnob(asked, f"--{asked}", goal or LARGEST, None, _other)
+    return FitKnob(asked, goal or LARGEST, None, _other)
 
 
 def refuse_needless(knob: FitKnob, engine_args: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from vllm_memprof.accounting.decomposition import granted_bytes
 from vllm_memprof.accounting.kv import concurrency_at
-from vllm_memprof.accounting.model import Report
+from vllm_memprof.accounting.model import Budget, Report
 from vllm_memprof.record.codec import OPTIONAL, computed
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.spans import How, weakest
@@ -185,16 +185,19 @@ def plan_row(
         values: option -> value, as asked for.
         lengths: tokens of a request for which the concurrency is wanted.
     """
-    status, step = report.run.outcome, run.info.full_step
+    head, step, status = report.run, run.info.full_step, report.run.outcome
+    survived = None  # whether the largest batches were run to their end
+    if head.until == READY and status == "ok" and step is not None:
+        survived = step.not_run is None and step.prefill_tokens is not None
     row = PlanRow(
         values=dict(values),
         status="failed" if status not in ("ok", "oom") else status,
-        reason=None if status == "ok" else one_line(report.run.exit_reason or status),
-        run_id=report.run.id,
-        seconds=report.run.seconds,
-        simulated=report.run.simulated,
-        until=report.run.until,
-        survived=_survived(run, status),
+        reason=None if status == "ok" else one_line(head.exit_reason or status),
+        run_id=head.id,
+        seconds=head.seconds,
+        simulated=head.simulated,
+        until=head.until,
+        survived=survived,
         not_run=None if step is None else step.not_run,
         step_tokens=None if step is None else step.prefill_tokens,
         step_limit=None if step is None else step.max_num_batched_tokens,
@@ -208,26 +211,26 @@ def plan_row(
     least = min(granted, key=lambda rank: granted_bytes(rank) or 0)
     budget, kv = least.budget, least.kv
     budgets = [rank.budget for rank in report.ranks]
-    spare = _least([each.spare_bytes for each in budgets]) if row.ok else None
+    spare = _least(budgets, "spare_bytes") if row.ok else None
     hows = [known for each in budgets if (known := each.how.get("spare_bytes")) is not None]
     plan = next((process.kv_plan for process in run.processes if process.kv_plan is not None), None)
-    balanced = [rank.budget.balanced for rank in report.ranks]
+    balanced = [each.balanced for each in budgets]
     return replace(
         row,
         gpu_memory_utilization=budget.gpu_memory_utilization,
         requested_bytes=budget.requested_bytes,
         terms={name: budget.term(name) for name in TERMS},
         kv_cache_bytes=granted_bytes(least),
-        fits_request_bytes=_least([each.fits_request_bytes for each in budgets]),
+        fits_request_bytes=_least(budgets, "fits_request_bytes"),
         tokens=kv.tokens,
-        fits_request_tokens=_least([each.fits_request_tokens for each in budgets]),
+        fits_request_tokens=_least(budgets, "fits_request_tokens"),
         max_model_len=kv.max_model_len,
         max_concurrency=kv.max_concurrency,
         concurrency_at={
             length: None if plan is None else concurrency_at(plan, length) for length in lengths
         },
-        fits_device_bytes=_least([each.fits_device_bytes for each in budgets]),
-        fits_device_tokens=_least([each.fits_device_tokens for each in budgets]),
+        fits_device_bytes=_least(budgets, "fits_device_bytes"),
+        fits_device_tokens=_least(budgets, "fits_device_tokens"),
         spare_bytes=spare,
         spare_how=None if spare is None else weakest(hows),
         equation=budget.equation,
@@ -235,16 +238,7 @@ def plan_row(
     )
 
 
-def _survived(run: Run, status: str) -> bool | None:
-    """Return whether the largest batches of a plan were run to their end; None: not known."""
-    step = run.info.full_step
-    if run.info.until != READY or status != "ok" or step is None:
-        return None
-    return step.not_run is None and step.prefill_tokens is not None
-
-
-def _least(sizes: Sequence[int | None]) -> int | None:
-    """Return the least; None where one of them is unknown."""
-    return (
-        None if None in sizes else min((size for size in sizes if size is not None), default=None)
-    )
+def _least(budgets: Sequence[Budget], name: str) -> int | None:
+    """Return the least of a figure of all ranks; None where one of them is unknown."""
+    sizes = [getattr(each, name) for each in budgets]
+    return None if None in sizes else min(sizes)

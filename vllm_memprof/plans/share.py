@@ -14,8 +14,8 @@ much as still passes. Then they are rounded to hundredths.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TypeVar
 
 from vllm_memprof.accounting.equations import form_of
@@ -74,20 +74,21 @@ class Figures:
     context: int
     need: int
     block: int
+    _: KW_ONLY
     block_tokens: float | None = None
     fixed: float | None = None  # utilization
 
     @classmethod
     def of(cls, row: SoloPlan) -> Figures | None:
         """Return the figures of a row; None where one is unknown."""
-        subtracted, ready, peak = row.subtracted_bytes, row.held_ready_bytes, row.held_peak_bytes
-        context, need, block = row.context_bytes, row.need_bytes, row.bytes_per_block
-        if subtracted is None or ready is None or peak is None or context is None:
-            return None
-        if need is None or not block:
+        sizes = [
+            row.subtracted_bytes, row.held_ready_bytes, row.held_peak_bytes, row.context_bytes,
+            row.need_bytes, row.bytes_per_block,
+        ]  # fmt: skip
+        if None in sizes or not row.bytes_per_block:
             return None
         tokens, fixed = row.tokens_per_block, row.fixed_utilization
-        return cls(row.name, subtracted, ready, peak, context, need, block, tokens, fixed)
+        return cls(row.name, *(size or 0 for size in sizes), block_tokens=tokens, fixed=fixed)
 
     def whole(self, size: int) -> int:
         """Return the bytes of the whole blocks in a size."""
@@ -102,58 +103,43 @@ class InstanceSize:
     blocks: int | None = None
 
 
+_WHY = {
+    "refused": text(
+        "{order}: {name} is refused at its start, {size:gib} GiB less are free than it requests"
+    ),
+    "no-room": text("{order}: {name} is granted {size:gib} GiB less KV cache than it needs"),
+    "share": text("{order}: {name}: a utilization above 1 is refused, {size:gib} GiB too much"),
+    "device": text(
+        "{order}: all together need {size:gib} GiB more than there is, once {name} serves"
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Problem:
     """Why starts in one order do not pass."""
 
-    kind: str  # refused | no-room | device | share
+    kind: str  # of _WHY
     name: str  # of the instance at which it is seen
     short: int  # bytes
     order: tuple[str, ...] = ()
 
     @property
     def why(self) -> Text:
-        order, name, size = ", ".join(self.order), self.name, self.short
-        if self.kind == "refused":
-            return text(
-                "{order}: {name} is refused at its start, {size:gib} GiB less are free than it "
-                "requests",
-                order=order,
-                name=name,
-                size=size,
-            )
-        if self.kind == "no-room":
-            return text(
-                "{order}: {name} is granted {size:gib} GiB less KV cache than it needs",
-                order=order,
-                name=name,
-                size=size,
-            )
-        if self.kind == "share":
-            return text(
-                "{order}: {name}: a utilization above 1 is refused, {size:gib} GiB too much",
-                order=order,
-                name=name,
-                size=size,
-            )
-        return text(
-            "{order}: all together need {size:gib} GiB more than there is, once {name} serves",
-            order=order,
-            name=name,
-            size=size,
-        )
+        order = ", ".join(self.order)
+        return text(_WHY[self.kind], order=order, name=self.name, size=self.short)
 
 
 _Instance = TypeVar("_Instance")
 #: KV cache of each instance, or why there is none.
 Outcome = dict[str, int] | Problem
+Orders = Sequence[Sequence[Figures]]
+Settings = Mapping[str, InstanceSize]
 #: What gives each instance its KV cache, from the bytes wanted; or why it cannot be had.
-Giving = Callable[[Mapping[str, int]], "dict[str, InstanceSize] | Problem"]
+Giving = Callable[[Mapping[str, int]], Settings | Problem]
 
 
-def predict(
-    card: SharedDevice, order: Sequence[Figures], given: Mapping[str, InstanceSize], moment: str
-) -> Outcome:
+def predict(card: SharedDevice, order: Sequence[Figures], given: Settings, moment: str) -> Outcome:
     """Follow instances through their starts, one after the other.
 
     Args:
@@ -198,9 +184,7 @@ def rotations(instances: Sequence[_Instance]) -> list[list[_Instance]]:
             for last in reversed(instances)]  # fmt: skip
 
 
-def predict_all(
-    card: SharedDevice, orders: Iterable[Sequence[Figures]], given: Mapping[str, InstanceSize]
-) -> Outcome:
+def predict_all(card: SharedDevice, orders: Orders, given: Settings) -> Outcome:
     """Return the least KV cache of each over orders and moments; or the first problem."""
     least: dict[str, int] = {}
     for order in orders:
@@ -226,53 +210,46 @@ def ways(card: SharedDevice, figures: Sequence[Figures]) -> list[SharingPlan]:
     found = [_none_in_any_order(figures)] if len(figures) > 1 else []
     for order in every if len(figures) == 2 else [list(figures)]:
         names = [each.name for each in order]
-        found.append(_way(card, order, [order], "utilization", names, _one_order(card, order)))
+        found.append(_way(card, order, [order], "utilization", names, _by_utilization(card, order)))
     if len(figures) > 1:
         found.append(_way(card, figures, every, "blocks", None, _by_blocks(card, figures)))
     return found
 
 
-def more_of(
-    card: SharedDevice, orders: Sequence[Sequence[Figures]], given: Mapping[str, InstanceSize]
-) -> list[UtilizationStep]:
+def more_of(card: SharedDevice, orders: Orders, given: Settings) -> list[UtilizationStep]:
     """Return what ``STEP`` more does to each instance, all else as it is."""
-    before = predict_all(card, orders, given)
-    rows = []
+    before, rows = predict_all(card, orders, given), []
+    assert not isinstance(before, Problem)
     for name, setting in given.items():
         utilization = round(setting.utilization + STEP / 100, 2)
-        after = predict_all(
-            card, orders, {**given, name: replace(setting, utilization=utilization)}
-        )
+        more = {**given, name: replace(setting, utilization=utilization)}
+        after = predict_all(card, orders, more)
+        why = text("still starts")
         if isinstance(after, Problem):
-            rows.append(UtilizationStep(name, utilization, False, after.why))
-            continue
-        assert not isinstance(before, Problem)
-        losers = [other for other in after if other != name and after[other] < before[other]]
-        if setting.blocks is not None:
+            why = after.why
+        elif setting.blocks is not None:
             why = text("still starts: the number of blocks is fixed")
-        elif losers:
+        elif losers := [other for other in after if other != name and after[other] < before[other]]:
             why = text(
                 "still starts, at the cost of others: {size:gib} GiB of KV cache of {names}",
                 size=sum(before[other] - after[other] for other in losers),
                 names=", ".join(losers),
             )
-        else:
-            why = text("still starts")
-        rows.append(UtilizationStep(name, utilization, True, why))
+        rows.append(UtilizationStep(name, utilization, not isinstance(after, Problem), why))
     return rows
 
 
 def _way(
     card: SharedDevice,
     figures: Sequence[Figures],
-    orders: Sequence[Sequence[Figures]],
+    orders: Orders,
     name: str,
     order: list[str] | None,
     giving: Giving,
 ) -> SharingPlan:
     """Return the largest equal addition to what each needs that passes, rounded to hundredths."""
 
-    def attempt(addition: int) -> tuple[dict[str, InstanceSize], Outcome]:
+    def attempt(addition: int) -> tuple[Settings, Outcome]:
         found = giving({each.name: each.need + addition for each in figures})
         if isinstance(found, Problem):
             return {}, found
@@ -290,46 +267,28 @@ def _way(
         middle = (low + high) // 2
         passes = not isinstance(attempt(middle)[1], Problem)
         low, high = (middle, high) if passes else (low, middle)
-    exact, _ = attempt(low)
-    given = _rounded(card, figures, orders, exact)
-    if isinstance(given, Problem):
-        return SharingPlan(name, order, [], given.why, given.short)
-    sizes = predict_all(card, orders, given)
-    assert not isinstance(sizes, Problem)
-    flags = [
-        Flags(
-            each.name,
-            given[each.name].utilization,
-            given[each.name].blocks,
-            sizes[each.name],
-            None
-            if each.block_tokens is None
-            else int(sizes[each.name] // each.block * each.block_tokens),
-        )
-        for each in figures
-    ]
+    found = _rounded(card, figures, orders, attempt(low)[0])
+    if isinstance(found, Problem):
+        return SharingPlan(name, order, [], found.why, found.short)
+    given, sizes = found
+    flags = []
+    for each in figures:
+        setting, size = given[each.name], sizes[each.name]
+        per_block = each.block_tokens
+        tokens = None if per_block is None else int(size // each.block * per_block)
+        flags.append(Flags(each.name, setting.utilization, setting.blocks, size, tokens))
     return SharingPlan(name, order, flags, more=more_of(card, orders, given))
 
 
 def _rounded(
-    card: SharedDevice,
-    figures: Sequence[Figures],
-    orders: Sequence[Sequence[Figures]],
-    exact: Mapping[str, InstanceSize],
-) -> dict[str, InstanceSize] | Problem:
-    """Return utilizations in hundredths: rounded down, or up where an instance then lacks what it
-    needs; then each a hundredth more where that costs no other any KV cache."""
-    given = {
-        each.name: exact[each.name]
-        if each.fixed is not None
-        # 0.58 is not 0.57 for its last binary digit
-        else replace(
-            exact[each.name],
-            utilization=math.floor(exact[each.name].utilization * 100 + 1e-9) / 100,
-        )
-        for each in figures
-    }  # fmt: skip
-    free = [each.name for each in figures if each.fixed is None]
+    card: SharedDevice, figures: Sequence[Figures], orders: Orders, exact: Settings
+) -> tuple[Settings, dict[str, int]] | Problem:
+    """Return utilizations in hundredths, and the KV caches: rounded down, or up where an instance
+    then lacks what it needs; then each a hundredth more where that costs no other any KV cache."""
+    given, free = dict(exact), [each.name for each in figures if each.fixed is None]
+    for name in free:  # 0.58 is not 0.57 for its last binary digit
+        hundredths = math.floor(given[name].utilization * 100 + 1e-9)
+        given[name] = replace(given[name], utilization=hundredths / 100)
 
     def raised(name: str) -> dict[str, InstanceSize]:
         utilization = round(given[name].utilization + 0.01, 2)
@@ -349,35 +308,22 @@ def _rounded(
             if any(after[other] < size for other, size in sizes.items()):
                 break
             given, sizes = raised(name), after
-    return given
+    return given, sizes
 
 
-def _by_utilization(card: SharedDevice, figures: Sequence[Figures]) -> Giving:
-    """The equation grants what it is asked for, whoever else is there."""
+def _by_utilization(card: SharedDevice, order: Sequence[Figures]) -> Giving:
+    """A share contains what the equation subtracts: its own memory, and where neighbours are
+    subtracted, all that those before hold."""
 
-    def giving(wanted: Mapping[str, int]) -> dict[str, InstanceSize]:
-        return {
-            each.name: InstanceSize(
-                (each.subtracted + wanted[each.name]) / card.total
-                if each.fixed is None
-                else each.fixed
-            )
-            for each in figures
-        }
-
-    return giving
-
-
-def _one_order(card: SharedDevice, order: Sequence[Figures]) -> Giving:
-    """A share contains all that those before hold."""
-
-    def giving(wanted: Mapping[str, int]) -> dict[str, InstanceSize]:
+    def giving(wanted: Mapping[str, int]) -> Settings:
         held, given = card.beside, dict[str, InstanceSize]()
         for each in order:
-            asked: float = each.subtracted + held + wanted[each.name]
-            share = asked / card.total if each.fixed is None else each.fixed
+            subtracted = each.subtracted + (held if card.rule.subtracts else 0)
+            share = each.fixed
+            if share is None:
+                share = (subtracted + wanted[each.name]) / card.total
             given[each.name] = InstanceSize(share)
-            held += int(card.total * share - each.subtracted - held) + each.peak
+            held += int(card.total * share - subtracted) + each.peak
         return given
 
     return giving
@@ -386,23 +332,21 @@ def _one_order(card: SharedDevice, order: Sequence[Figures]) -> Giving:
 def _by_blocks(card: SharedDevice, figures: Sequence[Figures]) -> Giving:
     """The KV cache is a number of blocks; the share is what lets the instance start as the last."""
 
-    def giving(wanted: Mapping[str, int]) -> dict[str, InstanceSize] | Problem:
-        blocks = {each.name: wanted[each.name] // each.block for each in figures}
+    def giving(wanted: Mapping[str, int]) -> Settings | Problem:
+        blocks, given = dict[str, int](), dict[str, InstanceSize]()
         for each in figures:  # what it needs may be no whole blocks
-            if blocks[each.name] * each.block < each.need:
-                blocks[each.name] += 1
+            needed = -(-each.need // each.block)
+            blocks[each.name] = max(wanted[each.name] // each.block, needed)
         held = {each.name: each.peak + blocks[each.name] * each.block for each in figures}
-        given = {}
         for each in figures:
-            others = card.beside + sum(size for name, size in held.items() if name != each.name)
-            share = (each.subtracted + others + each.need) / card.total
-            if each.fixed is None:
+            others = card.beside + sum(held.values()) - held[each.name]
+            share = each.fixed
+            if share is None:
+                share = (each.subtracted + others + each.need) / card.total
                 share = math.ceil(share * 100 - 1e-9) / 100
                 if share > 1:
                     short = math.ceil((share - 1) * card.total)
-                    return Problem("share", each.name, short, tuple(f.name for f in figures))
-            else:
-                share = each.fixed
+                    return Problem("share", each.name, short, tuple(held))
             given[each.name] = InstanceSize(share, blocks[each.name])
         return given
 

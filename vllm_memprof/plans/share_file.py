@@ -48,14 +48,10 @@ def read_instances(path: Path) -> list[Typed]:
 def _typed(row: object, where: str, hint: str) -> Typed:
     if not isinstance(row, dict) or not isinstance(row.get("model"), str):
         raise UsageError(f"{where}: model is missing", hint=hint)
-    unknown = [name for name in row if name not in _KEYS]
-    if unknown:
-        raise UsageError(f"{where}: {', '.join(unknown)} is not known", hint=hint)
-    return Typed(row["model"], *(_texts(row, name, where) for name in _KEYS[1:]))
-
-
-def _texts(row: dict[str, object], name: str, where: str) -> list[str]:
-    found = row.get(name, [])
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise UsageError(f"{where}: {name} is not a list of strings")
-    return list(found)
+    for name, found in row.items():
+        if name not in _KEYS:
+            raise UsageError(f"{where}: {name} is not known", hint=hint)
+        strings = isinstance(found, list) and all(isinstance(each, str) for each in found)
+        if name != "model" and not strings:
+            raise UsageError(f"{where}: {name} is not a list of strings")
+    return Typed(*(row.get(name, []) for name in _KEYS))

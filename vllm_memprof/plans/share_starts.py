@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vllm_memprof.accounting import equations as engines
 from vllm_memprof.accounting.kv import blocks_per_request
-from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.model import Kv, RankReport
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.engine import end_with_parent
 from vllm_memprof.launch.request import parse_device
@@ -52,7 +52,7 @@ from vllm_memprof.sim.runtime import (
     prepare_runtime,
 )
 from vllm_memprof.text import text
-from vllm_memprof.units import format_gib, minus, one_line
+from vllm_memprof.units import format_gib, minus, one_line, sum_or_none
 
 #: Options that fix the KV cache, which is what is to be divided.
 FIXED_SIZE = ("--kv-cache-memory-bytes", "--num-gpu-blocks-override")
@@ -82,15 +82,10 @@ class Instance:
             UsageError: it is no share.
         """
         given = value_of(self.plan.engine_args, UTILIZATION)
-        if given is None:
-            return None
-        try:
-            share = float(given)
-        except ValueError:
-            share = 0.0
-        if not 0 < share <= 1:
-            raise UsageError(f"instance {self.name}: {UTILIZATION} {given!r} is no share: 0 to 1")
-        return share
+        with suppress(ValueError):
+            if given is None or 0 < float(given) <= 1:
+                return None if given is None else float(given)
+        raise UsageError(f"instance {self.name}: {UTILIZATION} {given!r} is no share: 0 to 1")
 
 
 @dataclass
@@ -230,14 +225,15 @@ def _plan_alone(
     instance: Instance, place: int, runner: PlanRunner
 ) -> tuple[SoloPlan, RankReport | None]:
     """Return the row of an instance that has the device to itself, with its report."""
-    plan = replace(instance.plan, values={"instance": instance.name})
-    row = runner.make_one(place, plan, instance.name)
+    plan, name = replace(instance.plan, values={"instance": instance.name}), instance.name
+    row = runner.make_one(place, plan, name)
     if row.status == "oom" and instance.fixed is None:
         plan = replace(plan, engine_args=[*plan.engine_args, UTILIZATION, LESS])
-        row = runner.make_one(place, plan, f"{instance.name}-{LESS}")
+        row = runner.make_one(place, plan, f"{name}-{LESS}")
+    report = runner.report(row) if row.ok else None
     alone = SoloPlan(
-        instance.name,
-        instance.plan.model,
+        name,
+        plan.model,
         redact_command(["", *instance.plan.engine_args])[1:],
         [want.text for want in instance.wants],
         row.status,
@@ -245,55 +241,45 @@ def _plan_alone(
         row.run,
         instance.fixed,
     )
-    report = runner.report(row) if row.ok else None
     if report is None:
         return alone, None
-    return _with_figures(alone, report.ranks[0], row, instance.wants), report.ranks[0]
+    rank = report.ranks[0]
+    return with_memory(alone, rank, row, instance.wants), rank
 
 
-def _with_figures(
-    alone: SoloPlan, rank: RankReport, row: PlanRow, wants: Sequence[Want]
-) -> SoloPlan:
-    """Return the row with what the engine's record says of its memory."""
+def with_memory(alone: SoloPlan, rank: RankReport, row: PlanRow, wants: Sequence[Want]) -> SoloPlan:
+    """Return an instance with what the engine's record says of its memory."""
     budget, kv, total = rank.budget, rank.kv, rank.device_total_bytes
-    terms = [term.bytes for term in budget.terms if term.subtracted]
+    subtracted = sum_or_none(term.bytes for term in budget.terms if term.subtracted)
     if any(term.name in STAGES for term in budget.terms):
-        terms = [None]  # the engine counts other bytes than the device holds
+        subtracted = None  # the engine counts other bytes than the device holds
     warm_up = last_of(rank.phases, "warm_up")
     free = None if warm_up is None or warm_up.after is None else warm_up.after.device_free_bytes
     return replace(
         alone,
-        subtracted_bytes=None if None in terms else sum(size or 0 for size in terms),
+        subtracted_bytes=subtracted,
         held_ready_bytes=minus(minus(total, free), kv.planned_bytes),
         held_peak_bytes=minus(total, budget.fits_device_bytes),
         context_bytes=minus(total, rank.initial_free_bytes),
-        need_bytes=_needed(rank, row, wants),
+        need_bytes=_needed(kv, row, wants),
         bytes_per_block=kv.bytes_per_block,
         tokens_per_block=kv.tokens / kv.blocks if kv.tokens and kv.blocks else None,
     )
 
 
-def _needed(rank: RankReport, row: PlanRow, wants: Sequence[Want]) -> int | None:
+def _needed(kv: Kv, row: PlanRow, wants: Sequence[Want]) -> int | None:
     """Return the bytes of KV cache for a request of max_model_len, and for everything wanted."""
-    kv = rank.kv
     request = blocks_per_request(kv)
     if request is None or not kv.bytes_per_block or not kv.blocks or not kv.tokens:
         return None
     least = request * kv.bytes_per_block
     for want in wants:
-        if want.kind == "kv-cache":
-            least = max(least, want.least)
-            continue
-        if want.kind == "tokens":
-            blocks = want.least * kv.blocks / kv.tokens
-        else:
-            at_once = (
-                row.max_concurrency if want.length is None else row.concurrency_at.get(want.length)
-            )
-            if not at_once:
+        size, known = want.least, want.found(row)
+        if want.kind != "kv-cache":
+            if not known:
                 return None
-            blocks = want.least * kv.blocks / at_once
-        least = max(least, math.ceil(blocks - 1e-9) * kv.bytes_per_block)
+            size = math.ceil(size * kv.blocks / known - 1e-9) * kv.bytes_per_block
+        least = max(least, size)
     return least
 
 
@@ -320,15 +306,11 @@ class _Under:
             time.sleep(TICK_S)
         return False
 
-    def go_on(self) -> None:
-        """Let it go on to its end."""
+    def end(self) -> None:
+        """Let it go on to its end, and wait for that."""
         for moment in MOMENTS:
             for suffix in (HOLD_SUFFIX, HELD_SUFFIX):
                 (self.folder / f"{moment}{suffix}").unlink(missing_ok=True)
-
-    def end(self) -> None:
-        """Wait for its end."""
-        self.go_on()
         self.process.wait()
 
 
@@ -398,10 +380,15 @@ def start_all(
         run_dir, row = each.process.task.run_dir, each.process.row()
         write_row(run_dir, None, row)
         row = replace(row, run=str(run_dir.relative_to(runner.folder)))
-        report = runner.report(row)
-        ranks = [] if report is None else report.ranks[:1]
-        results.append(_started(each.instance, row, ranks))
-        frees += _free_readings(ranks)
+        report, planned = runner.report(row), row.kv_cache_bytes
+        for rank in [] if report is None else report.ranks[:1]:
+            if rank.kv.planned_bytes is not None:
+                planned = rank.kv.planned_bytes
+            seen = (edge.snapshot.device_free_bytes for _, edge in edges_of(rank.phases))
+            frees += (size for size in seen if size is not None)
+        missing = [miss.text for miss in misses(row, each.instance.wants)] if row.ok else []
+        name = each.instance.name
+        results.append(Started(name, row.status, row.reason, planned, row.tokens, missing, row.run))
         runner.progress.finished(0, row, "made")
     results += [Started(name, "not started") for name in order[len(under) :]]
     least = min(frees, default=None)
@@ -421,27 +408,6 @@ def _beside_others(plan: Plan, flags: Flags, order: Sequence[str]) -> Plan:
     timeout_s = plan.timeout_s * len(order)
     own = {**plan.own, "share-device": ""}
     return replace(plan, own=own, values=values, timeout_s=timeout_s)
-
-
-def _started(instance: Instance, row: PlanRow, ranks: Sequence[RankReport]) -> Started:
-    planned = [rank.kv.planned_bytes for rank in ranks if rank.kv.planned_bytes is not None]
-    return Started(
-        instance.name,
-        row.status,
-        row.reason,
-        next(iter(planned), row.kv_cache_bytes),
-        row.tokens,
-        [miss.text for miss in misses(row, instance.wants)] if row.ok else [],
-        row.run,
-    )
-
-
-def _free_readings(ranks: Sequence[RankReport]) -> Iterator[int]:
-    """Yield what was free on the device at the phases of ranks, bytes."""
-    for rank in ranks:
-        for _, edge in edges_of(rank.phases):
-            if edge.snapshot.device_free_bytes is not None:
-                yield edge.snapshot.device_free_bytes
 
 
 @contextmanager

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
 
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.files import write_atomically
@@ -109,23 +108,13 @@ def default_folder(plan: Plan, knobs: Sequence[Knob]) -> Path:
     return DEFAULT_PARENT / f"sweep-{base}-{digest}"
 
 
-class _Request(TypedDict):
-    """``request.json``."""
-
-    schema: str
-    model: str
-    arguments: list[list[str]]
-    own: dict[str, str]
-    knobs: list[dict[str, object]]
-
-
-def _request(plan: Plan, knobs: Sequence[Knob]) -> _Request:
+def _request(plan: Plan, knobs: Sequence[Knob]) -> dict[str, object]:
     return {
         "schema": _REQUEST_SCHEMA,
         "model": plan.model,
         "arguments": [redact_command(words) for words in normal_form(plan.engine_args)],
         "own": dict(sorted(plan.own.items())),
-        "knobs": [dict(vars(_shown(knob))) for knob in knobs],
+        "knobs": [vars(_shown(knob)) for knob in knobs],
     }
 
 
@@ -215,10 +204,9 @@ def _folder(job: SweepJob, path: Path) -> Iterator[None]:
             raise UsageError(f"another memprof is making the sweep in {path}") from error
         if held.exists():
             try:
-                before = json.loads(held.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                before = None
-            known = before if isinstance(before, dict) else {}
+                known = dict(json.loads(held.read_text(encoding="utf-8")))
+            except (OSError, ValueError, TypeError):
+                known = {}
             other = [name for name, value in request.items() if known.get(name) != value]
             if other or known.keys() - request.keys():
                 hint = "give another folder with -o DIR, or remove this one"

@@ -51,6 +51,15 @@ class Want:
     least: int  # tokens, requests or bytes
     length: int | None = None  # concurrency: tokens of a request; None: of max_model_len
 
+    def found(self, row: PlanRow) -> float | None:
+        """Return what a plan has of it; None: not known."""
+        if self.kind == "concurrency":
+            if self.length is None:
+                return row.max_concurrency
+            return row.concurrency_at.get(self.length)
+        sizes = {"kv-cache": row.kv_cache_bytes, "headroom": row.spare_bytes}
+        return sizes.get(self.kind, row.tokens)
+
     @property
     def text(self) -> str:
         if self.kind == "tokens":
@@ -97,13 +106,25 @@ def parse_wants(texts: list[str], headroom: str | None, until: str | None = None
     for i, want in enumerate(wants):
         if any((other.kind, other.length) == (want.kind, want.length) for other in wants[:i]):
             raise UsageError(f"--want {want.kind} is given twice")
-    if headroom is None:
-        return wants if until == READY else [*wants, Want("headroom", 0)]
+    if headroom is not None:
+        wants.append(Want("headroom", size_option("--headroom", headroom)))
+    elif until != READY:
+        wants.append(Want("headroom", 0))
+    return wants
+
+
+def size_option(option: str, typed: str) -> int:
+    """Return the bytes that an option was given.
+
+    Raises:
+        UsageError: it is no size.
+    """
     try:
-        size = parse_size(headroom)
+        return parse_size(typed)
     except ValueError as error:
-        raise UsageError(f"--headroom: {error}", hint="e.g. --headroom 2GiB") from error
-    return [*wants, Want("headroom", size)]
+        raise UsageError(
+            f"{option}: {error}", hint=f"e.g. {option.partition('=')[0]} 2GiB"
+        ) from error
 
 
 def _parse(text: str) -> Want:
@@ -111,30 +132,20 @@ def _parse(text: str) -> Want:
     kind = kind.strip().lower().replace("_", "-")
     if not equals or kind not in ("tokens", "concurrency", "kv-cache"):
         raise UsageError(f"--want {text!r} is not known", hint=HINT)
+    number, at, length = value.partition("@" if kind == "concurrency" else "\0")
     if kind == "kv-cache":
-        try:
-            size = parse_size(value)
-        except ValueError as error:
-            raise UsageError(
-                f"--want {text}: {error}", hint="e.g. --want kv-cache=40GiB"
-            ) from error
-        return Want(kind, _positive(size, text))
-    if kind == "tokens":
-        return Want(kind, _integer(value, text))
-    number, at, length = value.partition("@")
-    return Want(kind, _integer(number, text), _integer(length, text) if at else None)
-
-
-def _integer(text: str, whole: str) -> int:
-    if not _NUMBER.fullmatch(text.strip()):
-        raise UsageError(f"--want {whole!r}: {text.strip()!r} is not a whole number", hint=HINT)
-    return _positive(int(text.strip().replace(",", "").replace("_", "")), whole)
-
-
-def _positive(number: int, whole: str) -> int:
-    if number < 1:
-        raise UsageError(f"--want {whole!r}: it must be at least 1", hint=HINT)
-    return number
+        numbers = [size_option(f"--want {text}", value)]
+    else:
+        numbers = []
+        for part in (number, length) if at else (number,):
+            if not _NUMBER.fullmatch(part.strip()):
+                raise UsageError(
+                    f"--want {text!r}: {part.strip()!r} is not a whole number", hint=HINT
+                )
+            numbers.append(int(part.replace(",", "")))  # int() reads "_" itself
+    if min(numbers) < 1:
+        raise UsageError(f"--want {text!r}: it must be at least 1", hint=HINT)
+    return Want(kind, *numbers)
 
 
 def lengths(wants: list[Want]) -> tuple[int, ...]:
@@ -152,52 +163,40 @@ def misses(row: PlanRow, wants: list[Want]) -> list[Miss]:
 
 
 def _miss(row: PlanRow, want: Want) -> Miss | None:
-    if want.kind == "tokens":
-        if row.tokens is None:
-            return Miss(text("KV tokens not known"), want.kind)
-        if row.tokens >= want.least:
-            return None
-        short = text("KV tokens {found:,} < {least:,}", found=row.tokens, least=want.least)
-        return Miss(short, want.kind)
-    if want.kind == "kv-cache":
-        return _short(text("KV cache"), row.kv_cache_bytes, want)
-    if want.kind == "headroom":
-        return _short(text("headroom"), row.spare_bytes, want)
-    if (
-        want.length is not None
-        and row.max_model_len is not None
-        and want.length > row.max_model_len
-    ):
+    found, least, longest = want.found(row), want.least, row.max_model_len
+    if want.length is not None and longest is not None and want.length > longest:
         above = text(
             "requests of {length:,} tokens are above --max-model-len {limit:,}",
             length=want.length,
-            limit=row.max_model_len,
+            limit=longest,
         )
         return Miss(above, "length")
-    found = row.max_concurrency if want.length is None else row.concurrency_at.get(want.length)
-    if found is None:
-        unknown = text("concurrency at {length} is not known", length=_length(want.length))
-        return Miss(unknown, want.kind)
-    if found >= want.least:
+    if found is not None and found >= least:
         return None
-    below = text("concurrency {found:,.2f} < {least:,}", found=found, least=want.least)
-    return Miss(below, want.kind)
-
-
-def _short(name: str, found: int | None, want: Want) -> Miss | None:
-    if found is None:
-        return Miss(text("{name} not known", name=name), want.kind)
-    if found >= want.least:
-        return None
-    digits = max(_digits(want.least), 2)
-    shown, limit = format_gib(found, digits), format_gib(want.least, digits)
-    missing = want.least - found
-    if shown == limit:
-        told = text("{name} {found:bytes} < {least:bytes} bytes", name=name, found=found,
-                   least=want.least)  # fmt: skip
-        return Miss(told, want.kind, missing)
-    told = text("{name} {found} < {least} GiB", name=name, found=shown, least=limit)
-    return Miss(told, want.kind, missing)
+    missing = None
+    if want.kind == "tokens":
+        if found is None:
+            said = text("KV tokens not known")
+        else:
+            said = text("KV tokens {found:,} < {least:,}", found=found, least=least)
+    elif want.kind == "concurrency":
+        if found is None:
+            said = text("concurrency at {length} is not known", length=_length(want.length))
+        else:
+            said = text("concurrency {found:,.2f} < {least:,}", found=found, least=least)
+    else:
+        name = text("headroom") if want.kind == "headroom" else text("KV cache")
+        digits = max(_digits(least), 2)
+        shown, limit = format_gib(found, digits), format_gib(least, digits)
+        missing = None if found is None else least - int(found)
+        if found is None:
+            said = text("{name} not known", name=name)
+        elif shown == limit:
+            said = text("{name} {found:bytes} < {least:bytes} bytes", name=name, found=found,
+                       least=least)  # fmt: skip
+        else:
+            said = text("{name} {found} < {least} GiB", name=name, found=shown, least=limit)
+    return Miss(said, want.kind, missing)
 
 
 def _digits(size: int) -> int:

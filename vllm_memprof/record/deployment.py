@@ -49,7 +49,7 @@ class Part:
 
     @property
     def group(self) -> str | None:
-        return None if self.place is None else self.place.group
+        return self.run.info.group
 
 
 @dataclass(frozen=True)

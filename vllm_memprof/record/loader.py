@@ -6,10 +6,12 @@ the run marked truncated; anything that is not a run record is refused with the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
@@ -25,15 +27,11 @@ from vllm_memprof.record.schema import (
     RUN_FILE,
     RUN_SCHEMA,
     SAMPLES_DIR,
-    SNAPSHOT_FIELDS,
     RunInfo,
     Snapshot,
 )
-from vllm_memprof.record.spans import AFTER, BEFORE, Span, edges, edges_of
+from vllm_memprof.record.spans import AFTER, BEFORE, Span, edges
 from vllm_memprof.redact import redact_command, redact_data, redact_text
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -171,6 +169,12 @@ class Run:
         return {name.replace("_", "-"): version for name, version in found.items()}
 
     @cached_property
+    def hosts(self) -> list[str | None]:
+        """Return the hosts of its processes, the launcher's first; that alone without any."""
+        there = dict.fromkeys(process.identity.host for process in self.processes)
+        return sorted(there, key=lambda host: host != self.info.host) or [self.info.host]
+
+    @cached_property
     def planners(self) -> list[ProcessRecord]:
         """Return the processes that recorded a KV plan."""
         return [each for each in self.processes if each.kv_plan is not None]
@@ -214,13 +218,10 @@ def load_run(run_dir: Path) -> Run:
     processes: list[ProcessRecord] = []
     notes: list[str] = []
     for path in _event_files(run_dir / EVENTS_DIR):
-        process = _load_process(path)
+        process = _load_process(run_dir, path)
         if process is None:
             notes.append(f"{path.name}: the process died before its first record was complete")
             continue
-        served = _load_served(run_dir, path.stem)
-        served.dropped.update(process.served.dropped)
-        process = replace(process, served=served)
         processes.append(process)
         if lines := process.dropped_lines + process.served.dropped_lines:
             notes.append(f"{path.name}: {lines} incomplete line(s) dropped")
@@ -292,7 +293,7 @@ def _event_files(events_dir: Path) -> list[Path]:
         raise RunRecordError(f"cannot list {events_dir}: {exc.strerror}") from exc
 
 
-def _load_process(path: Path) -> ProcessRecord | None:
+def _load_process(run_dir: Path, path: Path) -> ProcessRecord | None:
     """One event file; None when not even its first line was finished."""
     lines = _read(path).split(b"\n")
     if len(lines) == 1 and parse_event(lines[0]) is None:
@@ -309,22 +310,19 @@ def _load_process(path: Path) -> ProcessRecord | None:
         )
     _check_schema(head.get("schema"), EVENTS_SCHEMA, path)
     whole = [event for event in events if event is not None]
+    with _refusing(f"{run_dir / SAMPLES_DIR / path.stem} has a sample"):
+        served = load_samples(run_dir, path.stem)
+    with _refusing(f"{path} has a record"):
+        return _build_process(path.name, head, whole, len(events) - len(whole), served)
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Refuse a file with something that is not memprof's."""
     try:
-        return _build_process(path.name, head, whole, dropped=len(events) - len(whole))
+        yield
     except (TypeError, ValueError, AttributeError, KeyError) as exc:
-        raise RunRecordError(
-            f"{path} has a record that is not memprof's: {exc}", hint="was it edited?"
-        ) from exc
-
-
-def _load_served(run_dir: Path, process: str) -> Served:
-    try:
-        return load_samples(run_dir, process)
-    except (TypeError, ValueError, AttributeError, KeyError, IndexError) as exc:
-        raise RunRecordError(
-            f"{run_dir / SAMPLES_DIR / process} has a sample that is not memprof's: {exc}",
-            hint="was it edited?",
-        ) from exc
+        raise RunRecordError(f"{what} that is not memprof's: {exc}", hint="was it edited?") from exc
     except OSError as exc:
         raise RunRecordError(f"cannot read {exc.filename}: {exc.strerror}") from exc
 
@@ -369,7 +367,9 @@ class _PlannedKv:
     groups: list[_PlannedGroup] = field(default_factory=list)
 
 
-def _build_process(file: str, head: Event, events: list[Event], dropped: int) -> ProcessRecord:
+def _build_process(
+    file: str, head: Event, events: list[Event], dropped: int, served: Served
+) -> ProcessRecord:
     by_kind: dict[str, list[Event]] = {}
     for event in events:
         by_kind.setdefault(str(event.get("kind")), []).append(event)
@@ -382,6 +382,7 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
     for plan in plans[-1:]:
         from_event(_PlannedKv, plan)  # refuses what is no figure
     clocks = from_event(_Clocks, head)
+    served.dropped.update(dropped_of(by_kind.get("dropped", [])))
     return ProcessRecord(
         file=file,
         identity=_build_identity([head, *by_kind.get("identity", [])], bool(plans)),
@@ -408,7 +409,7 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
             (t for event in events if isinstance(t := event.get("t_ns"), int)), default=None
         ),
         dropped_lines=dropped,
-        served=Served(dropped=dropped_of(by_kind.get("dropped", []))),
+        served=served,
         unread={
             str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
         },
@@ -519,37 +520,3 @@ def _process_order(process: ProcessRecord) -> tuple[bool, int, int, str]:
         who.rank if who.rank is not None else 1 << 30,
         process.file,
     )
-
-
-def snapshot_frame(run: Run) -> pd.DataFrame:
-    """One row per rank, phase and edge, in the order of ranks, then of time within each.
-
-    Columns: ``file`` (str), ``label`` (str, nullable), ``host`` (str), ``pid`` (Int64), ``rank``
-    (Int64, nullable), ``order`` (Int64, position of the phase in its process), ``phase`` (str),
-    ``edge`` (before | after), ``t_ns`` (Int64, monotonic nanoseconds), and every snapshot field
-    (Int64, bytes or a count; <NA> is unknown).
-    Edges that were not recorded have no row.
-    """
-    import pandas as pd
-
-    rows = [
-        (
-            process.file,
-            process.identity.label,
-            process.identity.host,
-            process.identity.pid,
-            process.identity.rank,
-            span.order,
-            span.phase,
-            edge.side,
-            *(getattr(edge.snapshot, name) for name in ("t_ns", *SNAPSHOT_FIELDS)),
-        )
-        for process in run.processes
-        for span, edge in edges_of(process.phases)
-    ]
-    columns = ["file", "label", "host", "pid", "rank", "order", "phase", "edge", "t_ns"]
-    integers = ("pid", "rank", "order", "t_ns", *SNAPSHOT_FIELDS)
-    frame: pd.DataFrame = pd.DataFrame(
-        rows, columns=[*columns, *SNAPSHOT_FIELDS], dtype=object
-    ).astype(dict.fromkeys(integers, "Int64"))
-    return frame

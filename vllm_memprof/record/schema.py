@@ -469,3 +469,8 @@ class RunInfo:
     until: str | None = None  # of a plan: kv | ready
     full_step: FullStep | None = None  # of a plan that went on until the engine was ready
     SCHEMA: ClassVar[str] = RUN_SCHEMA
+
+    @property
+    def group(self) -> str | None:
+        """Return the engines of the deployment that it is of; None: there is one budget."""
+        return None if self.part is None else self.part.group

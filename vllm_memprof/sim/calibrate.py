@@ -8,6 +8,7 @@ that the run does not tell is the base's and says so. Runs in the launcher's pro
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -87,10 +88,6 @@ class Calibration:
     #: Key: the glob of the operators. Empty: the run had none.
     workspace: list[Setting] = field(default_factory=list)
 
-    def add(self, key: str, value: int, source: str) -> None:
-        """Take a value from the run."""
-        self.settings.append(Setting(key, value, source))
-
 
 def calibrate(rank: RankFacts) -> Calibration:
     """Return everything that one rank's record tells.
@@ -106,74 +103,77 @@ def calibrate(rank: RankFacts) -> Calibration:
             "runs of memprof offline, serve and plan on an Ascend or simulated device have it; "
             "run again",
         )
-    result = Calibration(workspace=_workspace(rank))
+    facts = [*_runtime(rank, first), *_communicators(rank), *_atb(rank), *_graphs(rank)]
     if rank.device_total_bytes is not None:
-        result.add("total_bytes", rank.device_total_bytes, f"measured: {rank.label}")
-    _runtime(rank, first, result)
-    _communicators(rank, result)
-    _atb(rank, result)
-    _graphs(rank, result)
-    return result
+        facts.insert(0, ("total_bytes", rank.device_total_bytes, f"measured: {rank.label}"))
+    return Calibration(
+        [Setting(key, value, source) for key, value, source in facts if value is not None],
+        {key: why for key, value, why in facts if value is None},
+        _workspace(rank),
+    )
 
 
-def _runtime(rank: RankFacts, first: EdgeMemory, result: Calibration) -> None:
+#: Key, value and source; or key, None and the reason why the base's value stays.
+Facts = Iterator[tuple[str, "int | None", str]]
+
+
+def _runtime(rank: RankFacts, first: EdgeMemory) -> Facts:
     """Read the context, held before a process does anything, and the kernels loaded since then."""
     runtime = first.runtime()
     note = "with what the runtime counts" if runtime else ""
     context = first.known("context") + runtime
-    result.add("context_bytes", context, rank.source(first, "context", note))
-    result.silent["further_context_bytes"] = "a rank's own context is the first of its device"
+    yield "context_bytes", context, rank.source(first, "context", note)
+    yield "further_context_bytes", None, "a rank's own context is the first of its device"
     if first.rows.get("runtime") is None:
         for key in ("context_runtime_bytes", "kernels_bytes"):
-            result.silent[key] = "the run has no counters by module"
+            yield key, None, "the run has no counters by module"
         return
-    result.add("context_runtime_bytes", runtime, rank.source(first, "runtime"))
+    yield "context_runtime_bytes", runtime, rank.source(first, "runtime")
     most = max(rank.edges, key=EdgeMemory.runtime)
     source = rank.source(most, "runtime", "growth since the first reading")
-    result.add("kernels_bytes", most.runtime() - runtime, source)
+    yield "kernels_bytes", most.runtime() - runtime, source
 
 
-def _communicators(rank: RankFacts, result: Calibration) -> None:
+def _communicators(rank: RankFacts) -> Facts:
     """Read what the communicators held beyond the buffers that they are configured with."""
-    result.silent["hccl_buffer_mib"] = "the run's communicators say their own sizes"
-    result.silent["hccl_buffers"] = "the run tells buffers only together"
-    most = max(rank.edges, key=lambda edge: sum(edge.communicators().values()))
+    yield "hccl_buffer_mib", None, "the run's communicators say their own sizes"
+    yield "hccl_buffers", None, "the run tells buffers only together"
+    key, most = "hccl_base_bytes", max(rank.edges, key=lambda e: sum(e.communicators().values()))
     total = sum(most.communicators().values())
     configured = [size for size in rank.communicators if size is not None]
     if total == 0:
-        result.silent["hccl_base_bytes"] = "no communicator of the run took memory"
+        yield key, None, "no communicator of the run took memory"
     elif len(configured) < len(rank.communicators) or sum(configured) > total:
-        result.silent["hccl_base_bytes"] = "the sizes of the run's communicators are not known"
+        yield key, None, "the sizes of the run's communicators are not known"
     else:
         count = f"{len(configured)} communicator{'s' if len(configured) > 1 else ''}"
         note = f"{count} less {sum(configured) // _MIB} MiB of buffers"
         source = rank.source(most, next(iter(most.communicators())), note)
-        base = (total - sum(configured)) // len(configured)
-        result.add("hccl_base_bytes", base, source)
+        yield key, (total - sum(configured)) // len(configured), source
 
 
-def _atb(rank: RankFacts, result: Calibration) -> None:
-    most = rank.largest("atb")
+def _atb(rank: RankFacts) -> Facts:
+    key, most = "atb_pool_bytes", rank.largest("atb")
     if not most.known("atb"):
-        result.silent["atb_pool_bytes"] = "no pool of ATB was seen in the run"
+        yield key, None, "no pool of ATB was seen in the run"
         return
     other = rank.atb_blocks != _ATB_BLOCKS
     note = f"{rank.atb_blocks} blocks; here for {_ATB_BLOCKS}" if other else ""
     size = most.known("atb") // rank.atb_blocks * _ATB_BLOCKS
-    result.add("atb_pool_bytes", size, rank.source(most, "atb", note))
+    yield key, size, rank.source(most, "atb", note)
 
 
-def _graphs(rank: RankFacts, result: Calibration) -> None:
+def _graphs(rank: RankFacts) -> Facts:
     key, most = "graph_capture_bytes", rank.largest("graph")
     if not most.known("graph"):
-        result.silent[key] = "the run captured no graph, or none that cost anything outside torch"
+        yield key, None, "the run captured no graph, or none that cost anything outside torch"
     elif not rank.graphs:
-        result.silent[key] = "the run does not say how many graphs it captured"
+        yield key, None, "the run does not say how many graphs it captured"
     else:
         note = f"{rank.graphs} graph{'s' if rank.graphs > 1 else ''}"
-        result.add(key, most.known("graph") // rank.graphs, rank.source(most, "graph", note))
+        yield key, most.known("graph") // rank.graphs, rank.source(most, "graph", note)
         for part in ("graph_argument_bytes", "graph_queue_bytes"):
-            result.add(part, 0, f"within {key}: the run tells graphs only together")
+            yield part, 0, f"within {key}: the run tells graphs only together"
 
 
 def _workspace(rank: RankFacts) -> list[Setting]:

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.accuracy_calibration import Pair, pairs, section
 from scripts.accuracy_errors import PlannedRow
-from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun
+from scripts.accuracy_runs import PublishedFigure, PublishedRun
 from vllm_memprof.units import GIB, MIB
 
 #: On hardware 96 MiB more lie outside torch than the simulated device has.

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from scripts.accuracy_errors import PlannedRow, errors_of, spreads_text, statistics_of
+from scripts.accuracy_runs import PublishedFigure, PublishedRun, StartLimit
 from vllm_memprof.accuracy import spread
-from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun, StartLimit
 from vllm_memprof.accuracy.spread import ErrorSpread, list_spreads, spread_of
 from vllm_memprof.units import GIB
 

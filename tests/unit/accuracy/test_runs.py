@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.accuracy.runs import FIGURES, load_runs, parse_figure, parse_runs
+from scripts.accuracy_runs import FIGURES, load_runs, parse_figure, parse_runs
 from vllm_memprof.cli import main
 from vllm_memprof.errors import UsageError
 from vllm_memprof.sim.profiles import load_profile

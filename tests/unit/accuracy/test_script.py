@@ -8,7 +8,7 @@ import pytest
 
 from scripts import accuracy, accuracy_page
 from scripts.accuracy_errors import PlannedRow
-from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun, StartLimit
+from scripts.accuracy_runs import PublishedFigure, PublishedRun, StartLimit
 from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.units import GIB
 

@@ -150,6 +150,39 @@ def test_several_logs(explain, tmp_path):
     assert "no line about memory in b.log" in err
 
 
+FAILED = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`\n"
+
+
+def test_a_failure_without_a_figure_is_an_answer(explain, tmp_path):
+    (tmp_path / "x.log").write_text(f"(EngineCore pid=1) ERROR HF_TOKEN=hf_1234567890abcd {FAILED}")
+    status, out, _ = explain(tmp_path / "x.log")
+    assert status == 0
+    first, second, third = out.splitlines()[:3]
+    assert first.startswith("failed ")
+    assert "(profile-too-small, likely)" in first
+    assert second.startswith("because  line 1: ")
+    assert "1234567890abcd" not in out
+    assert "--gpu-memory-utilization" in third or "--gpu-memory-utilization" in out
+    status, out, _ = explain("--format", "json", tmp_path / "x.log")
+    failure = json.loads(out)["failure"]
+    assert (failure["kind"], failure["is_memory"]) == ("profile-too-small", True)
+    _, out, _ = explain("--format", "markdown", tmp_path / "x.log")
+    assert out.splitlines()[2].startswith("- **failed**: ")
+
+
+def test_a_failure_far_down_a_log_is_found(explain, tmp_path):
+    access = 'INFO: 1.2.3.4:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+    with (tmp_path / "x.log").open("w") as out:
+        out.write(f"{LINE}\nINFO: Application startup complete.\n")
+        out.writelines([access] * 100_000)
+        out.write(f"{FAILED}ERROR EngineDeadError: EngineCore encountered an issue.\n")
+    status, out, _ = explain("--format", "json", tmp_path / "x.log")
+    report = json.loads(out)
+    assert report["failure"]["kind"] == "profile-too-small"
+    assert report["failure"]["evidence"][0]["line"] > 100_000
+    assert report["run"]["status"] == "failed"
+
+
 @pytest.mark.parametrize(
     "content",
     [

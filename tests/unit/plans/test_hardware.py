@@ -40,16 +40,17 @@ def test_the_command_of_a_log_is_planned_with_the_utilization_of_its_start(ready
     source = read_hardware(f"{TWO}#2", A2)
     assert source.devices == 2
     assert source.env is None
-    found = own_plan(source, ASKED)
-    assert found.plan is not None
-    assert value_of(found.plan.engine_args, "--gpu-memory-utilization") == "0.9"
-    assert value_of(found.plan.engine_args, "--max-num-batched-tokens") == "32768"
-    assert found.plan.model == ASKED.model, "the last part of the log's path"
-    assert found.stack == "vllm-ascend-0.13.0", "E2, as the log's lines say"
-    assert found.plan.own["ranks"] == "one"
-    new = own_plan(read_hardware(f"{TWO}#3", A2), ASKED)
-    assert new.stack == "vllm-ascend-0.23.0"
-    assert "not known" in new.notes[0]
+    found, _ = own_plan(source, ASKED)
+    assert found is not None
+    assert value_of(found.engine_args, "--gpu-memory-utilization") == "0.9"
+    assert value_of(found.engine_args, "--max-num-batched-tokens") == "32768"
+    assert found.model == ASKED.model, "the last part of the log's path"
+    assert found.own["stack"] == "vllm-ascend-0.13.0", "E2, as the log's lines say"
+    assert found.own["ranks"] == "one"
+    new, notes = own_plan(read_hardware(f"{TWO}#3", A2), ASKED)
+    assert new is not None
+    assert new.own["stack"] == "vllm-ascend-0.23.0"
+    assert "not known" in notes[0]
 
 
 def test_arguments_of_a_line_of_the_engine_are_a_command() -> None:
@@ -69,17 +70,20 @@ def test_a_log_without_its_command_says_so(ready: set[str], tmp_path: Path) -> N
     assert source.arguments is None
     assert source.devices is None
     assert any("does not tell its command" in note for note in source.notes)
-    assert own_plan(source, ASKED).plan is None
+    assert own_plan(source, ASKED)[0] is None
 
 
 def test_the_same_release_is_planned_on_its_stack(ready: set[str]) -> None:
     source = read_hardware(str(LOGS / "recorded_tp2_0.23.0.log"), A2)
     on_old = replace(ASKED, own={**ASKED.own, "stack": "vllm-ascend-0.13.0"})
-    assert own_plan(source, on_old).stack == "vllm-ascend-0.23.0"
+    plan, _ = own_plan(source, on_old)
+    assert plan is not None
+    assert plan.own["stack"] == "vllm-ascend-0.23.0"
     ready.discard("vllm-ascend-0.23.0")
-    left = own_plan(source, on_old)
-    assert left.stack == "vllm-ascend-0.13.0"
-    assert "0.23.0; its command is planned on vllm-ascend-0.13.0" in left.notes[0]
+    left, notes = own_plan(source, on_old)
+    assert left is not None
+    assert left.own["stack"] == "vllm-ascend-0.13.0"
+    assert "0.23.0; its command is planned on vllm-ascend-0.13.0" in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_another_type_of_device_is_refused_by_its_total_or_its_name() -> None:
 
 def test_other_numbers_of_devices_and_families_are_named(ready: set[str]) -> None:
     source = read_hardware(f"{TWO}#3", A2)
-    own = own_plan(source, ASKED).plan
+    own, _ = own_plan(source, ASKED)
     assert unlike(source, own, ASKED) == []
     four = replace(ASKED, engine_args=["--tensor-parallel-size", "4"])
     assert "on 2 devices, the plan on 4" in unlike(source, own, four)[0]
@@ -133,7 +137,7 @@ def test_other_numbers_of_devices_and_families_are_named(ready: set[str]) -> Non
 
 def test_the_plan_of_the_very_run_is_known_as_such(ready: set[str]) -> None:
     source = read_hardware(f"{TWO}#3", A2)
-    own = own_plan(source, ASKED).plan
+    own, _ = own_plan(source, ASKED)
     assert own is not None
     same = replace(ASKED, engine_args=[*reversed_options(own.engine_args)])
     assert is_same(own, same)

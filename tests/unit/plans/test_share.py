@@ -27,7 +27,7 @@ from vllm_memprof.plans.share import (
 )
 from vllm_memprof.plans.share_file import Typed, read_instances
 from vllm_memprof.plans.share_rows import SharingPlan, SoloPlan
-from vllm_memprof.plans.share_starts import Instance, _with_figures, check, moments_of
+from vllm_memprof.plans.share_starts import Instance, check, moments_of, with_memory
 from vllm_memprof.plans.wants import Want
 from vllm_memprof.record.schema import READY, SERVED
 
@@ -264,7 +264,7 @@ def test_figures_of_a_recorded_start() -> None:
     assert kv.max_concurrency
     row = plan_row(run, build_report(run), {}, (1024,))
     alone = SoloPlan("A", "m", [], [], "ok")
-    found = _with_figures(alone, rank, row, [])
+    found = with_memory(alone, rank, row, [])
     assert Figures.of(found) is not None
     request = round(kv.blocks / kv.max_concurrency)
     assert found.need_bytes == request * kv.bytes_per_block
@@ -280,12 +280,12 @@ def test_figures_of_a_recorded_start() -> None:
         (Want("concurrency", 3), 3 * request),
         (Want("kv-cache", 12345 * request * kv.bytes_per_block), 12345 * request),
     ):
-        needed = _with_figures(alone, rank, row, [want]).need_bytes
+        needed = with_memory(alone, rank, row, [want]).need_bytes
         assert needed == max(blocks, request) * kv.bytes_per_block, want
     staged = replace(
         rank, budget=replace(budget, terms=[*budget.terms, TermRow("multi_group", 1, True, 0)])
     )
-    assert Figures.of(_with_figures(alone, staged, row, [])) is None
+    assert Figures.of(with_memory(alone, staged, row, [])) is None
 
 
 def test_moments_of_starts() -> None:

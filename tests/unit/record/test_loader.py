@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.record.loader import Run, load_run, snapshot_frame
+from vllm_memprof.record.loader import Run, load_run
 
 DATA = Path(__file__).parents[2] / "data"
 HEAD = {
@@ -297,37 +297,3 @@ def test_permission_denied_is_explained(folder: Path, monkeypatch: pytest.Monkey
         load_run(folder)
     assert caught.value.hint is not None
     assert "owner" in caught.value.hint
-
-
-def test_frame_has_one_row_per_rank_phase_and_edge() -> None:
-    run = load_run(DATA / "killed_tp2")
-    frame = snapshot_frame(run)
-    edges = sum(
-        (s.before is not None) + (s.after is not None) for p in run.processes for s in p.phases
-    )
-    assert len(frame) == edges
-    assert str(frame["allocated_bytes"].dtype) == "Int64"
-    assert str(frame["rank"].dtype) == "Int64"
-    killed = frame[frame["label"] == "TP1"]
-    assert list(killed["phase"]) == [
-        "device_init",
-        "device_init",
-        "hccl_init",
-        "hccl_init",
-        "weight_load",
-    ]
-    assert killed["device_total_bytes"].eq(65_452_113_920).all()
-
-
-def test_frame_of_nothing_keeps_its_columns(folder: Path) -> None:
-    shutil.rmtree(folder / "events")
-    frame = snapshot_frame(load_run(folder))
-    assert len(frame) == 0
-    assert str(frame["reserved_bytes"].dtype) == "Int64"
-
-
-def test_unknown_is_na_in_the_frame(folder: Path) -> None:
-    run = write_events(folder, edge("warm_up", "before", 1, 5, snapshot={"allocated_bytes": 3}))
-    frame = snapshot_frame(run)
-    assert frame["reserved_bytes"].isna().all()
-    assert frame["allocated_bytes"].tolist() == [3]

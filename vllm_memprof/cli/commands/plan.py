@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
 import typer
@@ -54,20 +55,20 @@ def require_plan(engine: str) -> None:
         )
 
 
-#: Question to many plans -> the options that it takes beside those of every plan.
-_TAKES = {
+#: Question to many plans -> the options that it takes beside those of every plan; None: one plan.
+_TAKES: dict[str | None, set[str]] = {
     "--fit": {"--want", "--headroom", "--between", "--step", "--goal", "--no-cache", "--rank"},
     "--calibrate": {"--no-cache", "--rank"},
     "--share": {"--want", "--headroom", "--no-cache", "--beside"},
+    None: {"--keep-secrets", "--share-device", "--rank"},
 }
-_OF_ONE_RUN = {"--keep-secrets", "--share-device", "--rank"}
 
 
-def require_one_question(given: dict[str, object], engine: str) -> str | None:
+def require_one_question(given: Collection[str], engine: str) -> str | None:
     """Return the question that is asked of many plans; None: it is one plan.
 
     Args:
-        given: option -> its value; false where it is not given.
+        given: the options that were given.
         engine: of the plans.
 
     Raises:
@@ -76,7 +77,7 @@ def require_one_question(given: dict[str, object], engine: str) -> str | None:
     from vllm_memprof.engines import engine_row
     from vllm_memprof.engines.base import refuse
 
-    asked = [name for name in _TAKES if given[name]]
+    asked = [name for name in _TAKES if name in given]
     if asked == ["--fit", "--calibrate"]:
         raise UsageError(
             "--fit and --calibrate do not go together",
@@ -86,13 +87,14 @@ def require_one_question(given: dict[str, object], engine: str) -> str | None:
     if len(asked) > 1:
         raise UsageError(f"{asked[0]} does not go with {asked[1]}")
     question = asked[0] if asked else None
-    takes = _OF_ONE_RUN if question is None else _TAKES[question]
-    for name in (name for name, value in given.items() if value and name not in (*takes, question)):
+    for name in given:
         owners = [owner for owner, options in _TAKES.items() if name in options]
+        if not owners or question in owners:
+            continue
         if question is None:
             hint = "e.g. --fit devices; see memprof plan --help"
             raise UsageError(f"{name} means nothing without {owners[0]}", hint=hint)
-        if name in ("--keep-secrets", "--share-device"):
+        if owners == [None]:
             raise UsageError(f"{name} is for one run: it does not go with {question}")
         raise UsageError(f"{name} does not go with {question}")
     if question is not None:
@@ -157,15 +159,12 @@ def plan(
     from vllm_memprof.plans.rows import KV, READY
 
     require_plan(engine)
-    question = require_one_question(
-        {
-            "--fit": fit, "--calibrate": calibrate, "--share": share, "--want": want,
-            "--headroom": headroom, "--between": between, "--step": step, "--goal": goal,
-            "--no-cache": no_cache, "--beside": beside, "--keep-secrets": keep_secrets,
-            "--share-device": share_device, "--rank": rank is not None,
-        },
-        engine,
-    )  # fmt: skip
+    given = {
+        param.opts[0]
+        for param in ctx.command.params
+        if getattr(ctx.get_parameter_source(param.name or ""), "name", "") == "COMMANDLINE"
+    }
+    question = require_one_question(given, engine)
     if question is not None:
         check_format(format_name, lang=lang, formats=FORMATS)
     many = Asked(run_dir, format_name, lang, quiet, not no_cache)

@@ -69,7 +69,6 @@ def write_row(run_dir: Path, table: Path) -> list[str]:
     import tomlkit
 
     from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.accuracy.runs import parse_runs
     from vllm_memprof.record.loader import load_run
 
     record = load_run(run_dir)
@@ -81,15 +80,19 @@ def write_row(run_dir: Path, table: Path) -> list[str]:
     row = _row_of(report, record.info)
     try:
         text = table.read_text(encoding="utf-8") if table.exists() else ""
+        held = tomlkit.parse(text).unwrap()
     except OSError as error:
         raise MemprofError(f"cannot read {table}: {error.strerror or error}") from error
-    if text:
-        parse_runs(text, table)
+    except ValueError as error:
+        raise UsageError(f"{table} is no TOML: {error}") from error
+    if held.keys() - {"run"}:
+        raise UsageError(f"{table} is no table of published runs: it has more than [[run]]")
+    if any(each.get("id") == row["id"] for each in held.get("run", [])):
+        raise UsageError(f"{table} would have two rows named {row['id']}")
     added = tomlkit.document()
     added["run"] = tomlkit.aot()
     added["run"].append(tomlkit.item(row))
     text = f"{text.rstrip()}\n\n{tomlkit.dumps(added)}".lstrip()
-    parse_runs(text, table)  # refuses a second row of the same name
     write_out(text, table)
     figures = ", ".join(f"{name} {value:,}" for name, value in row["published"].items())
     return [f"added to {table}: {row['id']}: {figures}"]
