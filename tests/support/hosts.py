@@ -50,7 +50,7 @@ class Host:
         progress = EngineProgress()
         for event in read_events(self.run_dir):
             progress.fold(event["file"], event)
-        return progress.is_ready(load_info(self.run_dir))
+        return progress.ready_at(load_info(self.run_dir)) is not None
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)

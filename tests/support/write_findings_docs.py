@@ -48,7 +48,7 @@ SECTIONS = {"Meaning": "What it means", "Computed": "How it is computed", "To do
 #: Module of the rules -> heading of the index.
 SUBJECTS = {
     "budget": "The granted KV cache",
-    "engine_terms": "The engine's figures",
+    "equation": "The engine's figures",
     "not_subtracted": "What the equation does not subtract",
     "kv_cache": "The plan of the KV cache",
     "neighbours": "Other processes",

@@ -26,6 +26,7 @@ _DECIMAL = re.compile(r"[\s0-9_,.]+([kmgt])b\s*", re.IGNORECASE)
 _HEADER = re.compile(r"\s*\[\[?\s*([^\[\],]+?)\s*\]\]?\s*(?:#.*)?$")
 _TOML_PLACE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 _LARGEST = 1 << 63
+_OTHER = {BUDGET: REGRESSION, REGRESSION: BUDGET}
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,12 @@ class _Reader:
     def read_table(self, table: str, values: Any) -> None:
         line = self._line_of(None, table)
         if table not in (BUDGET, REGRESSION):
-            self._unknown_table(table, values, line)
+            if isinstance(values, dict):
+                near = _nearest(table, (BUDGET, REGRESSION))
+                what = f"unknown table [{table}]{f': did you mean [{near}]?' if near else ''}"
+            else:
+                what = f"the key {table!r} stands outside a table{_nearest_key(BUDGET, table)}"
+            self._wrong(line, what)
         elif not isinstance(values, dict):
             self._wrong(line, f"{table} is {_kind(values)}; it is a table: [{table}]")
         else:
@@ -147,20 +153,19 @@ class _Reader:
             except ValueError as exc:
                 self._wrong(line, f"{name}: {exc}")
             else:
-                self.limits.append(Limit(key, amount, percent, _written(value), line))
+                written = f"{value:,}" if isinstance(value, int) else str(value)
+                self.limits.append(Limit(key, amount, percent, written, line))
 
     def _read_findings(self, value: Any, line: int | None) -> None:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            kind = (
-                _kind(value)
-                if not isinstance(value, list)
-                else "a list with other things than text"
-            )
-            return self._wrong(
-                line, f'{FAIL_ON} is {kind}; it is a list of findings, e.g. ["co-tenant"]'
-            )
+            kind = "a list with other things than text"
+            if not isinstance(value, list):
+                kind = _kind(value)
+            what = f'{FAIL_ON} is {kind}; it is a list of findings, e.g. ["co-tenant"]'
+            return self._wrong(line, what)
         for item in value:
-            place = self._line_with(item, line)
+            numbers = range(line or 1, len(self._lines) + 1)
+            place = next((each for each in numbers if item in self._lines[each - 1]), line)
             if item not in FINDINGS:
                 near = _nearest(item, FINDINGS)
                 meant = f": did you mean {near}?" if near else ""
@@ -168,15 +173,6 @@ class _Reader:
             else:
                 self.fail_on[item] = place
         return None
-
-    def _unknown_table(self, table: str, values: Any, line: int | None) -> None:
-        if not isinstance(values, dict):
-            self._wrong(
-                line, f"the key {table!r} stands outside a table{_nearest_key(BUDGET, table)}"
-            )
-            return
-        near = _nearest(table, (BUDGET, REGRESSION))
-        self._wrong(line, f"unknown table [{table}]{f': did you mean [{near}]?' if near else ''}")
 
     def _wrong(self, line: int | None, what: str) -> None:
         self.mistakes.append((_place(line), what))
@@ -200,29 +196,24 @@ class _Reader:
                 return number
         return None
 
-    def _line_with(self, item: str, start: int | None) -> int | None:
-        """Return the line at or after ``start`` that holds a text."""
-        numbers = range(start or 1, len(self._lines) + 1)
-        return next((number for number in numbers if item in self._lines[number - 1]), start)
-
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
-    return next(
-        iter(difflib.get_close_matches(name.lower().replace("-", "_"), list(known), 1, 0.6)), None
-    ) or next(iter(difflib.get_close_matches(name, list(known), 1, 0.6)), None)
+    names = list(known)
+    for spelt in (name.lower().replace("-", "_"), name):
+        if found := difflib.get_close_matches(spelt, names, 1, 0.6):
+            return found[0]
+    return None
 
 
 def _nearest_key(table: str, name: str) -> str:
     """Return what may have been meant, as the end of a sentence."""
-    for other in (table, REGRESSION if table == BUDGET else BUDGET):
+    for other in (table, _OTHER[table]):
         if name in _names(other):
             return f": it belongs into [{other}]"
-    near = _nearest(name, _names(table))
-    if near is not None:
-        return f": did you mean {near}?"
-    elsewhere = _nearest(name, _names(REGRESSION if table == BUDGET else BUDGET))
-    if elsewhere is not None:
-        return f": did you mean {elsewhere} in [{REGRESSION if table == BUDGET else BUDGET}]?"
+    for place, other in (("", table), (f" in [{_OTHER[table]}]", _OTHER[table])):
+        near = _nearest(name, _names(other))
+        if near is not None:
+            return f": did you mean {near}{place}?"
     return ""
 
 
@@ -245,38 +236,26 @@ def _parse(key: Key, value: Any) -> tuple[int | None, Fraction | None]:
         ValueError: it is neither an amount in the key's unit nor a percentage that the key takes.
     """
     if isinstance(value, str) and "%" in value:
-        return None, _parse_percent(key, value)
-    amount = _parse_amount(key, value)
-    if not 0 <= amount < _LARGEST:
-        raise ValueError(f"{value} is {'below 0' if amount < 0 else 'too large'}")
-    return amount, None
-
-
-def _parse_percent(key: Key, value: str) -> Fraction:
-    match = _PERCENT.fullmatch(value)
-    if match is None:
-        raise ValueError(f'not a percentage: {value!r} (write e.g. "1%" or "0.5%")')
-    if key.percent_of is None:
-        raise ValueError(f"{value!r}: a percentage means nothing here, {_takes(key)}")
-    return Fraction(Decimal(match.group(1))) / 100
-
-
-def _parse_amount(key: Key, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
+        match = _PERCENT.fullmatch(value)
+        if match is None:
+            raise ValueError(f'not a percentage: {value!r} (write e.g. "1%" or "0.5%")')
+        if key.percent_of is None:
+            raise ValueError(f"{value!r}: a percentage means nothing here, {_takes(key)}")
+        return None, Fraction(Decimal(match.group(1))) / 100
+    amount = value if isinstance(value, int) and not isinstance(value, bool) else None
     if isinstance(value, str) and figure_of(key).unit != TOKENS:
         try:
-            return parse_size(value)
+            amount = parse_size(value)
         except ValueError as exc:
             decimal = _DECIMAL.fullmatch(value)
             hint = f"; did you mean {decimal.group(1).upper()}iB?" if decimal else ""
             raise ValueError(f"{exc}{hint}") from exc
-    shown = str(value).lower() if isinstance(value, bool) else repr(value)
-    raise ValueError(f"{shown} is {_kind(value)}; {_takes(key)}")
-
-
-def _written(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if amount is None:
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        raise ValueError(f"{shown} is {_kind(value)}; {_takes(key)}")
+    if not 0 <= amount < _LARGEST:
+        raise ValueError(f"{value} is {'below 0' if amount < 0 else 'too large'}")
+    return amount, None
 
 
 def _takes(key: Key) -> str:

@@ -72,27 +72,15 @@ class Key:
     against: str = WORST_RANK  # same rank | worst rank, of the baseline
 
 
-def of_quantity(
-    name: str,
-    phase: str,
-    printed: tuple[tuple[str, ...], ...] = (),
-    varies_bytes: int = 0,
-) -> LimitFigure:
+def of_quantity(name: str, phase: str, *printed: tuple[str, ...], varies: int = 0) -> LimitFigure:
     """Return the figure of a quantity of ``accounting.quantities``."""
+    row = QUANTITIES[name]
 
     def read(rank: RankReport, simulated: bool) -> int | None:
         return held_quantities(rank, simulated)[name]
 
-    row = QUANTITIES[name]
     return LimitFigure(
-        name,
-        row.title,
-        BYTES,
-        read,
-        phase,
-        printed,
-        device_wide=row.device_wide,
-        varies_bytes=varies_bytes,
+        name, row.title, BYTES, read, phase, printed, True, row.device_wide, varies_bytes=varies
     )
 
 
@@ -105,26 +93,20 @@ def _unexplained(rank: RankReport, simulated: bool) -> int | None:
 
     None where the runtime's counters were not read: a remainder without them may be anybody's.
     """
-    memories = [edge.owners for _, edge in edges_of(rank.phases) if edge.owners is not None]
     if _only_remainder(rank) is not None:
         return None
-    sizes = [memory.unexplained_bytes for memory in memories]
+    sizes = [edge.owners.unexplained_bytes for _, edge in edges_of(rank.phases) if edge.owners]
     return max((abs(size) for size in sizes if size is not None), default=None)
 
 
 def _only_remainder(rank: RankReport) -> Text | None:
     """Return why what is unexplained cannot be told; None where the owners were read."""
-    divided = [
-        edge.owners
+    undivided = any(
+        part.component == "other_non_torch"
         for _, edge in edges_of(rank.phases)
         if edge.owners is not None and edge.owners.unexplained_bytes is not None
-    ]
-    undivided = [
-        part
-        for memory in divided
-        for part in memory.remainders()
-        if part.component == "other_non_torch"
-    ]
+        for part in edge.owners.remainders()
+    )
     if not undivided:
         return None
     return text("only the remainder is known: the runtime's counters were not read")
@@ -157,26 +139,22 @@ FIGURES: dict[str, LimitFigure] = {
             lambda rank, simulated: rank.kv.tokens,
             "profile_run",
         ),
-        of_quantity("weights", "weight_load", (("weights_bytes",),)),
+        of_quantity("weights", "weight_load", ("weights_bytes",)),
         of_quantity(
             "peak_activation",
             "profile_run",
-            (
-                ("peak_activation_bytes",),
-                ("profile_after_allocated_peak_bytes", "profile_before_allocated_peak_bytes"),
-            ),
+            ("peak_activation_bytes",),
+            ("profile_after_allocated_peak_bytes", "profile_before_allocated_peak_bytes"),
         ),
         of_quantity(
             "non_torch",
             "profile_run",
-            (
-                ("non_torch_increase_bytes",),
-                ("profile_after_non_torch_bytes", "initial_non_torch_bytes"),
-                ("profile_after_non_torch_bytes", "device_total_bytes", "initial_free_bytes"),
-            ),
-            varies_bytes=_VARIES,
+            ("non_torch_increase_bytes",),
+            ("profile_after_non_torch_bytes", "initial_non_torch_bytes"),
+            ("profile_after_non_torch_bytes", "device_total_bytes", "initial_free_bytes"),
+            varies=_VARIES,
         ),
-        of_quantity("graph", "graph_capture", (("graph_bytes",),), varies_bytes=_VARIES),
+        of_quantity("graph", "graph_capture", ("graph_bytes",), varies=_VARIES),
         LimitFigure(
             "unexplained",
             text("unexplained, the most at any moment"),
@@ -295,8 +273,7 @@ def _spreads(report: Report, readings: list[LimitReading]) -> list[LimitReading]
         groups.setdefault(alike, []).append((reading.value or 0, reading))
     found = []
     for group in groups.values():
-        low, least = min(group, key=lambda pair: pair[0])
-        high, most = max(group, key=lambda pair: pair[0])
+        (low, least), (high, most) = (pick(group, key=lambda pair: pair[0]) for pick in (min, max))
         slack = least.half_unit + most.half_unit if least is not most else 0
         found.append(LimitReading(least.rank, least.label, high - low, slack, whole=high))
     return found

@@ -129,17 +129,22 @@ def check_report(report: Report, budget: BudgetFile, baseline: Report | None = N
     """
     if budget.needs_baseline and baseline is None:
         raise ValueError("[regression] has limits and there is no baseline")
-    return CheckResult(
-        report.run,
-        budget.name,
-        [
-            _ended(report),
-            *(_outcome(report, limit, baseline) for limit in budget.limits),
-            *(_finding(report, name, line) for name, line in budget.fail_on.items()),
-        ],
-        None if baseline is None else baseline.run,
-        _notes(report, baseline),
-    )
+    notes: list[str] = []
+    if any(rank.half_units for rank in report.ranks):
+        notes.append(text("read from log text: every figure is known to its last printed digit"))
+    if baseline is not None:
+        notes += [
+            text("not comparable, compared all the same: {difference}", difference=apart.sentence)
+            for apart in differences(baseline, report)
+        ]
+        notes += remarks(baseline, report)
+    outcomes = [
+        _ended(report),
+        *(_outcome(report, limit, baseline) for limit in budget.limits),
+        *(_finding(report, name, line) for name, line in budget.fail_on.items()),
+    ]
+    before = None if baseline is None else baseline.run
+    return CheckResult(report.run, budget.name, outcomes, before, notes)
 
 
 def _ended(report: Report) -> Outcome:
@@ -155,34 +160,20 @@ def _ended(report: Report) -> Outcome:
     return Outcome("run", "status", _WELL, STATUS, "", "ok", None, [_stated(reason)])
 
 
-def _stated(reason: str | None) -> Judged:
-    return Judged(None, "", None, None, reason is None, reason=reason)
+def _stated(reason: str | None, rank: int | None = None, label: str | None = None) -> Judged:
+    return Judged(rank, label or "", None, None, reason is None, reason=reason)
 
 
 def _finding(report: Report, name: str, line: int | None) -> Outcome:
-    rows = [
-        Judged(
-            finding.rank,
-            finding.label or "",
-            None,
-            None,
-            False,
-            reason=text("{what}: {reason}", what=finding.title, reason=finding.evidence)
-            if finding.evidence
-            else finding.title,
-        )
-        for finding in report.findings
-        if finding.id == name
-    ]
+    rows = []
+    for finding in report.findings:
+        if finding.id == name:
+            reason: str = finding.title
+            if finding.evidence:
+                reason = text("{what}: {reason}", what=reason, reason=finding.evidence)
+            rows.append(_stated(reason, finding.rank, finding.label))
     rows = rows or [
-        Judged(
-            rank.rank,
-            rank.label,
-            None,
-            None,
-            False,
-            reason=text("not judged: {reason}", reason=reason),
-        )
+        _stated(text("not judged: {reason}", reason=reason), rank.rank, rank.label)
         for rank, reason in blind_ranks(report, name)
     ]
     return Outcome(
@@ -196,9 +187,7 @@ def _outcome(report: Report, limit: Limit, baseline: Report | None) -> Outcome:
     if limit.key.table == REGRESSION:
         assert baseline is not None
         before = read_figure(baseline, figure)
-        judged = [
-            _regressed(reading, limit, _before(limit, before, reading)) for reading in readings
-        ]
+        judged = [_regressed(reading, limit, before) for reading in readings]
     else:
         judged = [_held_to(reading, limit, _allowed(limit, reading.whole)) for reading in readings]
     return Outcome(
@@ -221,19 +210,16 @@ def _allowed(limit: Limit, whole: int | None) -> int | None:
     return None if whole is None else int(limit.percent * abs(whole))
 
 
-def _before(limit: Limit, readings: list[LimitReading], rank: LimitReading) -> LimitReading:
-    """Return the baseline's reading that a rank is held against."""
+def _regressed(reading: LimitReading, limit: Limit, readings: list[LimitReading]) -> Judged:
+    """Hold a rank against the baseline's readings: that of the same rank, or the worst."""
     if limit.key.against == SAME_RANK:
-        missing = LimitReading(
-            None, rank.label, None, reason=text("no rank {label} in it", label=rank.label)
-        )
-        return next((reading for reading in readings if reading.label == rank.label), missing)
-    pick = min if limit.key.sense == AT_LEAST else max
-    unknown = next((reading for reading in readings if reading.value is None), None)
-    return unknown or pick(readings, key=lambda reading: reading.value or 0)
-
-
-def _regressed(reading: LimitReading, limit: Limit, before: LimitReading) -> Judged:
+        lacking = text("no rank {label} in it", label=reading.label)
+        same = (one for one in readings if one.label == reading.label)
+        before = next(same, LimitReading(None, reading.label, None, reason=lacking))
+    else:
+        pick = min if limit.key.sense == AT_LEAST else max
+        unknown = next((one for one in readings if one.value is None), None)
+        before = unknown or pick(readings, key=lambda one: one.value or 0)
     allowed = _allowed(limit, before.value)
     if before.value is None or allowed is None:
         reason = text("the baseline does not tell: {reason}", reason=before.reason)
@@ -257,16 +243,3 @@ def _held_to(reading: LimitReading, limit: Limit, bound: int | None) -> Judged:
         reason=reading.reason,
         margin=margin,
     )
-
-
-def _notes(report: Report, baseline: Report | None) -> list[str]:
-    notes: list[str] = []
-    if any(rank.half_units for rank in report.ranks):
-        notes.append(text("read from log text: every figure is known to its last printed digit"))
-    if baseline is not None:
-        notes += [
-            text("not comparable, compared all the same: {difference}", difference=apart.sentence)
-            for apart in differences(baseline, report)
-        ]
-        notes += remarks(baseline, report)
-    return notes

@@ -74,10 +74,8 @@ def propose_budget(report: Report, margin: Margin) -> str:
     Raises:
         UsageError: no figure was measured.
     """
-    lines = [f"[{BUDGET}]"]
-    for key in (key for key in KEYS if key.table == BUDGET):
-        lines.append(_proposal(report, key, margin))
-    if all(line.startswith("#") for line in lines[1:]):
+    lines = [_proposal(report, key, margin) for key in KEYS if key.table == BUDGET]
+    if all(line.startswith("#") for line in lines):
         raise UsageError(
             "the run has no figure that a limit could be set on",
             hint="take a run that got its KV cache",
@@ -88,22 +86,25 @@ def propose_budget(report: Report, margin: Margin) -> str:
         for name in _PROPOSED_FINDINGS
         if name not in found and not blind_ranks(report, name)
     )
-    lines += [f"{FAIL_ON} = [{chosen}]", "", "# With --baseline RUN, e.g.:", "# [regression]"]
-    lines += ['# max_kv_cache_drop = "1%"', '# max_non_torch_growth = "100MiB"']
-    return "\n".join([*_heading(report, margin), *lines]) + "\n"
-
-
-def _heading(report: Report, margin: Margin) -> list[str]:
     run = report.run
     engine = " ".join(part for part in (run.engine, run.engine_version) if part) or "engine unknown"
     device = (run.device or "device unknown") + (", simulated" if run.simulated else "")
     named = _one_line(f"{run.model}, {engine}, {device}")
     count = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
-    return [
-        f"# Proposed by memprof check --init: {named}, {count}.",
-        f"# Margin: {margin.text}.",
-        "# Every limit holds for every rank; sizes are bytes, MiB (2**20) or GiB (2**30).",
-    ]
+    limits = "\n".join(lines)
+    return f"""\
+# Proposed by memprof check --init: {named}, {count}.
+# Margin: {margin.text}.
+# Every limit holds for every rank; sizes are bytes, MiB (2**20) or GiB (2**30).
+[{BUDGET}]
+{limits}
+{FAIL_ON} = [{chosen}]
+
+# With --baseline RUN, e.g.:
+# [regression]
+# max_kv_cache_drop = "1%"
+# max_non_torch_growth = "100MiB"
+"""
 
 
 def _one_line(text: str) -> str:
@@ -117,44 +118,37 @@ def _proposal(report: Report, key: Key, margin: Margin) -> str:
         return f"# {key.name}: not measured ({_one_line(str(reason))})"
     if value < 0 and key.sense == AT_LEAST:
         return f"# {key.name}: {format_bytes(value)} {figure.unit} in the run, below any limit"
-    limit = _toml(_written(_with_margin(value, key, figure, margin), key, margin))
+    limit = _limit(value, key, margin)
+    shown = limit if isinstance(limit, int) else f'"{limit}"'
     in_gib = f" ({format_gib(value)} GiB)" if figure.unit == BYTES and value >= GIB else ""
     measured = f"{format_bytes(value)} {figure.unit}{in_gib} in the run"
-    return f"{f'{key.name} = {limit}':<{_COLUMN}}# {measured}"
+    return f"{f'{key.name} = {shown}':<{_COLUMN}}# {measured}"
 
 
 def _worst(report: Report, key: Key) -> tuple[int | None, str | None]:
     """Return (the figure nearest to its limit, why it is not known on one of the ranks)."""
-    readings = read_figure(report, figure_of(key))
-    for reading in readings:
+    values = []
+    for reading in read_figure(report, figure_of(key)):
         if reading.value is None:
             return None, reading.reason
-    values = [reading.value for reading in readings if reading.value is not None]
+        values.append(reading.value)
     return (min(values) if key.sense == AT_LEAST else max(values)), None
 
 
-def _with_margin(value: int, key: Key, figure: LimitFigure, margin: Margin) -> int:
-    room = margin.room(value, figure)
-    return max(0, value - room) if key.sense == AT_LEAST else value + room
-
-
-def _written(amount: int, key: Key, margin: Margin) -> int | str:
-    """Return an amount as a file has it.
+def _limit(value: int, key: Key, margin: Margin) -> int | str:
+    """Return a figure with the margin, as a file has it.
 
     Rounded to the allowed side where it has a margin, exact bytes where it has none.
     """
-    if figure_of(key).unit != BYTES or not margin.percent:
+    figure = figure_of(key)
+    room = margin.room(value, figure)
+    amount = max(0, value - room) if key.sense == AT_LEAST else value + room
+    if figure.unit != BYTES or not margin.percent or amount < MIB:
         return amount
     unit, name, digits = (GIB, "GiB", 2) if amount >= GIB else (MIB, "MiB", 1)
-    if amount < MIB:
-        return amount
     steps = Fraction(amount * 10**digits, unit)
     count = math.floor(steps) if key.sense == AT_LEAST else math.ceil(steps)
     return f"{count // 10**digits}.{count % 10**digits:0{digits}d}{name}"
-
-
-def _toml(value: int | str) -> str:
-    return str(value) if isinstance(value, int) else f'"{value}"'
 
 
 def tighten_budget(
@@ -184,7 +178,7 @@ def tighten_budget(
         raise UsageError(
             f"{name} cannot be rewritten: {exc}", hint="write one key per line"
         ) from exc
-    remarks, wanted = [], {}
+    remarks, wanted = [], dict[tuple[str, str], object]()
     for limit in parse_budget(text, name).limits:
         if limit.key.table != BUDGET or limit.amount is None:
             continue
@@ -195,38 +189,28 @@ def tighten_budget(
         if value < 0 and limit.key.sense == AT_LEAST:
             remarks.append(f"{limit.key.name} stays: {value:,} in the run, below any limit")
             continue
-        new = _written(
-            _with_margin(value, limit.key, figure_of(limit.key), margin), limit.key, margin
-        )
+        new = _limit(value, limit.key, margin)
         amount = new if isinstance(new, int) else parse_size(new)
         if amount != limit.amount and (force or _tighter(amount, limit)):
             document[BUDGET][limit.key.name] = new
-            wanted[limit.key.name] = amount
+            wanted[BUDGET, limit.key.name] = (amount, None)
             word = "tightened" if _tighter(amount, limit) else "loosened"
             shown = new if isinstance(new, str) else f"{new:,}"
             remarks.append(f"{limit.key.name} {word}: {limit.written} → {shown}")
     changed = tomlkit.dumps(document)
-    _verify(text, changed, wanted, name)
+    # a form of TOML that is not written right changes more than the wanted limits
+    if _limits(changed, name) != {**_limits(text, name), **wanted}:
+        raise UsageError(
+            f"{name} cannot be rewritten", hint="write one key per line, below [budget]"
+        )
     return Ratchet(changed, remarks)
+
+
+def _limits(text: str, name: str) -> dict[tuple[str, str], object]:
+    rows = parse_budget(text, name).limits
+    return {(row.key.table, row.key.name): (row.amount, row.percent) for row in rows}
 
 
 def _tighter(amount: int, limit: Limit) -> bool:
     old = limit.amount or 0
     return amount > old if limit.key.sense == AT_LEAST else amount < old
-
-
-def _verify(before: str, after: str, wanted: dict[str, int], name: str) -> None:
-    """Raise where more than the wanted limits changed: a form of TOML that is not written right."""
-
-    def limits(text: str) -> dict[tuple[str, str], Any]:
-        parsed = parse_budget(text, name)
-        return {(row.key.table, row.key.name): (row.amount, row.percent) for row in parsed.limits}
-
-    expected = {
-        **limits(before),
-        **{(BUDGET, key): (amount, None) for key, amount in wanted.items()},
-    }
-    if limits(after) != expected:
-        raise UsageError(
-            f"{name} cannot be rewritten", hint="write one key per line, below [budget]"
-        )

@@ -16,12 +16,12 @@ from vllm_memprof.text import text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vllm_memprof.accounting.model import RankReport, Report
+    from vllm_memprof.accounting.model import Report
     from vllm_memprof.launch.attach import Attached
-    from vllm_memprof.launch.live import LiveView, PlainView, Shown, SilentView
+    from vllm_memprof.launch.live import Shown, View
     from vllm_memprof.launch.metrics import Exporter
     from vllm_memprof.launch.refresh import Refresher
-    from vllm_memprof.launch.status import GrowingOwner, RankBudget
+    from vllm_memprof.launch.status import RankBudget
 
 Screen = Annotated[
     bool, typer.Option("--live", help="A full-screen view; q goes back to the line, nothing ends.")
@@ -78,7 +78,8 @@ def read_budgets(run_dir: Path) -> list[RankBudget]:
 
 def rank_budgets(report: Report) -> list[RankBudget]:
     """Return the figures of a report that the views and the metrics show."""
-    from vllm_memprof.launch.status import RankBudget
+    from vllm_memprof.accounting.trend import GROWING, TOO_SHORT
+    from vllm_memprof.launch.status import GrowingOwner, RankBudget
     from vllm_memprof.record.spans import UNEXPLAINED, edges_of
 
     found = []
@@ -98,6 +99,12 @@ def rank_budgets(report: Report) -> list[RankBudget]:
                 if row.bytes is not None and row.part_of is None
             }
             owners[UNEXPLAINED] = last.unexplained_bytes or 0
+        judged = [row for row in rank.growth if row.verdict != TOO_SHORT and not row.bounded]
+        growth = tuple(
+            GrowingOwner(row.owner, row.bytes_per_hour, row.bytes_per_request, row.hours_until_full)
+            for row in judged
+            if row.verdict == GROWING
+        )
         found.append(
             RankBudget(
                 label=rank.label,
@@ -107,30 +114,13 @@ def rank_budgets(report: Report) -> list[RankBudget]:
                 fits_device_bytes=budget.fits_device_bytes,
                 spare_bytes=budget.spare_bytes,
                 owners=owners,
-                growth=_growth(rank),
+                growth=growth if judged else None,  # None: no owner could be judged
             )
         )
     return found
 
 
-def _growth(rank: RankReport) -> tuple[GrowingOwner, ...] | None:
-    """Return the owners that grow; None where no owner could be judged."""
-    from vllm_memprof.accounting.trend import GROWING, TOO_SHORT
-    from vllm_memprof.launch.status import GrowingOwner
-
-    judged = [row for row in rank.growth if row.verdict != TOO_SHORT and not row.bounded]
-    if not judged:
-        return None
-    return tuple(
-        GrowingOwner(row.owner, row.bytes_per_hour, row.bytes_per_request, row.hours_until_full)
-        for row in judged
-        if row.verdict == GROWING
-    )
-
-
-def refresher(
-    run_dir: Path, views: Iterable[PlainView | LiveView | SilentView], sampled: bool
-) -> list[Refresher]:
+def refresher(run_dir: Path, views: Iterable[View], sampled: bool) -> list[Refresher]:
     """Return what gives views newer figures; nothing of a run that is not sampled has any."""
     if not sampled:
         return []

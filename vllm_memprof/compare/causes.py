@@ -188,7 +188,7 @@ def in_tokens(
     rate, over_b, other_b = right
     assert a_granted is not None
     exact = [(cause, rate * (cause.bytes or 0)) for cause in causes]
-    of_blocks = (
+    for name, title, share in (
         ("whole_blocks", text("whole blocks"), rate * (over_a - over_b)),
         (
             "other_blocks",
@@ -200,10 +200,9 @@ def in_tokens(
             text("bytes per token"),
             (rate - rate_a) * (a_granted - over_a - other_a),
         ),
-    )
-    exact += [
-        (Cause((name,), title, BLOCKS, 0), share) for name, title, share in of_blocks if share
-    ]
+    ):
+        if share:
+            exact.append((Cause((name,), title, BLOCKS, 0), share))
     tokens = apportion([share for _, share in exact])
     return [
         replace(cause, kv_tokens=count) for (cause, _), count in zip(exact, tokens, strict=True)

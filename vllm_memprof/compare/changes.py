@@ -77,6 +77,12 @@ def _given(report: Report) -> dict[str, dict[str, str]]:
         f"{rank.device_total_bytes:,} bytes" for rank in report.ranks if rank.device_total_bytes
     )
     kind = f"simulated, profile {run.device_profile}" if run.simulated else "real"
+    # option -> value, "given" for a flag; those of one that was given again are joined
+    arguments: dict[str, object] = {}
+    for name, value in given_options(run.command):
+        for key, inner in _keys(name, value):
+            if key not in _OURS:
+                arguments[key] = f"{arguments[key]} {inner}" if key in arguments else inner
     settings: dict[str, object] = {}
     if report.ranks:  # what the engine used; defaults differ between releases
         kv = report.ranks[0].kv
@@ -105,7 +111,7 @@ def _given(report: Report) -> dict[str, dict[str, str]]:
         "version": {
             name: version for name, version in sorted(run.versions.items()) if name != run.engine
         },
-        "argument": dict(_arguments(report)),
+        "argument": arguments,
         "setting": settings,
         "environment": {
             name: value
@@ -119,23 +125,12 @@ def _given(report: Report) -> dict[str, dict[str, str]]:
     }
 
 
-def _arguments(report: Report) -> dict[str, str]:
-    """Return the options of the command line: long name -> value, "given" for a flag.
-
-    The values of an option that was given again are joined. A value that is a JSON object becomes
-    an option per key, as the engine takes them too: ``--additional-config.a.b``; so two that are
-    written differently are one, and a row names the key that differs.
-    """
-    found: dict[str, str] = {}
-    for name, given in given_options(report.run.command):
-        for key, value in _keys(name, given):
-            if key not in _OURS:
-                found[key] = f"{found[key]} {value}" if key in found else value
-    return found
-
-
 def _keys(name: str, value: str) -> Iterator[tuple[str, str]]:
-    """Yield an option, or the keys of its JSON object down to what is none, dotted."""
+    """Yield an option, or the keys of its JSON object down to what is none, dotted.
+
+    The engine takes them so too (``--additional-config.a.b``): two that are written differently
+    are one, and a row names the key that differs.
+    """
     try:
         content = json.loads(value) if value.startswith("{") else None
     except ValueError:

@@ -106,11 +106,29 @@ def diff_reports(a: Report, b: Report) -> Diff:
     """
     right = {rank.label: rank for rank in b.ranks}
     ranks = [_rank_diff(a, b, rank, right[rank.label]) for rank in a.ranks if rank.label in right]
-    group = _group(a, b)
-    least_a, least_b = least_rank(_of_group(a, group)), least_rank(_of_group(b, group))
+    groups, others = (list(dict.fromkeys(rank.group for rank in each.ranks)) for each in (a, b))
+    group = None  # whose KV cache is compared, where engines have budgets of their own
+    if len(groups) > 1 or len(others) > 1:
+        group = next((name for name in groups if name in others), None)
+    least_a, least_b = (
+        least_rank([rank for rank in each.ranks if group is None or rank.group == group])
+        for each in (a, b)
+    )
     served = None
     if least_a is not None and least_b is not None:
         served = _served(a, b, least_a, least_b)
+    kv_a, kv_b = (None if least is None else least.kv for least in (least_a, least_b))
+    kv = [
+        TermDiff(name, getattr(kv_a, name, None), getattr(kv_b, name, None)) for name in _KV_FIGURES
+    ]
+    notes = _notes(a, b, least_a, least_b, bool(ranks))
+    if group is not None:
+        alone = text(
+            "each group of engines has a budget of its own: the KV cache is that of {group}, the "
+            "ranks of the others are compared below it",
+            group=group,
+        )
+        notes.insert(0, alone)
     found_a, found_b = (
         dict.fromkeys(finding.id for finding in report.findings) for report in (a, b)
     )
@@ -120,47 +138,13 @@ def diff_reports(a: Report, b: Report) -> Diff:
         changed=changes(a, b),
         served=served,
         ranks=ranks or ([served] if served is not None else []),
-        kv=[
-            TermDiff(
-                name,
-                None if least_a is None else getattr(least_a.kv, name),
-                None if least_b is None else getattr(least_b.kv, name),
-            )
-            for name in _KV_FIGURES
-        ],
-        a_kv_tokens=None if least_a is None else least_a.kv.tokens,
-        b_kv_tokens=None if least_b is None else least_b.kv.tokens,
-        notes=[*_group_notes(group), *_notes(a, b, least_a, least_b, bool(ranks))],
+        kv=kv,
+        a_kv_tokens=None if kv_a is None else kv_a.tokens,
+        b_kv_tokens=None if kv_b is None else kv_b.tokens,
+        notes=notes,
         a_findings=[name for name in found_a if name not in found_b],
         b_findings=[name for name in found_b if name not in found_a],
     )
-
-
-def _group(a: Report, b: Report) -> str | None:
-    """Return the group whose KV cache is compared, where engines have budgets of their own.
-
-    It is the first of A that B has too; None where neither has several.
-    """
-    left, right = (list(dict.fromkeys(rank.group for rank in each.ranks)) for each in (a, b))
-    if len(left) < 2 and len(right) < 2:
-        return None
-    return next((group for group in left if group in right), None)
-
-
-def _of_group(report: Report, group: str | None) -> list[RankReport]:
-    return [rank for rank in report.ranks if group is None or rank.group == group]
-
-
-def _group_notes(group: str | None) -> list[Text]:
-    if group is None:
-        return []
-    return [
-        text(
-            "each group of engines has a budget of its own: the KV cache is that of {group}, the "
-            "ranks of the others are compared below it",
-            group=group,
-        )
-    ]
 
 
 def least_rank(ranks: Sequence[RankReport]) -> RankReport | None:
@@ -224,27 +208,23 @@ def _tolerance(rank: RankReport) -> int:
 def _term_rows(rank_a: RankReport, rank_b: RankReport) -> list[TermDiff]:
     a, b = rank_a.budget, rank_b.budget
     left, right = ({term.name: term for term in budget.terms} for budget in (a, b))
-    terms = [
-        TermDiff(
-            name,
-            left[name].bytes if name in left else None,
-            right[name].bytes if name in right else None,
-            left[name].subtracted if name in left else None,
-            right[name].subtracted if name in right else None,
-        )
-        for name in dict.fromkeys([*left, *right])
-    ]
+    terms = []
+    for name in dict.fromkeys([*left, *right]):
+        each_bytes = (getattr(side.get(name), "bytes", None) for side in (left, right))
+        subtracted = (getattr(side.get(name), "subtracted", None) for side in (left, right))
+        terms.append(TermDiff(name, *each_bytes, *subtracted))
     terms.sort(key=lambda row: not (row.a_subtracted or row.b_subtracted))
+
+    def row(name: str, field_name: str | None = None) -> TermDiff:
+        return TermDiff(name, *(getattr(each, field_name or f"{name}_bytes") for each in (a, b)))
+
     return [
         TermDiff("device_total", rank_a.device_total_bytes, rank_b.device_total_bytes),
-        TermDiff("gpu_memory_utilization", a.gpu_memory_utilization, b.gpu_memory_utilization),
-        TermDiff("requested", a.requested_bytes, b.requested_bytes),
+        row("gpu_memory_utilization", "gpu_memory_utilization"),
+        row("requested"),
         *terms,
-        TermDiff("kv_cache", a.engine_kv_cache_bytes, b.engine_kv_cache_bytes),
-        TermDiff("residual", a.residual_bytes, b.residual_bytes),
-        TermDiff("fits_request", a.fits_request_bytes, b.fits_request_bytes),
-        TermDiff("fits_device", a.fits_device_bytes, b.fits_device_bytes),
-        TermDiff("spare", a.spare_bytes, b.spare_bytes),
+        row("kv_cache", "engine_kv_cache_bytes"),
+        *map(row, ("residual", "fits_request", "fits_device", "spare")),
     ]
 
 
@@ -252,7 +232,7 @@ def _notes(
     a: Report, b: Report, least_a: RankReport | None, least_b: RankReport | None, matched: bool
 ) -> list[Text]:
     """Say where the two runs are not alike, and what could not be compared."""
-    notes = []
+    notes: list[Text] = []
     if a.run.model != b.run.model and "unknown" not in (a.run.model, b.run.model):
         notes.append(
             text(

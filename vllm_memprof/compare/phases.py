@@ -30,10 +30,7 @@ class PhaseDiff:
     b: Snapshot | None
 
     def values(self, name: str) -> tuple[int | None, int | None]:
-        return (
-            None if self.a is None else getattr(self.a, name),
-            None if self.b is None else getattr(self.b, name),
-        )
+        return getattr(self.a, name, None), getattr(self.b, name, None)
 
 
 @dataclass(frozen=True)
@@ -58,24 +55,13 @@ def phase_diffs(a: RankReport, b: RankReport) -> list[PhaseDiff]:
         place = paths.index(path) + 1
     found = []
     for path in paths:
-        passed_a, passed_b = left.get(path, []), right.get(path, [])
-        found.append(
-            PhaseDiff(
-                path,
-                len(passed_a),
-                len(passed_b),
-                _seconds(passed_a),
-                _seconds(passed_b),
-                passed_a[-1].after if passed_a else None,
-                passed_b[-1].after if passed_b else None,
-            )
-        )
+        passed = left.get(path, []), right.get(path, [])
+        times = [[span.seconds for span in each if span.seconds is not None] for each in passed]
+        count_a, count_b = map(len, passed)
+        seconds = [fsum(each) if each else None for each in times]  # the same on every Python
+        after = [each[-1].after if each else None for each in passed]
+        found.append(PhaseDiff(path, count_a, count_b, seconds[0], seconds[1], after[0], after[1]))
     return found
-
-
-def _seconds(passages: list[Span]) -> float | None:
-    known = [span.seconds for span in passages if span.seconds is not None]
-    return fsum(known) if known else None  # the same digits on every Python
 
 
 def _passages(rows: list[Span]) -> dict[tuple[str, ...], list[Span]]:

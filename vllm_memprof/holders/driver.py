@@ -34,7 +34,7 @@ class Source:
         return self.simulated_total_bytes is not None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Listed:
     """What the driver says of one device."""
 
@@ -90,16 +90,14 @@ def read_driver(source: Source) -> list[Listed]:
         hint = "--device sim:910b needs no NPU; in a container mount /usr/local/dcmi, and pass "
         hint += "--device /dev/davinciN, /dev/davinci_manager, /dev/devmm_svm, /dev/hisi_hdc"
         raise MemprofError(f"no device can be read: {found['reason']}", hint=hint)
-    return [_listed(source, row) for row in found["devices"]]
-
-
-def _listed(source: Source, row: dict[str, object]) -> Listed:
-    listed = Listed(**row)  # type: ignore[arg-type]
-    rows = None if listed.processes is None else [(pid, size) for pid, size in listed.processes]
-    total, used, reasons = listed.total_bytes, listed.used_bytes, listed.reasons
-    if source.simulated_total_bytes is not None:
-        total = source.simulated_total_bytes
-        complete = rows is not None and len(rows) < driver_list.LISTED_AT_MOST
-        used = sum(size for _, size in rows) if complete and rows is not None else None
-        reasons = [reason for reason in reasons if "memory_info" not in reason]
-    return Listed(listed.device, listed.card, listed.chip, rows, total, used, reasons)
+    listed = [Listed(**row) for row in found["devices"]]
+    for each in listed:
+        if each.processes is not None:
+            each.processes = [(pid, size) for pid, size in each.processes]
+        if source.simulated_total_bytes is not None:
+            rows, each.used_bytes = each.processes, None
+            each.total_bytes = source.simulated_total_bytes
+            if rows is not None and len(rows) < driver_list.LISTED_AT_MOST:
+                each.used_bytes = sum(size for _, size in rows)
+            each.reasons = [reason for reason in each.reasons if "memory_info" not in reason]
+    return listed

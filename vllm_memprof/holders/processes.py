@@ -88,7 +88,7 @@ def listed_process(pid: int, size: int, numbers: str, folders: Iterable[Path]) -
     found = describe(pid, folders)
     if found is not None:
         return replace(found, bytes=size)
-    if _exists(pid):
+    if psutil.pid_exists(pid):
         return HolderRow(pid, size, HERE, why=text("/proc does not show it to this user"))
     return HolderRow(pid, size, ENDED, why=text("the driver lists it, and no such process lives"))
 
@@ -102,12 +102,13 @@ def describe(pid: int, folders: Iterable[Path]) -> HolderRow | None:
                 why = text("it has ended, and its parent has not waited for it")
                 return HolderRow(pid, None, ENDED, parent_pid=process.ppid(), why=why)
             started = process.create_time()
+            words = [word for word in _read(process, "cmdline") or () if word]
             row = HolderRow(
                 pid,
                 None,
                 HERE,
                 user=_read(process, "username"),
-                command=_command(process),
+                command=redact_command(words[:_MOST_WORDS]) if words else None,
                 started=datetime.fromtimestamp(started, timezone.utc).isoformat(timespec="seconds"),
                 parent_pid=process.ppid(),
             )
@@ -190,29 +191,22 @@ def _left_behind(
             started = parent.create_time()
         except psutil.Error:
             return None, text("{who}, {parent}, cannot be read", who=who, parent=parent_pid)
-        title = _TITLE.match(command[0]) if command else None
-        if title is None:
-            return _of_starter(parent_pid, name, command, who)
+        if not command or not _TITLE.match(command[0]):
+            break  # the first ancestor that is no process of an engine
         child, known = parent, _record_of(parent, started, folders)
-    return None, None
-
-
-def _of_starter(
-    pid: int, name: str, command: list[str], who: str
-) -> tuple[bool | None, str | None]:
-    """Judge the first ancestor that is no process of an engine."""
+    else:
+        return None, None
     program = Path(command[0]).name if command else name
     if not (_STARTERS.match(name) or _STARTERS.match(program)):
         return True, text(
             "{who} is {parent} ({name}), which starts no engine: its own has ended",
             who=who,
-            parent=pid,
+            parent=parent_pid,
             name=name,
         )
-    words = " ".join(command)
-    if pid == 1 and not re.search(_PROGRAMS, words):
+    if parent_pid == 1 and not re.search(_PROGRAMS, " ".join(command)):
         return None, text("{who} is 1, a Python program: its own may have ended", who=who)
-    return False, text("{who}, {parent} ({name}), lives", who=who, parent=pid, name=name)
+    return False, text("{who}, {parent} ({name}), lives", who=who, parent=parent_pid, name=name)
 
 
 def _variables(process: psutil.Process) -> dict[str, str]:
@@ -221,27 +215,12 @@ def _variables(process: psutil.Process) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _command(process: psutil.Process) -> list[str] | None:
-    words = [word for word in _read(process, "cmdline") or () if word]
-    return redact_command(words[:_MOST_WORDS]) if words else None
-
-
 def _read(process: psutil.Process, what: str) -> Any:
     """Return what psutil says, None where it may not be read."""
     try:
         return getattr(process, what)()
     except (psutil.Error, OSError):
         return None
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def run_parents() -> list[Path]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.holders.rows import WaitRow, Who
+from vllm_memprof.units import format_gib
 
 #: Seconds between two looks.
 EVERY_S = 1.0
@@ -38,7 +39,15 @@ def wait_until_free(
     start = clock()
     while True:
         who = look()
-        _require_possible(who, free_bytes)
+        for row in who.devices:
+            if row.free_bytes is None:
+                why = "; ".join(row.reasons) or "the driver does not tell"
+                raise MemprofError(f"what is free of device {row.device} is not known: {why}")
+            if row.total_bytes is not None and row.total_bytes < free_bytes:
+                raise UsageError(
+                    f"device {row.device} has {format_gib(row.total_bytes)} GiB in all: "
+                    f"{format_gib(free_bytes)} GiB never are free"
+                )
         met = all((row.free_bytes or 0) >= free_bytes for row in who.devices)
         waited = clock() - start
         if met or waited >= timeout_s:
@@ -46,17 +55,3 @@ def wait_until_free(
             return replace(who, wait=wait)
         say(who)
         sleep(min(EVERY_S, timeout_s - waited))
-
-
-def _require_possible(who: Who, free_bytes: int) -> None:
-    from vllm_memprof.units import format_gib
-
-    for row in who.devices:
-        if row.free_bytes is None:
-            why = "; ".join(row.reasons) or "the driver does not tell"
-            raise MemprofError(f"what is free of device {row.device} is not known: {why}")
-        if row.total_bytes is not None and row.total_bytes < free_bytes:
-            raise UsageError(
-                f"device {row.device} has {format_gib(row.total_bytes)} GiB in all: "
-                f"{format_gib(free_bytes)} GiB never are free"
-            )

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.launch.folder import is_held
+from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress
-from vllm_memprof.launch.run import ProgressView
 from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.loader import load_info
-from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.record.tail import EventTail
 from vllm_memprof.text import Text, join, text
 
@@ -51,7 +50,7 @@ class Attached:
         while events := self._tail.poll():
             for file, event in events:
                 self.progress.fold(file, event)
-        if self.budgets is None and self.progress.is_ready(self.info):
+        if self.budgets is None and self.progress.ready_at(self.info) is not None:
             self.budgets = list(self._read_budgets())
 
     def clock(self) -> int:
@@ -65,18 +64,21 @@ class Attached:
         """Return how the run ended, as a sentence; None while it is recorded, or may be."""
         with contextlib.suppress(RunRecordError):  # the folder may be gone, or be written just now
             self.info = load_info(self.run_dir)
+        command = f"memprof report {self.run_dir}"
         if self.info.status != "running":
-            command = f"memprof report {self.run_dir}"
-            return text("{end}; all of it: {command}", end=describe_end(self.info), command=command)
+            end: Text = text("the run has ended: {status}", status=self.info.status)
+            if self.info.exit_reason:
+                end = join(", ", [end, self.info.exit_reason])
+            return text("{end}; all of it: {command}", end=end, command=command)
         if is_held(self.run_dir, self.info.host) is False:
             return text(
                 "the process that recorded this run is gone and did not write its end; "
                 "what it recorded: {command}",
-                command=f"memprof report {self.run_dir}",
+                command=command,
             )
         return None
 
-    def follow(self, view: ProgressView, left: Callable[[], bool]) -> str | None:
+    def follow(self, view: View, left: Callable[[], bool]) -> str | None:
         """Show the run until it ends or the view is left.
 
         Args:
@@ -105,9 +107,3 @@ class Attached:
                     return end
             time.sleep(_TICK_S)
         return None
-
-
-def describe_end(info: RunInfo) -> Text:
-    """``the run ended: failed, worker TP1 was killed by SIGKILL``."""
-    ended = text("the run has ended: {status}", status=info.status)
-    return join(", ", [ended, info.exit_reason]) if info.exit_reason else ended

@@ -8,12 +8,9 @@ vllm/config/parallel.py::ParallelConfig. Arguments in a file (``--config``) are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from vllm_memprof.engines import VLLM
 from vllm_memprof.errors import UsageError
-from vllm_memprof.options import Value, read_options, value_of
+from vllm_memprof.options import read_options, value_of
 from vllm_memprof.record.schema import DeploymentPart
 
 #: Where a head without an address of its own is looked for, and its ports.
@@ -23,21 +20,6 @@ DEFAULT_ADDRESS = "127.0.0.1"
 DEFAULT_RPC_PORT, DEFAULT_MASTER_PORT = 29550, 29501
 #: Role of ``--kv-transfer-config`` -> group. An engine that does both is in none.
 GROUPS = {"kv_producer": "prefill", "kv_consumer": "decode"}
-
-#: Values of ``engines.VLLM.part`` by field.
-PartOptions = Mapping[str, Value]
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """Numbers of a deployment, as the engine derives them."""
-
-    dp_size: int
-    dp_start: int
-    dp_local: int
-    world_size: int  # workers of an engine core
-    nodes: int  # hosts that one engine core spans
-    node_rank: int  # among those
 
 
 def find_part(engine_args: list[str], deployment: str | None = None) -> DeploymentPart | None:
@@ -53,23 +35,52 @@ def find_part(engine_args: list[str], deployment: str | None = None) -> Deployme
     named, group = (None, None) if deployment is None else parse_deployment(deployment)
     given = read_options(engine_args, VLLM.part)
     group = group or GROUPS.get(value_of(engine_args, "--kv-transfer-config.kv_role") or "")
-    sizes = _sizes(given)
+
+    def number(name: str, default: int, least: int = 1) -> int:
+        value = given.get(name)  # what is too small is for the engine to refuse
+        return value if isinstance(value, int) and value >= least else default
+
+    # (create_engine_config; ParallelConfig.nnodes_within_dp, 0.23.0)
+    dp_size = number("data_parallel_size", 1)
+    world = (
+        number("tensor_parallel_size", 1)
+        * number("pipeline_parallel_size", 1)
+        * number("prefill_context_parallel_size", 1)
+    )
+    nnodes, node_rank = number("nnodes", 1), number("node_rank", 0, 0)
+    here = world * dp_size // nnodes  # workers of each host, where there are several
+    inferred = node_rank * here // world if nnodes > 1 else 0
+    if "data_parallel_rank" in given:  # another balancer stands before the engine cores
+        start, local = number("data_parallel_rank", 0, 0), 1
+    elif "data_parallel_size_local" in given:
+        start = number("data_parallel_start_rank", 0, 0) or inferred
+        local = number("data_parallel_size_local", dp_size, 0)
+    else:
+        start, local = inferred, max(here // world, 1) if nnodes > 1 else dp_size
+    nodes = max(nnodes // max(dp_size // max(local, 1), 1), 1)  # that one engine core spans
     headless = bool(given.get("headless"))
     by_ray = given.get("data_parallel_backend") == "ray"  # it places the engine cores itself
-    alone = not headless and (by_ray or (sizes.nodes == 1 and sizes.dp_local >= sizes.dp_size))
+    alone = not headless and (by_ray or (nodes == 1 and local >= dp_size))
     if alone and named is None and group is None:
         return None
+    # the address at which the hosts find each other; all are given the same
+    address = given.get("master_addr") or DEFAULT_ADDRESS
+    if nnodes > 1:
+        port = number("master_port", DEFAULT_MASTER_PORT)
+    else:
+        address = given.get("data_parallel_address") or address
+        port = number("data_parallel_rpc_port", DEFAULT_RPC_PORT)
     return DeploymentPart(
-        deployment=named or (None if alone else _head(given)),
+        deployment=named or (None if alone else f"{address}:{port}"),
         source="arguments" if named is None else "option",
         group=group,
         headless=headless,
-        nodes=sizes.nodes if sizes.nodes > 1 else None,
-        node_rank=sizes.node_rank if sizes.nodes > 1 else None,
-        dp_size=sizes.dp_size,
-        dp_start=None if by_ray else sizes.dp_start,
-        dp_local=None if by_ray else sizes.dp_local,
-        world_size=sizes.world_size,
+        nodes=nodes if nodes > 1 else None,
+        node_rank=node_rank % nodes if nodes > 1 else None,
+        dp_size=dp_size,
+        dp_start=None if by_ray else start,
+        dp_local=None if by_ray else local,
+        world_size=world,
     )
 
 
@@ -91,40 +102,3 @@ def parse_deployment(text: str) -> tuple[str, str | None]:
             hint="e.g. --deployment demo, --deployment demo/prefill",
         )
     return name.strip(), group.strip() or None
-
-
-def _sizes(given: PartOptions) -> _Sizes:
-    """Return the sizes. (create_engine_config; ParallelConfig.nnodes_within_dp, 0.23.0)"""
-    dp_size = _number(given, "data_parallel_size", 1)
-    world = (
-        _number(given, "tensor_parallel_size", 1)
-        * _number(given, "pipeline_parallel_size", 1)
-        * _number(given, "prefill_context_parallel_size", 1)
-    )
-    nnodes, node_rank = _number(given, "nnodes", 1), _number(given, "node_rank", 0, 0)
-    here = world * dp_size // nnodes  # workers of each host, where there are several
-    inferred = node_rank * here // world if nnodes > 1 else 0
-    if "data_parallel_rank" in given:  # another balancer stands before the engine cores
-        start, local = _number(given, "data_parallel_rank", 0, 0), 1
-    elif "data_parallel_size_local" in given:
-        start = _number(given, "data_parallel_start_rank", 0, 0) or inferred
-        local = _number(given, "data_parallel_size_local", dp_size, 0)
-    else:
-        start, local = inferred, max(here // world, 1) if nnodes > 1 else dp_size
-    nodes = max(nnodes // max(dp_size // max(local, 1), 1), 1)
-    return _Sizes(dp_size, start, local, world, nodes, node_rank % nodes)
-
-
-def _head(given: PartOptions) -> str:
-    """Return the address at which the hosts find each other; all are given the same."""
-    address = given.get("master_addr") or DEFAULT_ADDRESS
-    if _number(given, "nnodes", 1) > 1:
-        return f"{address}:{_number(given, 'master_port', DEFAULT_MASTER_PORT)}"
-    address = given.get("data_parallel_address") or address
-    return f"{address}:{_number(given, 'data_parallel_rpc_port', DEFAULT_RPC_PORT)}"
-
-
-def _number(given: PartOptions, name: str, default: int, least: int = 1) -> int:
-    """Return a number; what is too small is for the engine to refuse."""
-    value = given.get(name)
-    return value if isinstance(value, int) and value >= least else default

@@ -37,6 +37,7 @@ ALLOC_CONF = "PYTORCH_NPU_ALLOC_CONF"
 _EXPANDABLE_CONFLICTS = ("max_split_size_mb", "garbage_collection_threshold")
 _MIN_FREE_BYTES = 2 * GIB  # a run record is small; compile caches and logs are not
 _MIN_SHM_BYTES = 1 * GIB  # vLLM's message queues between ranks
+_ABSENT = "not installed there"
 _COMPILERS = ("g++", "clang++", "c++")
 #: Device files beside /dev/davinciN. (installation guide of vllm-ascend: docker run)
 _NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
@@ -147,23 +148,24 @@ def ready_stacks(checks: list[DoctorCheck]) -> list[DoctorCheck]:
     return [check for check in checks if check.name == STACK and check.state == GOOD]
 
 
+def _judged(name: str, good: bool, found: str, todo: str, state: str = WARNING) -> DoctorCheck:
+    """Return a row; where it is not good, with the state and what to do."""
+    return DoctorCheck(name, GOOD, found) if good else DoctorCheck(name, state, found, todo)
+
+
 def check_memprof() -> DoctorCheck:
-    version = platform.python_version_tuple()
     found = f"{vllm_memprof.__version__} on Python {platform.python_version()}"
-    if (3, 10) <= (int(version[0]), int(version[1])) <= (3, 12):
-        return DoctorCheck("memprof", GOOD, found)
-    return DoctorCheck("memprof", WARNING, found, "tested on Python 3.10 to 3.12")
+    good = (3, 10) <= sys.version_info[:2] <= (3, 12)
+    return _judged("memprof", good, found, "tested on Python 3.10 to 3.12")
 
 
 def check_platform() -> DoctorCheck:
-    found = f"{platform.system()} {platform.release()} {platform.machine()}"
-    if platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64"):
-        return DoctorCheck("platform", GOOD, found)
-    return DoctorCheck(
+    return _judged(
         "platform",
-        MISSING,
-        found,
+        platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64"),
+        f"{platform.system()} {platform.release()} {platform.machine()}",
         "vLLM-Ascend and the simulated device need Linux on x86_64 or aarch64",
+        MISSING,
     )
 
 
@@ -177,51 +179,45 @@ def check_engine(
     except MemprofError as error:
         return None, [DoctorCheck("engine interpreter", MISSING, error.message, error.hint or "")]
     checks = [DoctorCheck("engine interpreter", GOOD, f"{facts.path} (Python {facts.python})")]
-    vllm = facts.versions.get("vllm")
-    if facts.has_engine(VLLM):
-        checks.append(DoctorCheck("vllm", GOOD, vllm or "importable, no metadata"))
-    else:
-        todo = "--python PATH of an interpreter that has it, or --device sim:910b with its own"
-        checks.append(DoctorCheck("vllm", MISSING, "not installed there", todo))
+    there = facts.has_engine(VLLM)
+    found = (facts.versions.get("vllm") or "importable, no metadata") if there else _ABSENT
+    todo = "--python PATH of an interpreter that has it, or --device sim:910b with its own"
+    checks.append(_judged("vllm", there, found, todo, MISSING))
     for name in ("vllm_ascend", "torch", "torch_npu", "transformers"):
-        version = facts.versions.get(name)
-        checks.append(DoctorCheck(name, INFO, version or "not installed there"))
-    if facts.has_engine(VLLM) and not facts.has_plugin(VLLM):
+        checks.append(DoctorCheck(name, INFO, facts.versions.get(name) or _ABSENT))
+    if there:
+        loaded = facts.has_plugin(VLLM)
+        found = f"{'' if loaded else 'not '}installed beside the engine"
         todo = f"{facts.path} -m pip install vllm-memprof"
-        checks.append(
-            DoctorCheck("memprof plugin", MISSING, "not installed beside the engine", todo)
-        )
-    elif facts.has_engine(VLLM):
-        checks.append(DoctorCheck("memprof plugin", GOOD, "installed beside the engine"))
+        checks.append(_judged("memprof plugin", loaded, found, todo, MISSING))
     return facts, checks
 
 
 def check_devices(dev: Path = Path("/dev")) -> list[DoctorCheck]:
     """Device files and the vendors' tools."""
-    nodes = sorted(path.name for path in dev.glob("nvidia[0-9]*"))
-    found = f"{len(nodes)} device(s): {', '.join(nodes[:8])}" if nodes else "no /dev/nvidia*"
-    return [_check_npu(dev), DoctorCheck("cuda", GOOD if nodes else INFO, found)]
-
-
-def _check_npu(dev: Path) -> DoctorCheck:
-    nodes = sorted(path for path in dev.glob("davinci[0-9]*") if path.name[7:].isdigit())
-    if not nodes:
+    npus = sorted(path for path in dev.glob("davinci[0-9]*") if path.name[7:].isdigit())
+    if npus:
+        closed = [
+            node.name
+            for node in [*npus, *(dev / name for name in _NPU_FILES)]
+            if not os.access(node, os.R_OK | os.W_OK)
+        ]
+        found = _counted([node.name for node in npus])
+        found += f"; not accessible: {', '.join(closed[:4])}" if closed else ""
+        todo = "join the group that owns them (HwHiAiUser), or pass them into the container"
+        npu = _judged("npu", not closed, found, todo)
+    else:
         tool = " (npu-smi is there)" if shutil.which("npu-smi") else ""
         files = ", ".join(f"/dev/{name}" for name in _NPU_FILES)
         todo = f"--device sim:910b needs none; in a container pass --device /dev/davinciN, {files}"
-        return DoctorCheck("npu", INFO, f"no /dev/davinci*{tool}", todo)
-    found = f"{len(nodes)} device(s): {', '.join(node.name for node in nodes[:8])}"
-    closed = [
-        node.name
-        for node in [*nodes, *(dev / name for name in _NPU_FILES)]
-        if not os.access(node, os.R_OK | os.W_OK)
-    ]
-    if closed:
-        todo = "join the group that owns them (HwHiAiUser), or pass them into the container"
-        return DoctorCheck(
-            "npu", WARNING, f"{found}; not accessible: {', '.join(closed[:4])}", todo
-        )
-    return DoctorCheck("npu", GOOD, found)
+        npu = DoctorCheck("npu", INFO, f"no /dev/davinci*{tool}", todo)
+    nodes = sorted(path.name for path in dev.glob("nvidia[0-9]*"))
+    found = _counted(nodes) if nodes else "no /dev/nvidia*"
+    return [npu, DoctorCheck("cuda", GOOD if nodes else INFO, found)]
+
+
+def _counted(names: list[str]) -> str:
+    return f"{len(names)} device(s): {', '.join(names[:8])}"
 
 
 def check_host(npu: DoctorCheck, python: str, environ: Mapping[str, str]) -> list[DoctorCheck]:
@@ -246,21 +242,16 @@ def check_host(npu: DoctorCheck, python: str, environ: Mapping[str, str]) -> lis
         errors = dict(zip(asked, json.loads(done.stdout), strict=True))
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         errors = dict.fromkeys(asked, f"could not be loaded: {error}")
-    lacking = INFO if npu.state == INFO else WARNING
+    cann = environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
     checks = []
     for library in HOST_LIBRARIES:
         loaded = [file for file in library.files if errors[file] is None]
-        if not loaded:
-            checks.append(
-                DoctorCheck(library.check, lacking, str(errors[library.files[0]]), library.todo)
-            )
-        elif library.check == "CANN" and not (
-            environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
-        ):
-            found = f"{loaded[0]}; ASCEND_HOME_PATH is not set"
-            checks.append(DoctorCheck(library.check, lacking, found, library.todo))
-        else:
-            checks.append(DoctorCheck(library.check, GOOD, loaded[0]))
+        found = loaded[0] if loaded else str(errors[library.files[0]])
+        good = bool(loaded)
+        if good and library.check == "CANN" and not cann:
+            good, found = False, f"{found}; ASCEND_HOME_PATH is not set"
+        state = INFO if npu.state == INFO else WARNING
+        checks.append(_judged(library.check, good, found, library.todo, state))
     return checks
 
 
@@ -309,16 +300,12 @@ def check_plugins_variable(environ: Mapping[str, str]) -> list[DoctorCheck]:
     if value is None:
         return []
     names = {name.strip() for name in value.split(",") if name.strip()}
-    todo = (
-        []
-        if PLUGIN_NAME in names
-        else ["memprof's commands add memprof themselves; by hand you have to"]
-    )
+    todo = []
+    if PLUGIN_NAME not in names:
+        todo.append("memprof's commands add memprof themselves; by hand you have to")
     if "ascend" not in names:
         todo.append("without `ascend` vLLM does not find the NPU")
-    return [
-        DoctorCheck(ENV_PLUGINS, WARNING if todo else GOOD, value or "(empty)", "; ".join(todo))
-    ]
+    return [_judged(ENV_PLUGINS, not todo, value or "(empty)", "; ".join(todo))]
 
 
 def check_alloc_conf(environ: Mapping[str, str]) -> list[DoctorCheck]:
@@ -327,11 +314,7 @@ def check_alloc_conf(environ: Mapping[str, str]) -> list[DoctorCheck]:
     if value is None:
         return []
     problems = find_alloc_conf_problems(value)
-    return [
-        DoctorCheck(
-            ALLOC_CONF, WARNING if problems else GOOD, value or "(empty)", "; ".join(problems)
-        )
-    ]
+    return [_judged(ALLOC_CONF, not problems, value or "(empty)", "; ".join(problems))]
 
 
 def find_alloc_conf_problems(value: str) -> list[str]:
@@ -373,21 +356,16 @@ def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> DoctorC
 def summarise_hooks(data: Any, where: str) -> DoctorCheck:
     """Return the self-check's answer, ``{"rows": [{"hook", "need", "state", "target"}...]}``, as
     one row."""
-    rows = (
-        [row for row in data.get("rows", ()) if row.get("need") == "required"]
-        if isinstance(data, dict)
-        else []
-    )
+    listed = data.get("rows", ()) if isinstance(data, dict) else ()
+    rows = [row for row in listed if row.get("need") == "required"]
     if not rows:
-        return DoctorCheck(
-            "hooks", WARNING, f"{where}: the hook table has no row for this engine version"
-        )
+        said = f"{where}: the hook table has no row for this engine version"
+        return DoctorCheck("hooks", WARNING, said)
     missing = [str(row.get("hook")) for row in rows if row.get("state") == "missing"]
     found = f"{where}: {len(rows) - len(missing)} of {len(rows)} required hooks find their place"
-    if not missing:
-        return DoctorCheck("hooks", GOOD, found)
+    found += f"; not: {', '.join(missing)}" if missing else ""
     todo = "their phases will read NOT MEASURED; is this engine version supported?"
-    return DoctorCheck("hooks", WARNING, f"{found}; not: {', '.join(missing)}", todo)
+    return _judged("hooks", not missing, found, todo)
 
 
 def check_run_dir(parent: Path = DEFAULT_PARENT) -> DoctorCheck:
@@ -399,31 +377,19 @@ def check_run_dir(parent: Path = DEFAULT_PARENT) -> DoctorCheck:
             pass
         free = shutil.disk_usage(existing).free
     except OSError as error:
-        return DoctorCheck(
-            "run folder",
-            WARNING,
-            f"{place}: {error.strerror}",
-            "give another place with --run-dir DIR",
-        )
+        todo = "give another place with --run-dir DIR"
+        return DoctorCheck("run folder", WARNING, f"{place}: {error.strerror}", todo)
     found = f"{place}, {format_gib(free)} GiB free"
-    if free < _MIN_FREE_BYTES:
-        return DoctorCheck(
-            "run folder", WARNING, found, "make room, or give another place with --run-dir DIR"
-        )
-    return DoctorCheck("run folder", GOOD, found)
+    todo = "make room, or give another place with --run-dir DIR"
+    return _judged("run folder", free >= _MIN_FREE_BYTES, found, todo)
 
 
 def check_shm(path: Path = Path("/dev/shm")) -> DoctorCheck:
     """Shared memory, which ranks of one engine talk through."""
+    name = "shared memory"
     try:
         free = shutil.disk_usage(path).free
     except OSError as error:
-        return DoctorCheck(
-            "shared memory", WARNING, f"{path}: {error.strerror}", "mount a tmpfs there"
-        )
+        return DoctorCheck(name, WARNING, f"{path}: {error.strerror}", "mount a tmpfs there")
     found = f"{path}, {format_gib(free)} GiB free"
-    if free < _MIN_SHM_BYTES:
-        return DoctorCheck(
-            "shared memory", WARNING, found, "with docker: --shm-size=2g or --ipc=host"
-        )
-    return DoctorCheck("shared memory", GOOD, found)
+    return _judged(name, free >= _MIN_SHM_BYTES, found, "with docker: --shm-size=2g or --ipc=host")

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from vllm_memprof.engines import VLLM, engine_row
@@ -97,43 +97,34 @@ def build_command(
     engine_args = [*model_args, *request.engine_args]
     row = engine_row(request.engine)
     # a module of the user's folder must not stand before one of the engine's
-    safe = (row.script or request.mode != "serve") and _knows_safe_path(version)
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    knows = found is not None and (int(found[1]), int(found[2])) >= (3, 11)  # the option -P
+    safe = knows and (row.script or request.mode != "serve")
     start = [str(python), *(["-P"] if safe else [])]
     if request.mode == "serve":
         return [*start, *row.server, model_path, *engine_args]
     command = [*start, "-m", row.driver, request.mode, "--model", model_path]
-    if request.prompts_file is not None:
-        command += ["--prompts", str(request.prompts_file.absolute())]
-    for prompt in request.prompts:
-        command.append(f"--prompt={prompt}")  # one token: a prompt may begin with a dash
-    if request.images_dir is not None:
-        command += ["--images", str(request.images_dir.absolute())]
-    if request.at_once:
-        command.append("--at-once")
-    if request.repeat != 1:
-        command += ["--repeat", str(request.repeat)]
-    if request.concurrency is not None:
-        command += ["--concurrency", str(request.concurrency)]
-    if request.on_error != "stop":
-        command += ["--on-error", request.on_error]
-    if request.max_tokens is not None:
-        command += ["--max-tokens", str(request.max_tokens)]
-    if devices is not None:  # on hardware all ranks run: each waits for the others
-        command += ["--ranks", request.ranks or "auto", "--devices", str(devices)]
-        command += [] if request.rank is None else ["--rank", str(request.rank)]
-    if request.until == "ready":
-        command += ["--until", request.until]
-    if request.sleep_cycles:
-        command += ["--sleep-cycles", str(request.sleep_cycles)]
+    prompts, images = request.prompts_file, request.images_dir
+    if prompts is not None:
+        command += ["--prompts", str(prompts.absolute())]
+    # one token: a prompt may begin with a dash
+    command += [f"--prompt={prompt}" for prompt in request.prompts]
+    command += ["--at-once"] if request.at_once else []
+    on_hardware = devices is None  # all ranks run: each waits for the others
+    for option, value in (
+        ("--images", None if images is None else images.absolute()),
+        ("--repeat", request.repeat if request.repeat != 1 else None),
+        ("--concurrency", request.concurrency),
+        ("--on-error", request.on_error if request.on_error != "stop" else None),
+        ("--max-tokens", request.max_tokens),
+        ("--ranks", None if on_hardware else request.ranks or "auto"),
+        ("--devices", devices),
+        ("--rank", None if on_hardware else request.rank),
+        ("--until", request.until if request.until == "ready" else None),
+        ("--sleep-cycles", request.sleep_cycles or None),
+    ):
+        command += [] if value is None else [option, str(value)]
     return [*command, "--", *engine_args]
-
-
-def _knows_safe_path(version: str | None) -> bool:
-    """Return whether an interpreter has the option -P: from Python 3.11 on."""
-    parts = (version or "").split(".")
-    return (
-        len(parts) > 1 and all(map(str.isdigit, parts[:2])) and (*map(int, parts[:2]),) >= (3, 11)
-    )
 
 
 def build_env(
@@ -156,13 +147,8 @@ def build_env(
         until: where a plan stops: "kv" or "ready".
     """
     env = {**row.env, **base}
-    for name in (
-        ENV_STOP_AFTER,
-        ENV_EMPTY_CACHE_AT,
-        ENV_SAMPLE,
-        ENV_TRACE_ALLOCATIONS,
-    ):  # a run decides these itself
-        env.pop(name, None)
+    for name in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT, ENV_SAMPLE, ENV_TRACE_ALLOCATIONS):
+        env.pop(name, None)  # a run decides these itself
     env |= {**extra, ENV_RUN_DIR: str(run_dir)}
     if mode == "plan" and until != "ready":
         env[ENV_STOP_AFTER] = "kv_plan"
@@ -176,7 +162,8 @@ def build_env(
 
 def _append(comma_list: str, name: str) -> str:
     names = [entry for entry in comma_list.split(",") if entry.strip()]
-    return ",".join([*names, *([] if name in (entry.strip() for entry in names) else [name])])
+    known = name in (entry.strip() for entry in names)
+    return ",".join(names if known else [*names, name])
 
 
 class LogPump:
@@ -258,17 +245,14 @@ class LogPump:
         os.close(self._log_fd)
 
     def _take(self, raw: bytes, redacted: bytes) -> None:
-        self._log(raw if self._keep_secrets else redacted)
-        self._scan(redacted)
-
-    def _log(self, chunk: bytes) -> None:
         """Write to engine.log; a full disk ends the log, never the engine: the pipe is read on."""
-        view = memoryview(chunk)
+        view = memoryview(raw if self._keep_secrets else redacted)
         try:
             while view and self.log_error is None:
                 view = view[os.write(self._log_fd, view) :]
         except OSError as error:
             self.log_error = f"engine.log is incomplete: {error.strerror}"
+        self._scan(redacted)
 
     def _scan(self, chunk: bytes) -> None:
         self._tail += chunk
@@ -276,25 +260,25 @@ class LogPump:
             del self._tail[:-_TAIL_BYTES]
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         self._partial = self._partial[-4096:]
+        row = self._row
         for line in lines:
-            if self._row.ready_line in line:
-                self.application_ready = True
-            if self._row.head_line is not None and (found := self._row.head_line.search(line)):
+            now_ns = time.monotonic_ns()
+            self.application_ready |= row.ready_line in line
+            if row.head_line is not None and (found := row.head_line.search(line)):
                 self.head = found.group(1).decode(errors="replace")
-            if _has(self._row.core_ready_line, line):
-                self.cores_ready += 1
-            if self.fatal_line is None and any(marker in line for marker in self._row.fatal_lines):
+            self.cores_ready += _has([row.core_ready_line], line)
+            if self.fatal_line is None and _has(row.fatal_lines, line):
                 self.fatal_line = line.decode(errors="replace").strip()
-                self._fatal_t_ns = time.monotonic_ns()
-            if self.dead_core_t_ns is None and _has(self._row.dead_core_line, line):
-                self.dead_core_t_ns = time.monotonic_ns()
-            if self.lost_peer_t_ns is None and (
-                self.fatal_line is None or time.monotonic_ns() - self._fatal_t_ns < _TRACEBACK_NS
+                self._fatal_t_ns = now_ns
+            if self.dead_core_t_ns is None and _has([row.dead_core_line], line):
+                self.dead_core_t_ns = now_ns
+            if (
+                self.lost_peer_t_ns is None
+                and _has(LOST_PEER, line)
+                and (self.fatal_line is None or now_ns - self._fatal_t_ns < _TRACEBACK_NS)
             ):
-                lost = any(marker in line for marker in LOST_PEER)
-                self.lost_peer_t_ns = time.monotonic_ns() if lost else None
-            if any(marker in line for marker in self._row.lost_lines):
-                self.lost_core = True
+                self.lost_peer_t_ns = now_ns
+            self.lost_core |= _has(row.lost_lines, line)
             if line.strip():
                 self.last_line = line.decode(errors="replace").rstrip()
             if _ERROR_LINE.search(line) and _ADVICE not in line:
@@ -309,8 +293,8 @@ class LogPump:
                     self.device_answers.append(answer)
 
 
-def _has(marker: bytes | None, line: bytes) -> bool:
-    return marker is not None and marker in line
+def _has(markers: Iterable[bytes | None], line: bytes) -> bool:
+    return any(marker is not None and marker in line for marker in markers)
 
 
 class EngineProcess:
@@ -346,7 +330,15 @@ class EngineProcess:
             forked = None
             if interrupted is not None:
                 forked = warm.start(command, env, write_fd, interrupted)
-            self._process = forked or _start(command, env, write_fd)
+            self._process = forked or subprocess.Popen(
+                command,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=write_fd,
+                stderr=write_fd,
+                start_new_session=True,
+                preexec_fn=end_with_parent(),
+            )
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
         finally:
@@ -384,18 +376,6 @@ class EngineProcess:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-
-
-def _start(command: list[str], env: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        preexec_fn=end_with_parent(),
-    )
 
 
 def _guard_group(group: int) -> subprocess.Popen[bytes] | None:

@@ -51,22 +51,15 @@ class LogFilter:
         text = block.decode("latin-1")
         if self._redactor.idle and not may_hold_secret(text):
             return block
-        pieces, last = list[str](), 0
+        kept, pieces, last = self._rest, list[bytes](), 0
         for match in _LINE.finditer(text):
-            pieces += [self._whole(text[last : match.start()]), match.group()]
+            self._rest = bytearray(block[last : match.start()])
+            while len(self._rest) >= MAX_LINE_BYTES:
+                pieces.append(self._cut())
+            pieces += [self._line(bytes(self._rest)), match.group().encode()]
             last = match.end()
-        return "".join(pieces).encode("latin-1")
-
-    def _whole(self, line: str) -> str:
-        if len(line) < MAX_LINE_BYTES:
-            return self._redactor.feed(line)
-        self._rest, rest = bytearray(line.encode("latin-1")), self._rest
-        pieces = []
-        while len(self._rest) >= MAX_LINE_BYTES:
-            pieces.append(self._cut())
-        pieces.append(self._line(bytes(self._rest)))
-        self._rest = rest
-        return b"".join(pieces).decode("latin-1")
+        self._rest = kept
+        return b"".join(pieces)
 
     def _cut(self) -> bytes:
         """Take the next piece off a line that is too long."""

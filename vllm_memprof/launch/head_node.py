@@ -48,7 +48,10 @@ class Head:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host = address.rpartition(":")[0].strip("[]") or address
-        self._addresses = _resolve(self.host)
+        self._addresses = {self.host}
+        with contextlib.suppress(OSError):
+            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+            self._addresses = {str(there[0]) for *_, there in found}
         self._connections = connections or _established
         self._clock = clock
         self._ends: set[End] = set()
@@ -87,14 +90,6 @@ class Head:
                 return False
             time.sleep(_PAUSE_S)
         return False
-
-
-def _resolve(host: str) -> set[str]:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return {host}
-    return {str(address[0]) for *_, address in found}
 
 
 def _established(pid: int) -> Iterator[tuple[End, End]]:

@@ -21,7 +21,7 @@ from vllm_memprof.launch.keys import Keys
 from vllm_memprof.launch.progress import DonePhase, EngineProgress, ProcessProgress
 from vllm_memprof.launch.requests import Requests, describe_memory, render_requests
 from vllm_memprof.launch.serving import describe_serving, render_status
-from vllm_memprof.launch.status import RankBudget, read_status
+from vllm_memprof.launch.status import RankBudget, Status, read_status
 from vllm_memprof.redact import redact_text
 from vllm_memprof.text import join, text
 from vllm_memprof.units import format_gib
@@ -64,8 +64,41 @@ class Shown:
     requests: bool = False  # show those that the driver of an offline run tells of
     say: Callable[[str], str] = str  # puts a text into the user's language
 
+    def serving_line(self, status: Status, now_ns: int, width: int | None = None) -> str:
+        """Return a run that serves as one line; see ``describe_serving``."""
+        return describe_serving(
+            status,
+            now_ns,
+            sampled=self.sampled,
+            modelled=self.modelled,
+            width=width,
+            say=self.say,
+        )
 
-class PlainView:
+
+class View:
+    """Shows the progress of a run; this one shows nothing, for what only wants to know."""
+
+    def update(self, progress: EngineProgress, last_line: str = "") -> None:
+        pass
+
+    def suspend(self) -> None:
+        pass
+
+    def serve(self, budgets: Iterable[RankBudget]) -> None:
+        pass
+
+    def output(self, chunk: bytes) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainView(View):
     """A line per finished phase, for logs, pipes and ``--quiet``.
 
     Args:
@@ -92,42 +125,29 @@ class PlainView:
         self._progress = progress
         self._print_requests()
         self._print_phases(named_only=True)
-        now_ns = self._shown.clock()
+        now_ns, shown = self._shown.clock(), self._shown
         if self._budgets is not None and now_ns >= self._next_line_ns:
             self._next_line_ns = now_ns + _PLAIN_NS
-            self._print_serving(self._budgets, now_ns)
-
-    def suspend(self) -> None:
-        pass
+            line = shown.serving_line(read_status(progress, self._budgets), now_ns)
+            if line != self._last_line:
+                self._last_line = line
+                self._note_at(now_ns, line)
 
     def serve(self, budgets: Iterable[RankBudget]) -> None:
         """The engine serves from here on."""
         self._budgets = list(budgets)
 
-    def _print_serving(self, budgets: list[RankBudget], now_ns: int) -> None:
-        """Print what the run does, unless the last line said the same."""
-        assert self._progress is not None
-        status = read_status(self._progress, budgets)
-        line = describe_serving(
-            status,
-            now_ns,
-            sampled=self._shown.sampled,
-            modelled=self._shown.modelled,
-            say=self._shown.say,
-        )
-        if line != self._last_line:
-            self._last_line = line
-            self.note(f"{(now_ns - self._shown.start_ns) / 1e9:7.1f}s {line}")
+    def _note_at(self, now_ns: int, line: str) -> None:
+        self.note(f"{(now_ns - self._shown.start_ns) / 1e9:7.1f}s {line}")
 
     def _print_requests(self) -> None:
         """Print a line per request that has ended."""
         if self._requests is None or self._progress is None:
             return
-        now_ns, say = self._shown.clock(), self._shown.say
         for said in self._requests.fresh():
             memory = describe_memory(read_status(self._progress), self._shown.sampled)
-            line = say(said) if memory is None else say(join(" | ", [said, memory]))
-            self.note(f"{(now_ns - self._shown.start_ns) / 1e9:7.1f}s {line}")
+            line = said if memory is None else join(" | ", [said, memory])
+            self._note_at(self._shown.clock(), self._shown.say(line))
 
     def _print_phases(self, named_only: bool) -> None:
         """Print what is new; phases of a worker that has not said its rank yet can wait."""
@@ -195,15 +215,15 @@ def describe_phase(
     return f"{at} {process.name} {phase.phase} {say(figures)}{took}{failed}"
 
 
-class GuardedView:
+class GuardedView(View):
     """Keeps the errors of views away from the run: a terminal that is gone must not end the engine.
 
     Args:
         views: what draws, and what else is told; each is dropped at its first failure.
     """
 
-    def __init__(self, *views: PlainView | LiveView | SilentView) -> None:
-        self._views: list[PlainView | LiveView | SilentView] = list(views)
+    def __init__(self, *views: View) -> None:
+        self._views = list(views)
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
         self._each(lambda view: view.update(progress, last_line))
@@ -224,7 +244,7 @@ class GuardedView:
     def close(self) -> None:
         self._each(lambda view: view.close())
 
-    def _each(self, action: Callable[[PlainView | LiveView | SilentView], None]) -> None:
+    def _each(self, action: Callable[[View], None]) -> None:
         for view in list(self._views):
             try:
                 action(view)
@@ -235,29 +255,7 @@ class GuardedView:
                         print(f"memprof: the progress display failed: {error!r}", file=sys.stderr)
 
 
-class SilentView:
-    """A view that shows nothing; for what only wants to know."""
-
-    def update(self, progress: EngineProgress, last_line: str = "") -> None:
-        pass
-
-    def suspend(self) -> None:
-        pass
-
-    def serve(self, budgets: Iterable[RankBudget]) -> None:
-        pass
-
-    def output(self, chunk: bytes) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class LiveView:
+class LiveView(View):
     """A table that is repainted in place, and a line once the engine serves; or a full screen.
 
     The terminal belongs to the engine again while it is suspended, and once it is closed.
@@ -310,7 +308,7 @@ class LiveView:
             if self._live is not None:
                 self._live.stop()
                 self._live = None
-                self._pass(self._partial)
+                self._plain.output(self._partial)
                 self._partial = b""
 
     def serve(self, budgets: Iterable[RankBudget]) -> None:
@@ -325,7 +323,7 @@ class LiveView:
             self._requests.feed(chunk, self._shown.clock())
         with self._output_lock:
             if self._live is None:
-                self._pass(chunk)
+                self._plain.output(chunk)
                 return
             if not self._shown.output and self._keys is None:
                 return
@@ -388,53 +386,38 @@ class LiveView:
         self._painted_ns = 0
         self._start()
 
-    def _pass(self, chunk: bytes) -> None:
-        self._plain.output(chunk)
-
     def _painting(self, progress: EngineProgress, last_line: str, now_ns: int) -> RenderableType:
-        width = self._console.width
+        from rich.console import Group
+        from rich.text import Text
+
+        shown, width = self._shown, self._console.width
         if self._keys is not None:
-            keys = self._keys.there
             return render_screen(
-                progress, self._budgets, self._shown, list(self._kept), now_ns, self._console, keys
+                progress,
+                self._budgets,
+                shown,
+                list(self._kept),
+                now_ns,
+                self._console,
+                self._keys.there,
             )
         if self._budgets is None:
-            table = render_progress(progress, self._shown, now_ns, width)
+            table = render_progress(progress, shown, now_ns, width)
             if self._requests is not None and (self._requests.total or 0) > 1:
-                return self._with_requests(table, self._requests, progress, now_ns)
-            return self._with_last_line(table, last_line)
+                status, sampled = read_status(progress), shown.sampled
+                below = render_requests(
+                    self._requests, status, now_ns, sampled=sampled, say=shown.say
+                )
+                return Group(table, below)
+            if shown.output or not last_line:
+                return table
+            line = Text.from_ansi(last_line, style="dim", no_wrap=True, overflow="ellipsis")
+            return Group(table, line)
         if self._table:
-            return serving_table(progress, self._budgets, self._shown, now_ns, width)
-        from rich.text import Text
-
+            return serving_table(progress, self._budgets, shown, now_ns, width)
         status = read_status(progress, self._budgets)
-        line = describe_serving(
-            status,
-            now_ns,
-            sampled=self._shown.sampled,
-            modelled=self._shown.modelled,
-            width=width - len(_MARK),
-            say=self._shown.say,
-        )
-        return Text.assemble((_MARK, "bold"), (line, "reverse"), no_wrap=True, overflow="ellipsis")
-
-    def _with_requests(
-        self, table: RenderableType, requests: Requests, progress: EngineProgress, now_ns: int
-    ) -> RenderableType:
-        from rich.console import Group
-
-        sampled, say = self._shown.sampled, self._shown.say
-        status = read_status(progress)
-        return Group(table, render_requests(requests, status, now_ns, sampled=sampled, say=say))
-
-    def _with_last_line(self, table: RenderableType, last_line: str) -> RenderableType:
-        from rich.console import Group
-        from rich.text import Text
-
-        if self._shown.output or not last_line:
-            return table
-        line = Text.from_ansi(last_line, style="dim", no_wrap=True, overflow="ellipsis")
-        return Group(table, line)
+        said = shown.serving_line(status, now_ns, width - len(_MARK))
+        return Text.assemble((_MARK, "bold"), (said, "reverse"), no_wrap=True, overflow="ellipsis")
 
 
 def render_progress(

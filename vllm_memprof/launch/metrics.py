@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_memprof.errors import MemprofError, UsageError
-from vllm_memprof.launch.live import SilentView
+from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.status import RankBudget, RankStatus, Status, read_status
 
@@ -47,166 +47,133 @@ def _of_rank(name: str, help_text: str, read: Callable[[RankStatus], int | None]
         for label, rank in _labelled(status.ranks):
             yield (label,), read(rank)
 
-    return Metric(name, help_text, samples, ("rank",))
+    return Metric(f"memprof_{name}", help_text, samples, ("rank",))
 
 
-def _reading(field_name: str) -> Callable[[RankStatus], int | None]:
-    return lambda rank: rank.reading(field_name)
+def _reading(help_text: str, field_name: str, name: str | None = None) -> Metric:
+    return _of_rank(name or field_name, help_text, lambda rank: rank.reading(field_name))
 
 
-def _budget(field_name: str) -> Callable[[RankStatus], int | None]:
-    return lambda rank: None if rank.budget is None else getattr(rank.budget, field_name)
+def _budget(help_text: str, field_name: str) -> Metric:
+    return _of_rank(
+        f"kv_cache_{field_name}",
+        help_text,
+        lambda rank: None if rank.budget is None else getattr(rank.budget, field_name),
+    )
 
 
-def _serving(field_name: str) -> Callable[[Status], Iterator[Sample]]:
-    def samples(status: Status) -> Iterator[Sample]:
-        if status.serving is not None:
-            yield (), getattr(status.serving, field_name)
-
-    return samples
-
-
-def _owners(status: Status) -> Iterator[Sample]:
-    for label, rank in _labelled(status.ranks):
-        for owner, size in sorted({} if rank.budget is None else rank.budget.owners.items()):
-            yield (label, owner), size
-
-
-def _growth(field_name: str) -> Callable[[Status], Iterator[Sample]]:
+def _of_owners(
+    name: str, help_text: str, read: Callable[[RankBudget], Iterable[tuple[str, float | None]]]
+) -> Metric:
     def samples(status: Status) -> Iterator[Sample]:
         for label, rank in _labelled(status.ranks):
-            for each in () if rank.budget is None else rank.budget.growth or ():
-                yield (label, each.owner), getattr(each, field_name)
+            for owner, value in () if rank.budget is None else read(rank.budget):
+                yield (label, owner), value
 
-    return samples
+    return Metric(f"memprof_{name}", help_text, samples, ("rank", "owner"))
 
 
-def _last_sample(status: Status) -> Iterator[Sample]:
-    if status.serving is not None:
-        yield (), time.time() - (time.monotonic_ns() - status.serving.t_ns) / 1e9
+def _growth(help_text: str, field_name: str) -> Metric:
+    return _of_owners(
+        f"growth_{field_name}",
+        help_text,
+        lambda budget: [(each.owner, getattr(each, field_name)) for each in budget.growth or ()],
+    )
+
+
+def _of_run(
+    name: str, help_text: str, read: Callable[[Status], float | None], kind: str = GAUGE
+) -> Metric:
+    return Metric(f"memprof_{name}", help_text, lambda status: [((), read(status))], kind=kind)
+
+
+def _serving(name: str, help_text: str, field_name: str) -> Metric:
+    return _of_run(name, help_text, lambda status: getattr(status.serving, field_name, None))
 
 
 METRICS = (
-    Metric(
-        "memprof_simulated",
+    _of_run(
+        "simulated",
         "1: a simulated device, whose profile sets memory outside torch; 0: hardware",
-        lambda status: [((), int(status.modelled))],
+        lambda status: int(status.modelled),
     ),
-    _of_rank(
-        "memprof_device_total_bytes",
-        "Memory of the device, at the last reading",
-        _reading("device_total_bytes"),
+    _reading("Memory of the device, at the last reading", "device_total_bytes"),
+    _reading(
+        "Free memory of the device, all processes count, at the last reading", "device_free_bytes"
     ),
-    _of_rank(
-        "memprof_device_free_bytes",
-        "Free memory of the device, all processes count, at the last reading",
-        _reading("device_free_bytes"),
-    ),
-    _of_rank(
-        "memprof_allocated_bytes",
-        "Blocks handed to live tensors, at the last reading",
-        _reading("allocated_bytes"),
-    ),
-    _of_rank(
-        "memprof_allocated_peak_bytes",
+    _reading("Blocks handed to live tensors, at the last reading", "allocated_bytes"),
+    _reading(
         "Most that was allocated since the process began, at the last reading",
-        _reading("allocated_run_peak_bytes"),
+        "allocated_run_peak_bytes",
+        "allocated_peak_bytes",
     ),
-    _of_rank(
-        "memprof_reserved_bytes",
-        "Segments that the caching allocator holds, at the last reading",
-        _reading("reserved_bytes"),
+    _reading("Segments that the caching allocator holds, at the last reading", "reserved_bytes"),
+    _reading(
+        "Device used less reserved, all processes count, at the last reading", "non_torch_bytes"
     ),
-    _of_rank(
-        "memprof_non_torch_bytes",
-        "Device used less reserved, all processes count, at the last reading",
-        _reading("non_torch_bytes"),
-    ),
-    _of_rank(
-        "memprof_host_rss_bytes",
-        "Resident memory of the worker on the host, at the last reading",
-        _reading("host_rss_bytes"),
-    ),
-    Metric(
-        "memprof_owner_bytes",
+    _reading("Resident memory of the worker on the host, at the last reading", "host_rss_bytes"),
+    _of_owners(
+        "owner_bytes",
         "The device by owner at the last phase edge; owners add up to its total",
-        _owners,
-        ("rank", "owner"),
+        lambda budget: sorted(budget.owners.items()),
     ),
     _of_rank(
-        "memprof_kv_cache_granted_bytes",
+        "kv_cache_granted_bytes",
         "KV cache granted by the engine",
         lambda rank: rank.granted_bytes,
     ),
-    _of_rank(
-        "memprof_kv_cache_fits_request_bytes",
-        "KV cache with which held memory stays within utilization x total",
-        _budget("fits_request_bytes"),
+    _budget(
+        "KV cache with which held memory stays within utilization x total", "fits_request_bytes"
     ),
-    _of_rank(
-        "memprof_kv_cache_fits_device_bytes",
+    _budget(
         "KV cache with which held memory stays within the device at the serving peak",
-        _budget("fits_device_bytes"),
+        "fits_device_bytes",
     ),
     _of_rank(
-        "memprof_spare_bytes",
+        "spare_bytes",
         "Device total less all that is held at the serving peak, or the least sampled free memory",
         lambda rank: rank.spare_bytes,
     ),
-    Metric(
-        "memprof_growth_judged",
+    _of_run(
+        "growth_judged",
         "1: the samples of every rank are enough to tell which owners grow; 0: not yet",
-        lambda status: [((), int(status.growth_judged))],
+        lambda status: int(status.growth_judged),
     ),
-    Metric(
-        "memprof_growth_bytes_per_hour",
+    _growth(
         "Growth of an owner beyond noise while serving; owners that do not grow have no sample",
-        _growth("bytes_per_hour"),
-        ("rank", "owner"),
+        "bytes_per_hour",
     ),
-    Metric(
-        "memprof_growth_hours_until_full",
-        "Hours until the device is full at the rate of an owner that grows",
-        _growth("hours_until_full"),
-        ("rank", "owner"),
+    _growth(
+        "Hours until the device is full at the rate of an owner that grows", "hours_until_full"
     ),
-    Metric(
-        "memprof_kv_cache_used_bytes",
+    _serving(
+        "kv_cache_used_bytes",
         "KV cache in use on the worker that holds the most, at the last sample",
-        _serving("kv_used_bytes"),
+        "kv_used_bytes",
     ),
-    Metric(
-        "memprof_kv_blocks_used",
-        "Blocks of the KV cache in use, at the last sample",
-        _serving("blocks_used"),
+    _serving("kv_blocks_used", "Blocks of the KV cache in use, at the last sample", "blocks_used"),
+    _serving("kv_blocks", "Blocks of the KV cache, at the last sample", "blocks"),
+    _serving(
+        "requests_running", "Requests running at the last sample, 0 once all have ended", "running"
     ),
-    Metric("memprof_kv_blocks", "Blocks of the KV cache, at the last sample", _serving("blocks")),
-    Metric(
-        "memprof_requests_running",
-        "Requests running at the last sample, 0 once all have ended",
-        _serving("running"),
+    _serving(
+        "requests_waiting", "Requests waiting at the last sample, 0 once all have ended", "waiting"
     ),
-    Metric(
-        "memprof_requests_waiting",
-        "Requests waiting at the last sample, 0 once all have ended",
-        _serving("waiting"),
-    ),
-    Metric(
-        "memprof_last_sample_timestamp_seconds",
+    _of_run(
+        "last_sample_timestamp_seconds",
         "When the engine core was last sampled, seconds since the epoch",
-        _last_sample,
+        lambda status: (
+            None
+            if status.serving is None
+            else time.time() - (time.monotonic_ns() - status.serving.t_ns) / 1e9
+        ),
     ),
-    Metric(
-        "memprof_samples",
-        "Samples read, of all processes",
-        lambda status: [((), status.samples)],
-        kind=COUNTER,
-    ),
-    Metric(
-        "memprof_events_lost",
+    _of_run("samples", "Samples read, of all processes", lambda status: status.samples, COUNTER),
+    _of_run(
+        "events_lost",
         "Events that processes could not write, known once they can again",
-        lambda status: [((), status.lost_events)],
-        kind=COUNTER,
+        lambda status: status.lost_events,
+        COUNTER,
     ),
 )
 
@@ -216,7 +183,7 @@ def exported_names() -> list[str]:
     return [f"{each.name}_total" if each.kind == COUNTER else each.name for each in METRICS]
 
 
-class Exporter(SilentView):
+class Exporter(View):
     """Serves the metrics of one run until it is closed.
 
     Args:
@@ -241,7 +208,7 @@ class Exporter(SilentView):
         self._status: Status | None = None
         self._budgets: list[RankBudget] = []
         registry = CollectorRegistry()
-        registry.register(_Collector(lambda: self._status))
+        registry.register(self)
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except (OSError, OverflowError) as error:
@@ -264,18 +231,13 @@ class Exporter(SilentView):
         self._server.server_close()
         self._thread.join(2.0)
 
-
-class _Collector:
-    """Makes the families of one scrape; prometheus_client calls it from the server's thread."""
-
-    def __init__(self, latest: Callable[[], Status | None]) -> None:
-        self._latest = latest
-
     def describe(self) -> Iterator[Family]:
+        """Yield the families without samples; of prometheus_client."""
         return (_family(metric) for metric in METRICS)
 
     def collect(self) -> Iterator[Family]:
-        status = self._latest()
+        """Yield the families of one scrape; prometheus_client calls it from the server's thread."""
+        status = self._status
         for metric in METRICS:
             family = _family(metric)
             for labels, value in () if status is None else metric.read(status):

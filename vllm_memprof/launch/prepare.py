@@ -29,7 +29,6 @@ from vllm_memprof.record.schema import (
     ENV_RUN_ID,
     ENV_SAMPLE,
     ENV_TRACE_ALLOCATIONS,
-    DeploymentPart,
     RunInfo,
 )
 from vllm_memprof.redact import redact_command, select_env
@@ -88,6 +87,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         target.python, request, target.model_path, target.model_args, devices, facts.python
     )
     env = build_env(environ, run_dir, request.mode, env_extra, row, request.until)
+    own_args = request.engine_args if row is VLLM else []  # of another engine they are not read
     run_id = uuid.uuid4().hex
     info = RunInfo(
         id=run_id,
@@ -100,7 +100,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         device=target.device,
         simulated=request.device.simulated,
         device_profile=target.profile,
-        part=_part(request, row),
+        part=None if request.mode != "serve" else find_part(own_args, request.deployment),
         empty_cache_at=request.empty_cache_at,
         sample=request.sample,
         until=request.until if request.mode == "plan" else None,
@@ -121,23 +121,12 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
     )
 
 
-def _part(request: LaunchRequest, row: EngineRow) -> DeploymentPart | None:
-    """Return the part of a deployment that a server is; the arguments are read where they are
-    vLLM's."""
-    if request.mode != "serve":
-        return None
-    arguments = request.engine_args if row is VLLM else []
-    return find_part(arguments, request.deployment)
-
-
 def _can_fork(request: LaunchRequest, row: EngineRow, version: str | None) -> bool:
     """Return whether an engine may be a fork of a warm process.
 
     Only for what was seen to have the same figures: plans on a simulated device.
     """
-    if row.warm_since is None or not request.device.simulated:
-        return False
-    if request.mode != "plan":
+    if row.warm_since is None or not request.device.simulated or request.mode != "plan":
         return False
     found = re.match(r"(\d+)\.(\d+)", version or "")
     return found is not None and (int(found[1]), int(found[2])) >= row.warm_since
@@ -156,16 +145,20 @@ def _simulated_target(request: LaunchRequest, row: EngineRow) -> _Target:
             hint=f"`memprof sim list` shows the stacks; --engine {other.name} runs {other.title}",
         )
     model = resolve_model(request.model, list(request.engine_args))
-    python = runtime.python if request.python is None else find_python(request.python, row)
-    profile = runtime.profile.name
-    devices = runtime.profile.device.device_count
     env = {**runtime.env, **model.env}
-    notes = (*runtime.notes, *model.stand_ins)
     state = None if request.share_device else own_state_file()
     if state is not None:
         env[ENV_STATE] = str(state)
     return _Target(
-        python, model.path, model.extra_args, env, profile, profile, devices, state, notes
+        runtime.python if request.python is None else find_python(request.python, row),
+        model.path,
+        model.extra_args,
+        env,
+        runtime.profile.name,
+        runtime.profile.name,
+        runtime.profile.device.device_count,
+        state,
+        (*runtime.notes, *model.stand_ins),
     )
 
 

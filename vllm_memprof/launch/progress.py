@@ -32,13 +32,6 @@ _ROLE_LABELS = {
     "api": "API server",
     "detokenizer": "detokenizer",
 }
-#: Name in a ``ready`` event that ends the start-up, by mode.
-READY_WHAT = {"serve": "server", "offline": "model", "plan": "plan"}
-
-
-def ready_what(info: RunInfo) -> str:
-    """Return the name in the ``ready`` event that ends the start-up of a run."""
-    return "model" if info.until == "ready" else READY_WHAT[info.mode]
 
 
 @dataclass(frozen=True)
@@ -187,7 +180,8 @@ class EngineProgress:
         """
         part = info.part
         if info.mode != "serve" or part is None or not part.headless:
-            return self.ready_t_ns.get(ready_what(info))
+            what = {"serve": "server", "offline": "model", "plan": "plan"}[info.mode]
+            return self.ready_t_ns.get("model" if info.until == "ready" else what)
         if part.node_rank:
             times = [process.warm_t_ns for process in self.workers]
             wanted = (part.world_size or 1) // (part.nodes or 1)
@@ -197,20 +191,12 @@ class EngineProgress:
         known = [t_ns for t_ns in times if t_ns is not None]
         return max(known) if known and len(known) >= wanted else None
 
-    def is_ready(self, info: RunInfo) -> bool:
-        return self.ready_at(info) is not None
-
     def by_pid(self, pid: int) -> ProcessProgress | None:
         """Return the process of that id on the launcher's host."""
-        here = (None, self.host)
-        return next(
-            (
-                process
-                for process in self.by_file.values()
-                if process.pid == pid and (self.host is None or process.host in here)
-            ),
-            None,
-        )
+        for process in self.by_file.values():
+            if process.pid == pid and (self.host is None or process.host in (None, self.host)):
+                return process
+        return None
 
     def fold(self, file: str, event: Event) -> None:
         """Take one event in; unknown kinds and missing keys are skipped."""
@@ -264,7 +250,12 @@ class EngineProgress:
         elif kind in SAMPLES and isinstance(t_ns, int):
             _fold_sample(process, event, t_ns)
         elif kind == "request":
-            _fold_request(process, event)
+            name = str(event.get("id"))
+            if event.get("edge") == "begin":
+                process.open_requests.add(name)
+            else:
+                process.open_requests.discard(name)
+                process.request_end_t_ns = _integer(event.get("t_ns"))
 
     def _fold_phase(self, process: ProcessProgress, event: Event, t_ns: int) -> None:
         phase, phase_id = str(event.get("phase")), event.get("id")
@@ -311,12 +302,3 @@ def _fold_sample(process: ProcessProgress, event: Event, t_ns: int) -> None:
     if free is not None:
         lowest = process.lowest_free_bytes
         process.lowest_free_bytes = free if lowest is None else min(lowest, free)
-
-
-def _fold_request(process: ProcessProgress, event: Event) -> None:
-    name = str(event.get("id"))
-    if event.get("edge") == "begin":
-        process.open_requests.add(name)
-    else:
-        process.open_requests.discard(name)
-        process.request_end_t_ns = _integer(event.get("t_ns"))

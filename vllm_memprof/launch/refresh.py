@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from vllm_memprof.launch.live import LiveView, PlainView, SilentView
+from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.launch.watch import OWN_CHILDREN
@@ -24,7 +24,7 @@ _EVERY_S = 120.0
 _REST = 30.0
 
 
-class Refresher(SilentView):
+class Refresher(View):
     """Gives views newer figures of the ranks.
 
     Args:
@@ -39,7 +39,7 @@ class Refresher(SilentView):
         self,
         command: Sequence[str],
         read: Callable[[bytes], list[RankBudget]],
-        views: Iterable[PlainView | LiveView | SilentView],
+        views: Iterable[View],
         every_s: float = _EVERY_S,
         rest: float = _REST,
     ) -> None:
@@ -73,23 +73,20 @@ class Refresher(SilentView):
         while not self._closed.wait(rest_s):
             began_s = time.monotonic()
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                self._found = self._read(self._print())
+                self._child = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+                pid = self._child.pid
+                OWN_CHILDREN.add(pid)
+                try:
+                    with contextlib.suppress(OSError):
+                        os.setpriority(os.PRIO_PROCESS, pid, 15)
+                    printed, _ = self._child.communicate()
+                finally:
+                    OWN_CHILDREN.discard(pid)
+                self._found = self._read(printed if self._child.returncode == 0 else b"")
             rest_s = max(self._every_s, self._rest * (time.monotonic() - began_s))
-
-    def _print(self) -> bytes:
-        self._child = subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        pid = self._child.pid
-        OWN_CHILDREN.add(pid)
-        try:
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, pid, 15)
-            printed, _ = self._child.communicate()
-        finally:
-            OWN_CHILDREN.discard(pid)
-        return printed if self._child.returncode == 0 else b""

@@ -92,58 +92,72 @@ class LaunchRequest:
     engine: str = "vllm"  # of engines.ENGINES
 
     def __post_init__(self) -> None:
-        self._check_engine()
+        row = engine_row(self.engine)
+        if self.mode not in row.modes:
+            raise UsageError(
+                f"memprof {self.mode} does not run {row.title} yet",
+                hint=f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
+            )
+        for option, is_given in (
+            ("--sleep-cycles", self.sleep_cycles > 0),
+            ("--prompts", self.prompts_file is not None),
+            ("--images", self.images_dir is not None),
+            ("--at-once", self.at_once),
+            ("--concurrency", self.concurrency is not None),
+            ("--max-tokens", self.max_tokens is not None),
+            ("--trace-allocations", self.trace_allocations is not None),
+            (f"--ranks {self.ranks}", self.ranks is not None),
+            ("--rank", self.rank is not None),
+            (f"--until {self.until}", self.until != "kv"),
+        ):
+            if is_given:
+                refuse(row, option)
         if self.deployment is not None:
             parse_deployment(self.deployment)
         if self.startup_timeout_s <= 0:
             raise UsageError("--startup-timeout must be above 0 seconds")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UsageError("--max-tokens must be at least 1")
-        if self.repeat < 1:
-            raise UsageError("--repeat must be at least 1")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise UsageError("--concurrency must be at least 1")
+        for option, count in (
+            ("--max-tokens", self.max_tokens),
+            ("--repeat", self.repeat),
+            ("--concurrency", self.concurrency),
+            ("--trace-allocations", self.trace_allocations),
+        ):
+            if count is not None and count < 1:
+                raise UsageError(f"{option} must be at least 1")
+        for option, count in (("--sleep-cycles", self.sleep_cycles), ("--rank", self.rank)):
+            if count is not None and count < 0:
+                raise UsageError(f"{option} must not be negative")
+        for option, name, names in (
+            ("--on-error", self.on_error, ON_ERROR),
+            ("--ranks", self.ranks or RANKS[0], RANKS),
+            ("--until", self.until, UNTIL),
+        ):
+            if name not in names:
+                hint = f"one of {', '.join(names)}"
+                raise UsageError(f"{option} {name!r} is not known", hint=hint)
         if self.concurrency is not None and self.at_once:
             raise UsageError("--concurrency and --at-once exclude each other")
-        if self.on_error not in ON_ERROR:
-            raise UsageError(
-                f"--on-error {self.on_error!r} is not known", hint=f"one of {', '.join(ON_ERROR)}"
-            )
         if self.sample is not None and not is_rate(self.sample):
             raise UsageError(
                 f"--sample {self.sample!r} is neither a number of steps nor of seconds",
                 hint="--sample 16 (every 16th step), --sample 5s (every 5 seconds), --sample off",
             )
-        if self.trace_allocations is not None and self.trace_allocations < 1:
-            raise UsageError("--trace-allocations must be at least 1")
         if self.trace_allocations is not None and self.sample is None:
             raise UsageError(
                 "--trace-allocations counts requests, which --sample off leaves out",
                 hint="leave --sample off out",
             )
-        if self.sleep_cycles < 0:
-            raise UsageError("--sleep-cycles must not be negative")
         unknown = [phase for phase in self.empty_cache_at if phase not in EMPTY_CACHE_AT]
         if unknown:
             raise UsageError(
                 f"--empty-cache-at: no phase {', '.join(map(repr, unknown))}",
                 hint=f"one of {', '.join(EMPTY_CACHE_AT)}",
             )
-        if self.ranks is not None and self.ranks not in RANKS:
-            raise UsageError(
-                f"--ranks {self.ranks!r} is not known", hint=f"one of {', '.join(RANKS)}"
-            )
-        if self.until not in UNTIL:
-            raise UsageError(
-                f"--until {self.until!r} is not known", hint=f"one of {', '.join(UNTIL)}"
-            )
         if self.until == "ready" and self.ranks == "edges":
             raise UsageError(
                 "--until ready runs batches, for which --ranks edges has no workers",
                 hint="--ranks all or --ranks one",
             )
-        if self.rank is not None and self.rank < 0:
-            raise UsageError("--rank must not be negative")
         if self.rank is not None and self.ranks not in (None, "auto", "one"):
             raise UsageError(f"--rank goes with --ranks one, not with --ranks {self.ranks}")
         if self.share_device and not self.device.simulated:
@@ -161,31 +175,3 @@ class LaunchRequest:
         for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
             if path is not None and not path.exists():
                 raise UsageError(f"{option} {path} does not exist")
-
-    def _check_engine(self) -> None:
-        """Refuse what an engine cannot do.
-
-        Raises:
-            UsageError: no such engine; it has no such mode, or no counterpart of an option.
-        """
-        row = engine_row(self.engine)
-        if self.mode not in row.modes:
-            raise UsageError(
-                f"memprof {self.mode} does not run {row.title} yet",
-                hint=f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
-            )
-        given = {
-            "--sleep-cycles": self.sleep_cycles > 0,
-            "--prompts": self.prompts_file is not None,
-            "--images": self.images_dir is not None,
-            "--at-once": self.at_once,
-            "--concurrency": self.concurrency is not None,
-            "--max-tokens": self.max_tokens is not None,
-            "--trace-allocations": self.trace_allocations is not None,
-            f"--ranks {self.ranks}": self.ranks is not None,
-            "--rank": self.rank is not None,
-            f"--until {self.until}": self.until != "kv",
-        }
-        for option, is_given in given.items():
-            if is_given:
-                refuse(row, option)

@@ -40,37 +40,32 @@ class Requests:
         """Take in a chunk of the engine's output."""
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         self._partial = self._partial[-_LONGEST:]
-        for line in lines:
-            if line.startswith(b"request"):
-                self._take(line[:_LONGEST].decode(errors="replace").rstrip(), now_ns)
-
-    def _take(self, line: str, now_ns: int) -> None:
-        if to_run := _TO_RUN.fullmatch(line):
-            self.total = int(to_run[1])
-            return
-        ended = _ENDED.fullmatch(line)
-        if ended is None:
-            return
-        done, total, what = int(ended[1]), int(ended[2]), ended[3]
-        said = text(
-            "request {done}/{total}: {what}", done=done, total=total, what=redact_text(what)
-        )
-        if figures := _FIGURES.fullmatch(what):
-            prompt, output, took, left = figures.groups()
-            self._left = now_ns, float(left)
-            said = text(
-                "request {done}/{total}: {prompt} prompt tokens, {output} output tokens, {took} s, "
-                "{left} s left",
-                done=done,
-                total=total,
-                prompt=prompt,
-                output=output,
-                took=took,
-                left=left,
-            )
-        self.done, self.total = done, total
-        with self._lock:
-            self._fresh.append(said)
+        for raw in lines:
+            if not raw.startswith(b"request"):
+                continue
+            line = raw[:_LONGEST].decode(errors="replace").rstrip()
+            if to_run := _TO_RUN.fullmatch(line):
+                self.total = int(to_run[1])
+            ended = _ENDED.fullmatch(line)
+            if ended is None:
+                continue
+            self.done, self.total, what = int(ended[1]), int(ended[2]), ended[3]
+            counts = {"done": self.done, "total": self.total}
+            said = text("request {done}/{total}: {what}", **counts, what=redact_text(what))
+            if figures := _FIGURES.fullmatch(what):
+                prompt, output, took, left = figures.groups()
+                self._left = now_ns, float(left)
+                said = text(
+                    "request {done}/{total}: {prompt} prompt tokens, {output} output tokens, "
+                    "{took} s, {left} s left",
+                    **counts,
+                    prompt=prompt,
+                    output=output,
+                    took=took,
+                    left=left,
+                )
+            with self._lock:
+                self._fresh.append(said)
 
     def fresh(self) -> list[Text]:
         """Return a line for each request that has ended since the last call."""

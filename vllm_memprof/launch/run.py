@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
 
 from vllm_memprof.engines import VLLM
 from vllm_memprof.engines.base import EngineRow
@@ -25,6 +24,7 @@ from vllm_memprof.launch.deployment import has_others
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.folder import hold, write_run_info
 from vllm_memprof.launch.head_node import Head
+from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.signals import catch_signals, signal_name
 from vllm_memprof.launch.status import RankBudget
@@ -79,17 +79,6 @@ class Patience:
     after_kill_s: float = 5.0  # the kernel frees device memory before a process is gone
 
 
-class ProgressView(Protocol):
-    """Shows the progress of a run to the user; see ``launch.live``."""
-
-    def update(self, progress: EngineProgress, last_line: str = "") -> None: ...
-    def suspend(self) -> None: ...
-    def serve(self, budgets: Iterable[RankBudget]) -> None: ...
-    def output(self, chunk: bytes) -> None: ...
-    def note(self, text: str) -> None: ...
-    def close(self) -> None: ...
-
-
 #: Called when the engine is ready; returns what accounting says of its ranks, for the views.
 OnReady = Callable[[RunInfo], Iterable[RankBudget] | None]
 
@@ -122,7 +111,7 @@ class RunOutcome:
     left_behind: list[int]  # pids that could not be ended: processes that hang in the kernel
 
 
-def run_engine(job: Job, view: ProgressView, on_ready: OnReady | None = None) -> RunOutcome:
+def run_engine(job: Job, view: View, on_ready: OnReady | None = None) -> RunOutcome:
     """Run the engine to its end.
 
     Args:
@@ -143,7 +132,7 @@ class _EngineRun:
     _engine: EngineProcess
     _watch: ProcessWatch
 
-    def __init__(self, job: Job, view: ProgressView, on_ready: OnReady | None) -> None:
+    def __init__(self, job: Job, view: View, on_ready: OnReady | None) -> None:
         self._job = job
         self._view = view
         self._on_ready = on_ready

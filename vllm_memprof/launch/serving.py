@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_memprof.launch.status import RankStatus, ServingStatus, Status
+from vllm_memprof.launch.status import ServingStatus, Status
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import GIB, MIB, format_gib
 
@@ -152,7 +152,19 @@ def render_status(
     ):
         table.add_column(say(head), justify="right", no_wrap=True, min_width=6)
     for rank in status.ranks:
-        table.add_row(*_row(rank, say))
+        process, spare = rank.process, rank.spare_bytes
+        where = process.where() if process.open or process.shutting_down else text("serving")
+        style = "" if spare is None or spare >= GIB else "yellow" if spare >= 0 else "bold red"
+        table.add_row(
+            rank.label,
+            Painted(say(where or "-"), style="bold cyan" if process.open else "green"),
+            format_gib(rank.reading("reserved_bytes")),
+            format_gib(rank.reading("allocated_run_peak_bytes")),
+            format_gib(rank.reading("non_torch_bytes")),
+            format_gib(rank.granted_bytes),
+            format_gib(rank.reading("device_free_bytes")),
+            Painted(format_gib(spare), style=style),
+        )
     notes = [
         text(
             "GiB. peak: allocated, since the process began. spare: device total less all that is "
@@ -166,26 +178,6 @@ def render_status(
     lines = [Painted(say(line), style="bold") for line in _requests(status, now_ns, sampled)]
     note = " ".join(map(say, notes))
     return Group(table, Painted(), *lines, Painted(note, style="dim"))
-
-
-def _row(rank: RankStatus, say: Say) -> list[RenderableType]:
-    from rich.text import Text as Painted
-
-    process = rank.process
-    where = process.where() if process.open or process.shutting_down else text("serving")
-    phase = Painted(say(where or "-"), style="bold cyan" if process.open else "green")
-    spare = rank.spare_bytes
-    style = "" if spare is None or spare >= GIB else "yellow" if spare >= 0 else "bold red"
-    return [
-        rank.label,
-        phase,
-        format_gib(rank.reading("reserved_bytes")),
-        format_gib(rank.reading("allocated_run_peak_bytes")),
-        format_gib(rank.reading("non_torch_bytes")),
-        format_gib(rank.granted_bytes),
-        format_gib(rank.reading("device_free_bytes")),
-        Painted(format_gib(spare), style=style),
-    ]
 
 
 def _requests(status: Status, now_ns: int, sampled: bool) -> list[str]:

@@ -6,9 +6,9 @@ The views and the exporter of metrics show these and nothing else. Pure: no cloc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from vllm_memprof.launch.progress import EngineProgress, KvSize, ProcessProgress
+from vllm_memprof.launch.progress import EngineProgress, KvSize, Load, ProcessProgress
 
 
 @dataclass(frozen=True)
@@ -138,40 +138,29 @@ def read_status(
 
 
 def _serving(processes: list[ProcessProgress]) -> ServingStatus | None:
-    cores = [process for process in processes if process.load is not None]
+    cores: list[tuple[Load, KvSize]] = []
+    for process in processes:
+        load, ended = process.load, process.request_end_t_ns
+        if load is None:
+            continue
+        if not process.open_requests and ended is not None and ended >= load.t_ns:
+            load = replace(load, running=0, waiting=0)  # all have ended after the last sample
+        cores.append((load, process.plan or KvSize(0, ())))
     if not cores:
         return None
-    loads = [(process, process.load) for process in cores if process.load is not None]
-    idle = [_is_idle(process) for process in cores]
-    counts = {
-        name: [
-            0 if rest else getattr(load, name) for (_, load), rest in zip(loads, idle, strict=True)
-        ]
-        for name in ("running", "waiting")
-    }
-    plans = [process.plan or KvSize(0, ()) for process in cores]
-    return ServingStatus(
-        running=_all_known(sum, counts["running"]),
-        waiting=_all_known(sum, counts["waiting"]),
-        blocks_used=_all_known(sum, [load.blocks_used for _, load in loads]),
-        blocks=_all_known(sum, [load.blocks for _, load in loads]),
-        kv_used_bytes=_all_known(
-            max,
-            [
-                plan.of_blocks(load.blocks_used)
-                for plan, (_, load) in zip(plans, loads, strict=True)
-            ],
-        ),
-        kv_bytes=_all_known(max, [plan.of_blocks(plan.blocks) for plan in plans]),
-        t_ns=min(load.t_ns for _, load in loads),
+    running, waiting, used, blocks = (
+        _all_known(sum, [getattr(load, name) for load, _ in cores])
+        for name in ("running", "waiting", "blocks_used", "blocks")
     )
-
-
-def _is_idle(process: ProcessProgress) -> bool:
-    """Every request has ended, the last one after the last sample."""
-    assert process.load is not None
-    ended = process.request_end_t_ns
-    return not process.open_requests and ended is not None and ended >= process.load.t_ns
+    return ServingStatus(
+        running,
+        waiting,
+        used,
+        blocks,
+        kv_used_bytes=_all_known(max, [plan.of_blocks(load.blocks_used) for load, plan in cores]),
+        kv_bytes=_all_known(max, [plan.of_blocks(plan.blocks) for _, plan in cores]),
+        t_ns=min(load.t_ns for load, _ in cores),
+    )
 
 
 def _all_known(of: Callable[[list[int]], int], sizes: Sequence[int | None]) -> int | None:

@@ -105,16 +105,11 @@ def judge(seen: EngineEnd, progress: EngineProgress) -> RunVerdict:
         reason, oom = _first_cause(seen, progress, culprit)
     else:
         reason, oom = describe_lost(lost, progress, seen.ready, seen.mode), False
+    status = "oom" if oom else "failed"
     if seen.hung or seen.interrupted_by is not None:
-        ended_by = (
-            signal_name(seen.interrupted_by) if seen.interrupted_by is not None else "memprof"
-        )
-        return RunVerdict(
-            "oom" if oom else "failed",
-            EXIT_FAILED,
-            f"{reason}; the engine hung and was ended by {ended_by}",
-        )
-    return RunVerdict("oom" if oom else "failed", own_code or EXIT_FAILED, reason)
+        by = "memprof" if seen.interrupted_by is None else signal_name(seen.interrupted_by)
+        return RunVerdict(status, EXIT_FAILED, f"{reason}; the engine hung and was ended by {by}")
+    return RunVerdict(status, own_code or EXIT_FAILED, reason)
 
 
 def find_culprit(
@@ -226,20 +221,21 @@ def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
     return ", ".join(parts)
 
 
+def _where_each(seen: EngineEnd, progress: EngineProgress) -> str:
+    return ", ".join(
+        f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
+    )
+
+
 def _judge_interrupted(seen: EngineEnd, progress: EngineProgress, own_code: int) -> RunVerdict:
     assert seen.interrupted_by is not None
     name = signal_name(seen.interrupted_by)
     killed = ", and did not end until memprof ended its processes" if seen.forced else ""
     if seen.mode == "serve" and seen.ready:
         return RunVerdict("ok", own_code, f"ended by {name}{killed}")
-    at = ", ".join(
-        f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
-    )
-    return RunVerdict(
-        "failed",
-        128 + seen.interrupted_by,
-        f"interrupted by {name}{': ' + at if at else ''}{killed}",
-    )
+    at = _where_each(seen, progress)
+    reason = f"interrupted by {name}{': ' + at if at else ''}{killed}"
+    return RunVerdict("failed", 128 + seen.interrupted_by, reason)
 
 
 def _judge_without_head(seen: EngineEnd, progress: EngineProgress, own_code: int) -> RunVerdict:
@@ -247,9 +243,7 @@ def _judge_without_head(seen: EngineEnd, progress: EngineProgress, own_code: int
     if seen.ready:  # its main process may have ended well though memprof had to signal it
         code = 0 if seen.engine_code == 0 else own_code
         return RunVerdict("ok", code, f"the head {seen.head_ended} has ended{killed}")
-    at = ", ".join(
-        f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
-    )
+    at = _where_each(seen, progress)
     reason = f"the head {seen.head_ended} ended before this host was ready"
     return RunVerdict(
         "failed", own_code or EXIT_FAILED, f"{reason}{': ' + at if at else ''}{killed}"
@@ -288,10 +282,8 @@ def _first_cause(
         what = f"the engine was killed by {signal_name(-seen.engine_code)}"
     else:
         what = f"the engine exited with status {seen.engine_code}"
-    last = [
-        f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
-    ]
-    at = f" ({', '.join(last)})" if last else "" if seen.ready else " before any worker reported"
+    last = _where_each(seen, progress)
+    at = f" ({last})" if last else "" if seen.ready else " before any worker reported"
     tail = progress.oom_message or line
     return what + at + (f": {one_line(tail, _MOST)}" if tail else ""), oom
 

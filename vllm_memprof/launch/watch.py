@@ -177,20 +177,24 @@ class ProcessWatch:
                 if stat is None or stat.state in "ZX" or stat.start_ticks != start_ticks:
                     self._note_death(pid, stat)
             deaths, self._deaths = self._deaths, []
-        self._reap_orphans()
+            dead = dict(self._dead)
+        for pid, start_ticks in dead.items():  # those that this process adopted are collected
+            stat = read_stat(pid)
+            if stat is not None and stat.start_ticks == start_ticks:
+                if stat.ppid != os.getpid() or pid == self._root_pid:
+                    continue  # its parent has not collected it yet
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            with self._lock:
+                self._dead.pop(pid, None)
         return deaths
 
     def living(self) -> list[int]:
         """Return the known processes that still run, the main process included."""
-        self.refresh_silently()
-        with self._lock:
-            return sorted(self._alive)
-
-    def refresh_silently(self) -> None:
-        """Update the list of the living; deaths stay for the next ``refresh``."""
-        deaths = self.refresh()
+        deaths = self.refresh()  # they stay for the next one
         with self._lock:
             self._deaths = deaths + self._deaths
+            return sorted(self._alive)
 
     def signal(self, pids: Iterable[int], number: int) -> None:
         """Signal those processes, each only while it is still the one that was known."""
@@ -247,20 +251,6 @@ class ProcessWatch:
             self._poller.unregister(fd)
             del self._pidfds[fd]
             os.close(fd)
-
-    def _reap_orphans(self) -> None:
-        """Collect dead processes that this one adopted; the main process is left to its owner."""
-        with self._lock:
-            dead = dict(self._dead)
-        for pid, start_ticks in dead.items():
-            stat = read_stat(pid)
-            if stat is not None and stat.start_ticks == start_ticks:
-                if stat.ppid != os.getpid() or pid == self._root_pid:
-                    continue  # its parent has not collected it yet
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-            with self._lock:
-                self._dead.pop(pid, None)
 
 
 def adopt_orphans() -> None:

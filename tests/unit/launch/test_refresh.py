@@ -11,14 +11,14 @@ import psutil
 import pytest
 
 from tests.unit.launch.test_status import budgets
-from vllm_memprof.launch.live import SilentView
+from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.refresh import Refresher
 from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.launch.watch import OWN_CHILDREN, ProcessWatch
 
 
-class Told(SilentView):
+class Told(View):
     def __init__(self) -> None:
         self.budgets: list[list[RankBudget]] = []
 

@@ -176,7 +176,7 @@ def test_a_failure_far_down_a_log_is_found(explain, tmp_path):
         out.write(f"{LINE}\nINFO: Application startup complete.\n")
         out.writelines([access] * 100_000)
         out.write(f"{FAILED}ERROR EngineDeadError: EngineCore encountered an issue.\n")
-    status, out, _ = explain("--format", "json", tmp_path / "x.log")
+    _, out, _ = explain("--format", "json", tmp_path / "x.log")
     report = json.loads(out)
     assert report["failure"]["kind"] == "profile-too-small"
     assert report["failure"]["evidence"][0]["line"] > 100_000

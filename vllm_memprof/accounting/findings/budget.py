@@ -15,10 +15,12 @@ from vllm_memprof.accounting.findings.registry import (
     by_bytes,
     finding,
     finding_of_run,
+    known,
 )
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.text import join, text
+from vllm_memprof.units import sum_or_none
 
 
 @finding(
@@ -53,19 +55,18 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
         return
     missing = max(0, -(granted or 0))
     sizes = [row.bytes for row in budget.terms if row.subtracted]
-    known = [size for size in sizes if size is not None]
-    if not missing and asked is not None and sizes and len(known) == len(sizes):
-        missing = max(0, sum(known) - asked)
-    parts = []
-    if asked is not None:
-        parts.append(text("requested {size:gib} GiB", size=asked))
-    weights = context.rank.figures.get("weights_bytes")
-    if weights is not None:
-        parts.append(text("weights {size:gib} GiB", size=weights))
-    if missing and not granted:
-        parts.append(text("the equation gives {size:gib} GiB", size=-missing))
-    if granted is not None:
-        parts.append(text("KV cache {size:gib} GiB", size=granted))
+    together = sum_or_none(sizes)
+    if not missing and asked is not None and sizes and together is not None:
+        missing = max(0, together - asked)
+    parts = known(
+        (text("requested {size:gib} GiB"), asked),
+        (text("weights {size:gib} GiB"), context.rank.figures.get("weights_bytes")),
+        (
+            text("the equation gives {size:gib} GiB"),
+            -missing if missing and not granted else None,
+        ),
+        (text("KV cache {size:gib} GiB"), granted),
+    )
     if refused:
         parts.append(text("the engine refused to start: no memory for the cache blocks"))
     action = leave_a_kv_cache(context.rank, missing, context.ranks)
@@ -120,12 +121,10 @@ def kv_too_small(context: RankContext) -> Iterator[Found]:
     parts = [text("one request takes {size:gib} GiB", size=wanted)]
     length = rank.figures.get("estimated_max_model_len")
     fits = text("--max-model-len {length} fits", length=int(length)) if length else None
-    if granted is None:  # the line was cut
-        yield Found(parts[0], action=fits or leave_a_kv_cache(rank, 0, context.ranks))
-        return
-    missing = int(wanted) - granted
-    parts.append(text("KV cache {size:gib} GiB", size=granted))
-    yield Found(join(", ", parts), missing, fits or leave_a_kv_cache(rank, missing, context.ranks))
+    missing = 0 if granted is None else int(wanted) - granted  # None: the line was cut
+    parts += known((text("KV cache {size:gib} GiB"), granted))
+    action = fits or leave_a_kv_cache(rank, missing, context.ranks)
+    yield Found(join(", ", parts), missing or None, action)
 
 
 @finding(

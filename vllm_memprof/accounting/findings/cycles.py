@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from vllm_memprof.accounting.findings.needs import HOOKS
-from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, finding
+from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, finding, known
 from vllm_memprof.accounting.model import Cycle, RankReport
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import MIB
@@ -103,26 +103,21 @@ def residue_per_cycle(context: RankContext) -> Iterator[Found]:
         on).
     """
     for kind, cycles in _series(context.rank):
-        allocated = _growing([cycle.allocated_residue_bytes for cycle in cycles[1:]])
-        non_torch = _growing([cycle.non_torch_residue_bytes for cycle in cycles[1:]])
-        kept = _growing([cycle.cached_residue_bytes for cycle in cycles[1:]])
-        if not all(cycle.emptied_inside for cycle in cycles[1:]):
-            kept = None
-        parts = []
-        if allocated is not None:
-            parts.append(text("allocated {sizes}", sizes=_sizes(allocated)))
-        if non_torch is not None:
-            parts.append(text("non-torch {sizes}", sizes=_sizes(non_torch)))
-        if kept is not None:
-            parts.append(
-                text(
-                    "reserved, not allocated (empty_cache does not free it) {sizes}",
-                    sizes=_sizes(kept),
-                )
-            )
-        if not parts:
+        later = cycles[1:]
+        allocated = _growing([cycle.allocated_residue_bytes for cycle in later])
+        non_torch = _growing([cycle.non_torch_residue_bytes for cycle in later])
+        kept = None
+        if all(cycle.emptied_inside for cycle in later):
+            kept = _growing([cycle.cached_residue_bytes for cycle in later])
+        rows = [
+            (text("allocated {sizes}"), allocated),
+            (text("non-torch {sizes}"), non_torch),
+            (text("reserved, not allocated (empty_cache does not free it) {sizes}"), kept),
+        ]
+        growing = [sizes for _, sizes in rows if sizes is not None]
+        if not growing:
             continue
-        growing = [sizes for sizes in (allocated, non_torch, kept) if sizes is not None]
+        parts = known(*((said, sizes and _sizes(sizes)) for said, sizes in rows), name="sizes")
         per_cycle = round(median(sum(sizes) for sizes in zip(*growing, strict=True)))
         evidence = text("{growth} over {count} cycles", growth=join("; ", parts), count=len(cycles))
         action: str = ""

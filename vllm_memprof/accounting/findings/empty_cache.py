@@ -17,6 +17,7 @@ from vllm_memprof.accounting.findings.registry import (
     Found,
     RankContext,
     finding,
+    known,
 )
 from vllm_memprof.accounting.model import ENGINE, EmptyCacheCall
 from vllm_memprof.text import Text, join, text
@@ -57,20 +58,28 @@ def empty_cache_in_hot_path(context: RankContext) -> Iterator[Found]:
         seconds = [call.seconds for call in calls if call.seconds is not None]
         requests = [call.requests for call in calls if call.requests is not None]
         inside = sum(1 for call in calls if call.in_step)
-        parts = [_calls_at(site, calls)]
-        if inside:
-            parts.append(text("{count} of them inside a step", count=inside))
-        parts.append(
+        again = [
+            call.refilled_bytes
+            for call in calls
+            if call.refilled_by is not None and call.refilled_bytes is not None
+        ]
+        parts = [
+            _calls_at(site, calls),
+            *known((text("{count} of them inside a step"), inside or None), name="count"),
             text("up to {count} request(s) held", count=max(requests))
             if requests
-            else text("requests not known")
-        )
-        parts.append(text("{time:ms} ms in all", time=sum(seconds)))
-        parts.append(text("{time:ms} ms at most", time=max(seconds, default=None)))
-        parts.append(text("device synchronised"))
+            else text("requests not known"),
+            text("{time:ms} ms in all", time=sum(seconds)),
+            text("{time:ms} ms at most", time=max(seconds, default=None)),
+            text("device synchronised"),
+        ]
         if freed:
-            parts.append(text("freed {size:gib4} GiB in all", size=sum(freed)))
-            parts.append(_reallocated(calls))
+            parts += [
+                text("freed {size:gib4} GiB in all", size=sum(freed)),
+                text("{size:gib4} GiB reallocated by the next reading", size=sum(again))
+                if again
+                else text("reallocated: not known"),
+            ]
         action = text(
             "remove the call from {where}; one call after the warm-up releases what is left over: "
             "memprof offline --empty-cache-at warm_up shows how much that is",
@@ -112,6 +121,7 @@ def observation_empties_cache(context: RankContext) -> Iterator[Found]:
         for call in calls:
             phase = call.phase or text("no phase")
             phases[phase] = phases.get(phase, 0) + (call.freed_bytes or 0)
+        sizes = [text("{phase} {size:gib4}", phase=each, size=n) for each, n in phases.items()]
         count = len(calls)
         evidence = text(
             "{caller} ({what}): {calls}, {time:ms} ms, freed {size:gib4} GiB before it read: "
@@ -119,13 +129,7 @@ def observation_empties_cache(context: RankContext) -> Iterator[Found]:
             caller=entry,
             what=what,
             calls=text("1 call") if count == 1 else text("{count:,} calls", count=count),
-            phases=join(
-                ", ",
-                [
-                    text("{phase} {size:gib4}", phase=name, size=size)
-                    for name, size in phases.items()
-                ],
-            ),
+            phases=join(", ", sizes),
             time=sum(call.seconds or 0 for call in calls),
             size=freed,
         )
@@ -194,9 +198,13 @@ def _by_site(calls: Iterable[EmptyCacheCall]) -> dict[str, list[EmptyCacheCall]]
     return found
 
 
+def _names(calls: list[EmptyCacheCall]) -> list[str]:
+    return list(dict.fromkeys(call.function for call in calls if call.function))
+
+
 def _calls_at(site: str, calls: list[EmptyCacheCall]) -> Text:
     """Return the number of calls and their place: file.py:line, and the functions there."""
-    names = list(dict.fromkeys(call.function for call in calls if call.function))
+    names = _names(calls)
     where = text("{site} ({functions})", site=site, functions=", ".join(names)) if names else site
     if len(calls) == 1:
         return text("1 call at {where}", where=where)
@@ -204,13 +212,5 @@ def _calls_at(site: str, calls: list[EmptyCacheCall]) -> Text:
 
 
 def _place(calls: list[EmptyCacheCall], site: str) -> str:
-    names = list(dict.fromkeys(call.function for call in calls if call.function))
+    names = _names(calls)
     return names[0] if len(names) == 1 else site
-
-
-def _reallocated(calls: list[EmptyCacheCall]) -> Text:
-    known = [call for call in calls if call.refilled_by is not None]
-    sizes = [call.refilled_bytes for call in known if call.refilled_bytes is not None]
-    if not sizes:
-        return text("reallocated: not known")
-    return text("{size:gib4} GiB reallocated by the next reading", size=sum(sizes))

@@ -49,9 +49,11 @@ def graph_estimate_high(context: RankContext) -> Iterator[Found]:
     rank = context.rank
     rows = (row for row in rank.budget.terms if row.name == "graph_estimate" and row.subtracted)
     estimate, actual = next((row.bytes for row in rows), None), rank.figures.get("graph_bytes")
-    if estimate is None or actual is None or estimate - max(0, int(actual)) < WARNING_BYTES:
+    if estimate is None or actual is None:
         return
     over = estimate - max(0, int(actual))
+    if over < WARNING_BYTES:
+        return
     evidence = text(
         "estimated {estimate:gib}, captured {actual:gib} GiB", estimate=estimate, actual=actual
     )
@@ -86,18 +88,18 @@ def engine_suggestion_wrong(context: RankContext) -> Iterator[Found]:
     figures, half = rank.figures, rank.half_units
     parts = [size for name in _SUGGESTION_FIGURES if (size := figures.get(name)) is not None]
     estimate = figures.get("graph_estimate_bytes")
-    printed = figures.get(
-        "suggested_requested_bytes", figures.get("suggested_requested_printed_bytes")
-    )
-    if rank.budget.equation != "E6" or not estimate or printed is None:
-        return
-    if len(parts) < len(_SUGGESTION_FIGURES):
+    printed_name = "suggested_requested_printed_bytes"
+    printed = figures.get("suggested_requested_bytes", figures.get(printed_name))
+    if (
+        rank.budget.equation != "E6"
+        or not estimate
+        or printed is None
+        or len(parts) < len(_SUGGESTION_FIGURES)
+    ):
         return
     asked, consumed, peak, graph = parts
-    rounded = (*_SUGGESTION_FIGURES, "suggested_requested_printed_bytes")
-    slack = sum(half.get(name, 0) for name in rounded)
-    expected = asked - consumed - peak - graph - MARGIN_BYTES
-    if abs(expected - printed) > slack + 1:
+    slack = sum(half.get(name, 0) for name in (*_SUGGESTION_FIGURES, printed_name))
+    if abs(asked - consumed - peak - graph - MARGIN_BYTES - printed) > slack + 1:
         return
     right = int(printed) + int(estimate)
     evidence = text(

@@ -1,4 +1,4 @@
-"""The finding about an equation that does not give the KV cache that the engine granted."""
+"""Findings about an equation that does not give the KV cache, and its terms beside readings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from packaging.specifiers import SpecifierSet
 
-from vllm_memprof.accounting.findings.needs import RECOMPUTED
+from vllm_memprof.accounting.audit import audit_title
+from vllm_memprof.accounting.findings.needs import AUDITED, RECOMPUTED
 from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, RankContext, finding
 from vllm_memprof.accounting.model import Budget, Tried
 from vllm_memprof.accounting.quantities import title_of
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import join, text
 
 
 @finding(
@@ -85,29 +86,28 @@ def _of_a_log(budget: Budget) -> Iterator[Found]:
             found=_name(closing[0]),
             equation=given.equation,
         )
-    evidence = join("; ", [_said(one, budget.engine_kv_cache_bytes) for one in budget.tried])
-    size = given.residual_bytes if given.residual_bytes is not None else given.missing_bytes
-    yield Found(evidence, size, title=title, severity=WARNING)
-
-
-def _said(tried: Tried, granted: int | None) -> Text:
-    """Return what an equation gives, or leaves for the figure that it lacks."""
-    if tried.residual_bytes is not None:
-        return text(
+    said = [  # what each gives, or leaves for the figure that it lacks
+        text(
+            "{equation}: leaves {size:gib} GiB for {term}, which the log does not give",
+            equation=_name(one),
+            size=one.missing_bytes,
+            term=title_of(one.missing or ""),
+        )
+        if one.residual_bytes is None
+        else text(
             "{equation}: engine {granted:gib} GiB, recomputed {given:gib} +-{slack:gib} GiB, off "
             "by {off:gib4}",
-            equation=_name(tried),
-            granted=granted,
-            given=tried.kv_cache_bytes,
-            slack=tried.tolerance_bytes,
-            off=tried.residual_bytes,
+            equation=_name(one),
+            granted=budget.engine_kv_cache_bytes,
+            given=one.kv_cache_bytes,
+            slack=one.tolerance_bytes,
+            off=one.residual_bytes,
         )
-    return text(
-        "{equation}: leaves {size:gib} GiB for {term}, which the log does not give",
-        equation=_name(tried),
-        size=tried.missing_bytes,
-        term=title_of(tried.missing or ""),
-    )
+        for one in budget.tried
+    ]
+    evidence = join("; ", said)
+    size = given.residual_bytes if given.residual_bytes is not None else given.missing_bytes
+    yield Found(evidence, size, title=title, severity=WARNING)
 
 
 def _name(tried: Tried) -> str:
@@ -119,3 +119,48 @@ def _name(tried: Tried) -> str:
         low=limits.get(">=", ""),
         high=limits.get("<", ""),
     )
+
+
+@finding(
+    "engine-term-off",
+    severity=WARNING,
+    title=text("A figure of the engine is not what memprof read of the same memory"),
+    needs=AUDITED,
+)
+def engine_term_off(context: RankContext) -> Iterator[Found]:
+    """Find figures of the engine that memprof's own readings contradict.
+
+    Meaning:
+        The engine sizes its KV cache by figures that it reads itself. memprof reads the same
+        memory at its own phase edges. A difference beyond what can lie between both moments means
+        that the KV cache is too large or too small by as much, although the equation, recomputed
+        from the engine's figures, is equal.
+
+    Computed:
+        The engine's figure less memprof's reading, beyond the tolerance of the row
+        (`vllm_memprof/accounting/audit.py::audit`). The bytes are those of the KV cache: granted
+        less what the equation gives with memprof's readings; where that is within its tolerance,
+        the largest difference of a figure.
+
+    To do:
+        Look at the edges that the audit names. Where another process took or released memory
+        meanwhile, start again without it. Otherwise report it to the engine, with the run folder.
+    """
+    off = [row for row in context.rank.budget.audit if row.agrees is False]
+    if not off:
+        return
+    parts = [
+        text(
+            "{term}: engine {engine:gib4} GiB, read {own:gib4} GiB ({difference:bytes} bytes; "
+            "{source})",
+            term=audit_title(row),
+            engine=row.engine_bytes,
+            own=row.own_bytes,
+            difference=row.difference_bytes,
+            source=row.source,
+        )
+        for row in off
+    ]
+    of_kv_cache = [row for row in off if row.term == "kv_cache"]
+    worst = max(of_kv_cache or off, key=lambda row: abs(row.difference_bytes or 0))
+    yield Found(join("; ", parts), worst.difference_bytes)

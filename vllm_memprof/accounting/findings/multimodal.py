@@ -12,6 +12,7 @@ from vllm_memprof.accounting.findings.registry import (
     RankContext,
     by_bytes,
     finding,
+    known,
 )
 from vllm_memprof.accounting.model import MmProfile
 from vllm_memprof.text import Text, join, text
@@ -126,16 +127,14 @@ def merge_not_profiled(context: RankContext) -> Iterator[Found]:
     profile = context.rank.mm_profile
     if profile is None or profile.merged is not False or not profile.merge_bytes:
         return
-    parts: list[Text] = [
-        text("{size:gib4} GiB handed out during the largest merge", size=profile.merge_bytes)
-    ]
-    if profile.merge_tokens is not None:
-        parts.append(text("{count:,} multimodal tokens", count=profile.merge_tokens))
+    parts = known(
+        (text("{size:gib4} GiB handed out during the largest merge"), profile.merge_bytes)
+    )
+    parts += known((text("{count:,} multimodal tokens"), profile.merge_tokens), name="count")
     if profile.merge_size is not None:
         width, height = profile.merge_size
         parts.append(text("image {width}x{height}", width=width, height=height))
-    if profile.merge_peak_bytes is not None:
-        parts.append(text("{size:gib4} GiB at its peak", size=profile.merge_peak_bytes))
+    parts += known((text("{size:gib4} GiB at its peak"), profile.merge_peak_bytes))
     action = text("leave that free: a lower --gpu-memory-utilization, or smaller images")
     yield Found(join(", ", parts), profile.merge_bytes, action)
 
@@ -156,15 +155,10 @@ def _said(
     taken: int | None,
     frames: int | None = None,
 ) -> Text:
-    parts: list[Text] = []
-    if items is not None:
-        parts.append(text("{count} item(s)", count=items))
-    if tokens is not None:
-        parts.append(text("{count:,} tokens", count=tokens))
+    counted = (text("{count} item(s)"), items), (text("{count:,} tokens"), tokens)
+    parts = known(*counted, name="count")
     if size is not None:
         parts.append(text("{width}x{height} pixels", width=size[0], height=size[1]))
-    if frames:
-        parts.append(text("{count} frames each", count=frames))
-    if taken is not None:
-        parts.append(text("{size:gib4} GiB at most", size=taken))
+    parts += known((text("{count} frames each"), frames or None), name="count")
+    parts += known((text("{size:gib4} GiB at most"), taken))
     return join(", ", parts) if parts else text("nothing known")

@@ -12,83 +12,99 @@ from vllm_memprof.text import Text, text
 
 @dataclass(frozen=True)
 class Need:
-    """A condition on a rank."""
+    """Conditions on a rank."""
 
     said: str  # completes "looked for where ..."
     lacking: Callable[[Report, RankReport], str | None]  # the reason; None where it is met
 
 
-def _hooks(report: Report, rank: RankReport) -> Text | None:
-    return text("a log does not tell") if report.run.source == "log" else None
+#: A condition on a rank: the reason where it is not met, and what meets it.
+Condition = tuple[Text, Callable[[Report, RankReport], object]]
 
 
-def _oom_told(report: Report, rank: RankReport) -> Text | None:
-    told = rank.oom is not None or _hooks(report, rank) is None
-    return None if told else text("a log need not hold the message")
+def _need(said: str, *conditions: Condition) -> Need:
+    def lacking(report: Report, rank: RankReport) -> Text | None:
+        return next((reason for reason, met in conditions if not met(report, rank)), None)
+
+    return Need(said, lacking)
 
 
-def _granted(report: Report, rank: RankReport) -> Text | None:
-    granted = rank.budget.engine_kv_cache_bytes
-    return text("no KV cache was granted") if granted is None else None
+def _from_hooks(report: Report, rank: RankReport) -> bool:
+    return report.run.source != "log"
 
 
-def _granted_or_refused(report: Report, rank: RankReport) -> Text | None:
-    return None if rank.figures.get("no_cache_blocks") else _granted(report, rank)
-
-
-def _recomputed(report: Report, rank: RankReport) -> Text | None:
-    checked = rank.budget.balanced is not None
-    return None if checked else text("the equation could not be checked")
-
-
-def _device_budget(report: Report, rank: RankReport) -> Text | None:
-    if rank.budget.engine_kv_cache_bytes is None:
-        return text("no KV cache was granted")
-    if rank.budget.spare_bytes is None:
-        return text("what the profile run held at its peak is not known")
-    return None
-
-
-def _allocated(report: Report, rank: RankReport) -> Text | None:
-    spans = (span for span in rank.phases if span.phase == "kv_cache_alloc")
-    stands = any(span.after is not None for span in spans)
-    return None if stands else text("the KV cache was not allocated")
-
-
-def _audited(report: Report, rank: RankReport) -> Text | None:
-    compared = any(row.agrees is not None for row in rank.budget.audit)
-    unknown = _hooks(report, rank) or text("no figure of the engine could be compared")
-    return None if compared else unknown
-
-
-def _sampled(report: Report, rank: RankReport) -> Text | None:
-    unknown = _hooks(report, rank)
-    unknown = unknown or text("the run was not sampled while it served (--sample)")
-    return None if rank.samples else unknown
-
-
-def _growth_judged(report: Report, rank: RankReport) -> Text | None:
-    judged = any(row.verdict != TOO_SHORT for row in rank.growth)
-    return None if judged else text("too little was sampled while it served")
-
+_HOOKS = text("a log does not tell"), _from_hooks
+_NONE_GRANTED = text("no KV cache was granted")
+_GRANTED: Condition = (
+    _NONE_GRANTED,
+    lambda report, rank: rank.budget.engine_kv_cache_bytes is not None,
+)
 
 #: A finding that is made of whatever figures there are.
-NOTHING = Need("its figures are known", lambda report, rank: None)
-HOOKS = Need("the run was recorded by hooks, not read from a log", _hooks)
-SAMPLED = Need("the run was sampled while it served", _sampled)
-OOM_TOLD = Need("the run was recorded by hooks, or the log holds the message", _oom_told)
-GRANTED = Need("the KV cache that the engine granted is known", _granted)
-GRANTED_OR_REFUSED = Need(
-    "the KV cache that the engine granted is known, or its refusal is", _granted_or_refused
+NOTHING = _need("its figures are known")
+HOOKS = _need("the run was recorded by hooks, not read from a log", _HOOKS)
+SAMPLED = _need(
+    "the run was sampled while it served",
+    _HOOKS,
+    (
+        text("the run was not sampled while it served (--sample)"),
+        lambda report, rank: rank.samples,
+    ),
 )
-RECOMPUTED = Need("the equation can be recomputed", _recomputed)
-AUDITED = Need("figures of the engine and readings of memprof are known", _audited)
-DEVICE_BUDGET = Need("the KV cache and the peak of the profile run are known", _device_budget)
-GROWTH_JUDGED = Need(
+OOM_TOLD = _need(
+    "the run was recorded by hooks, or the log holds the message",
+    (
+        text("a log need not hold the message"),
+        lambda report, rank: rank.oom is not None or _from_hooks(report, rank),
+    ),
+)
+GRANTED = _need("the KV cache that the engine granted is known", _GRANTED)
+GRANTED_OR_REFUSED = _need(
+    "the KV cache that the engine granted is known, or its refusal is",
+    (
+        _NONE_GRANTED,
+        lambda report, rank: rank.figures.get("no_cache_blocks") or _GRANTED[1](report, rank),
+    ),
+)
+RECOMPUTED = _need(
+    "the equation can be recomputed",
+    (
+        text("the equation could not be checked"),
+        lambda report, rank: rank.budget.balanced is not None,
+    ),
+)
+AUDITED = _need(
+    "figures of the engine and readings of memprof are known",
+    _HOOKS,
+    (
+        text("no figure of the engine could be compared"),
+        lambda report, rank: any(row.agrees is not None for row in rank.budget.audit),
+    ),
+)
+DEVICE_BUDGET = _need(
+    "the KV cache and the peak of the profile run are known",
+    _GRANTED,
+    (
+        text("what the profile run held at its peak is not known"),
+        lambda report, rank: rank.budget.spare_bytes is not None,
+    ),
+)
+GROWTH_JUDGED = _need(
     "the run was sampled (--sample) while 150 requests or more finished, or for ten minutes",
-    _growth_judged,
+    (
+        text("too little was sampled while it served"),
+        lambda report, rank: any(row.verdict != TOO_SHORT for row in rank.growth),
+    ),
 )
-KV_ALLOCATED = Need("the KV cache was allocated", _allocated)
+KV_ALLOCATED = _need(
+    "the KV cache was allocated",
+    (
+        text("the KV cache was not allocated"),
+        lambda report, rank: any(
+            span.phase == "kv_cache_alloc" and span.after is not None for span in rank.phases
+        ),
+    ),
+)
 
 
 def item_known(name: str) -> Need:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_memprof.accounting.engine_options import is_cuda
 from vllm_memprof.accounting.findings.needs import NOTHING, OOM_TOLD
-from vllm_memprof.accounting.findings.oom_room import (
-    allocator_variable,
+from vllm_memprof.accounting.findings.oom_words import (
     gib_of,
-    is_expandable,
+    merge_not_profiled,
     room_for,
+    where,
 )
-from vllm_memprof.accounting.findings.oom_where import merge_not_profiled, where
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
     INFO,
@@ -20,6 +20,7 @@ from vllm_memprof.accounting.findings.registry import (
     Found,
     RankContext,
     finding,
+    known,
 )
 from vllm_memprof.accounting.model import Oom, RankReport
 from vllm_memprof.accounting.oom import HELD, kv_cache_state
@@ -119,7 +120,7 @@ def _held(rank: RankReport, oom: Oom) -> list[str]:
             asked = text("{asked} {who}", asked=asked, who=_ASKED_BY[oom.asked_by])
         parts.append(asked)
     split = oom.process_non_torch_bytes is not None
-    for row in (
+    rows = (
         (text("{size} GiB free"), oom.free_bytes),
         (text("reserved {size} GiB"), oom.reserved_bytes),
         (text("allocated {size} GiB"), oom.allocated_bytes),
@@ -131,10 +132,8 @@ def _held(rank: RankReport, oom: Oom) -> list[str]:
         (text("outside this process's allocator {size} GiB"), None if split else oom.other_bytes),
         (text("outside torch in this process {size} GiB"), oom.process_non_torch_bytes),
         (text("other processes {size} GiB"), oom.other_processes_bytes),
-    ):
-        if row[1] is not None:
-            parts.append(text(row[0], size=gib_of(rank, row[1])))
-    return parts
+    )
+    return parts + known(*((said, size and gib_of(rank, size)) for said, size in rows))
 
 
 def _peak(oom: Oom) -> int | None:
@@ -144,14 +143,13 @@ def _peak(oom: Oom) -> int | None:
 
 def _largest(rank: RankReport, oom: Oom, kv_cache: str | None) -> tuple[str, int] | None:
     """Return (name, bytes) of what held most of the device, by the figures that divide it."""
+    split = oom.process_non_torch_bytes is not None
     held: list[tuple[str, int | None]] = [
-        (text("reserved but not allocated"), oom.fragmentation_bytes)
+        (text("reserved but not allocated"), oom.fragmentation_bytes),
+        (text("memory outside this process's allocator"), None if split else oom.other_bytes),
+        (text("memory outside torch in this process"), oom.process_non_torch_bytes),
+        (text("other processes"), oom.other_processes_bytes if split else None),
     ]
-    if oom.process_non_torch_bytes is None:
-        held.append((text("memory outside this process's allocator"), oom.other_bytes))
-    else:
-        held.append((text("memory outside torch in this process"), oom.process_non_torch_bytes))
-        held.append((text("other processes"), oom.other_processes_bytes))
     tensors = oom.allocated_bytes
     known: list[tuple[str, int]] = []
     weights = rank.figures.get("weights_bytes")
@@ -208,17 +206,17 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
         if oom.allocated_bytes is None
         else text("allocated {size:gib} GiB", size=held),
     ]
-    if wanted is not None:
-        parts.append(text("{size:gib} GiB were asked for", size=wanted))
-    if free is not None:
-        parts.append(text("{size:gib} GiB free", size=free))
-    action = ""
-    if not is_expandable(oom):
+    parts += known(
+        (text("{size:gib} GiB were asked for"), wanted), (text("{size:gib} GiB free"), free)
+    )
+    action, blocks, info = "", oom.free_blocks, context.run.info
+    could_grow = blocks is not None and blocks.expandable
+    if not could_grow and "expandable_segments:true" not in (oom.allocator_settings or "").lower():
+        chip = "CUDA" if is_cuda(info.engine, info.device) else "NPU"
         action = text(
             "{setting}, without max_split_size_mb: the two exclude each other",
-            setting=f"{allocator_variable(context)}=expandable_segments:True",
+            setting=f"PYTORCH_{chip}_ALLOC_CONF=expandable_segments:True",
         )
-    blocks = oom.free_blocks
     if blocks is not None and blocks.exact:
         parts.append(text("largest free block {size:gib4} GiB", size=blocks.largest_bytes))
     elif blocks is not None and blocks.freed_bytes is not None:

@@ -15,7 +15,7 @@ from vllm_memprof.accounting.findings.needs import Need
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import Finding, RankReport
 from vllm_memprof.record.loader import Identity, Run
-from vllm_memprof.text import Text
+from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB
 
 ERROR, WARNING, INFO = "error", "warning", "info"
@@ -142,3 +142,8 @@ def finding_of_run(
 def _origin(function: Callable[..., object]) -> tuple[str, str]:
     path = function.__module__.replace(".", "/")
     return function.__doc__ or "", f"{path}.py::{function.__name__}"
+
+
+def known(*rows: tuple[Text, object], name: str = "size") -> list[Text]:
+    """Return the sentences whose figure is known, each a template with that one parameter."""
+    return [text(row[0], **{name: row[1]}) for row in rows if row[1] is not None]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from vllm_memprof.accounting.findings.needs import HOOKS
 from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Context, Found, finding_of_run
-from vllm_memprof.text import Text, text
+from vllm_memprof.text import text
 
 #: Settings of the caching allocator that it refuses beside expandable_segments:True.
 #: (torch_npu 2.10, NPUAllocatorConfig.cpp::NPUAllocatorConfig::parseArgs)
@@ -151,7 +151,12 @@ def events_lost(context: Context) -> Iterator[Found]:
     start = context.run.info.start_t_ns
     for process in context.run.processes:
         for loss in process.losses:
-            since, until = (_seconds(t_ns, start) for t_ns in (loss.since_t_ns, loss.until_t_ns))
+            since, until = (
+                text("a moment that is not known")
+                if t_ns is None or start is None
+                else text("{seconds} s after the launch", seconds=f"{(t_ns - start) / 1e9:.1f}")
+                for t_ns in (loss.since_t_ns, loss.until_t_ns)
+            )
             if loss.until_t_ns is None:
                 evidence = text(
                     "blind from {since} to the end of its record: {reason} ({file})",
@@ -168,9 +173,3 @@ def events_lost(context: Context) -> Iterator[Found]:
                 action=text("free space where the run folder is, or --run-dir on another disk"),
                 about=process.identity,
             )
-
-
-def _seconds(t_ns: int | None, start_ns: int | None) -> Text:
-    if t_ns is None or start_ns is None:
-        return text("a moment that is not known")
-    return text("{seconds} s after the launch", seconds=f"{(t_ns - start_ns) / 1e9:.1f}")

@@ -93,32 +93,23 @@ def who(
     def looked() -> Who:
         return look(source, numbers, run_parents())
 
-    if wanted is None:
-        found = looked()
-    else:
-        found = wait_until_free(looked, wanted, limit_s, _Sayer(wanted, lang))
-    write_result(found, chosen, lang=lang)
-    if found.wait is not None and not found.wait.met:
-        raise typer.Exit(TIMED_OUT)
+    said: list[str] = []
 
-
-class _Sayer:
-    """Prints what is waited for when it differs from what was printed last."""
-
-    def __init__(self, wanted: int, lang: str) -> None:
-        self._wanted = wanted
-        self._lang = lang
-        self._said: list[str] = []
-
-    def __call__(self, who: Who) -> None:
+    def say(who: Who) -> None:
+        """Print what is waited for when it differs from what was printed last."""
         from vllm_memprof.report.documents.who import waiting_lines
         from vllm_memprof.report.language import language
 
-        lines = [language(self._lang)(line) for line in waiting_lines(who, self._wanted)]
+        lines = [language(lang)(line) for line in waiting_lines(who, wanted or 0)]
         for line in lines:
-            if line not in self._said:
+            if line not in said:
                 print(f"memprof: {line}", file=sys.stderr, flush=True)
-        self._said = lines
+        said[:] = lines
+
+    found = looked() if wanted is None else wait_until_free(looked, wanted, limit_s, say)
+    write_result(found, chosen, lang=lang)
+    if found.wait is not None and not found.wait.met:
+        raise typer.Exit(TIMED_OUT)
 
 
 def source_of(device: str, stack: str | None) -> Source:

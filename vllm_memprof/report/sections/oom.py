@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vllm_memprof.accounting.findings.oom_room import gib_of
-from vllm_memprof.accounting.findings.oom_where import merge_not_profiled
+from vllm_memprof.accounting.findings.oom_words import gib_of, merge_not_profiled
 from vllm_memprof.accounting.model import (
     AT_LEAST,
     AT_MOST,
