@@ -58,10 +58,10 @@ test-unit: $(STAMP)  ## Unit tests: no engine, no device
 	$(BIN)/python -m pytest -n 3 -m "not full" --durations=20 tests/unit tests/golden
 
 test-fuzz: $(STAMP)  ## A minute of damaged logs from a fixed seed, so that a failure can be had again
-	$(BIN)/python scripts/fuzz_explain.py --seed 0 --seconds 60
+	$(BIN)/python -m tests.support.fuzz_explain --seed 0 --seconds 60
 
 fuzz: $(STAMP)  ## The same from a seed that no run had before
-	$(BIN)/python scripts/fuzz_explain.py --seconds 60
+	$(BIN)/python -m tests.support.fuzz_explain --seconds 60
 
 test-sim: sim-all  ## Shim tests and the real engines on the simulated device
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m "alone and not full" tests/shim tests/integration

@@ -45,7 +45,7 @@ WIDTH = 100
     "script",
     [
         ["scripts/write_command_docs.py"],
-        ["-m", "scripts.write_findings_docs"],
+        ["-m", "tests.support.write_findings_docs"],
         ["-m", "scripts.write_causes_docs"],
         ["-m", "scripts.bench_plan"],  # the page of models
         ["-m", "scripts.accuracy"],

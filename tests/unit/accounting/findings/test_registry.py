@@ -16,7 +16,7 @@ from string import Formatter
 import pytest
 
 import vllm_memprof
-from scripts.write_findings_docs import SECTIONS, sections_of
+from tests.support.write_findings_docs import SECTIONS, sections_of
 from tests.unit.accounting.builders import gib, process, recorded, run_of
 from vllm_memprof.accounting import build_report, findings
 from vllm_memprof.accounting.findings.needs import HOOKS, NOTHING
@@ -94,7 +94,8 @@ def literals() -> set[str]:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("text", "join")
     )
     values = (call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant))
-    return {value for value in values if isinstance(value, str)}
+    of_rows = {what.template for row in ENGINES.values() for *_, what in row.observing}
+    return {value for value in values if isinstance(value, str)} | of_rows
 
 
 def parameters(template: str) -> set[tuple[str, str | None]]:

@@ -15,7 +15,7 @@ bytes were edited or a terminal has wrapped the lines: either may cut the name o
 Round n of seed s is made by seed s + n alone. A round that fails prints its seed and keeps its
 input:
 
-    .venv/bin/python scripts/fuzz_explain.py [--seed S] [--seconds 60 | --rounds 1] [--keep FOLDER]
+    python -m tests.support.fuzz_explain [--seed S] [--seconds 60 | --rounds 1] [--keep FOLDER]
 
 ``make test`` runs it for a minute from seed 0, so that a failure there can be had again; ``make
 fuzz`` from the time.
@@ -32,20 +32,19 @@ import time
 import traceback
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from tests.support.secrets import BY_FORM, BY_NAME, MARK
+from tests.unit.logs.dirt import HARMLESS, LOSSY, RENAMING, in_order
+from tests.unit.logs.samples import OTHERS, SAMPLES
+from vllm_memprof.accounting.build import build_report
+from vllm_memprof.errors import MemprofError
+from vllm_memprof.logs.figures import parse_lines
+from vllm_memprof.logs.lines import read_chunks, read_lines
+from vllm_memprof.logs.starts import StartSorter
+from vllm_memprof.logs.to_record import to_runs
+from vllm_memprof.record.codec import to_json
+from vllm_memprof.record.loader import Run
 
-from tests.support.secrets import BY_FORM, BY_NAME, MARK  # noqa: E402
-from tests.unit.logs.dirt import HARMLESS, LOSSY, RENAMING, in_order  # noqa: E402
-from tests.unit.logs.samples import OTHERS, SAMPLES  # noqa: E402
-from vllm_memprof.accounting.build import build_report  # noqa: E402
-from vllm_memprof.errors import MemprofError  # noqa: E402
-from vllm_memprof.logs.figures import parse_lines  # noqa: E402
-from vllm_memprof.logs.lines import read_chunks, read_lines  # noqa: E402
-from vllm_memprof.logs.starts import StartSorter  # noqa: E402
-from vllm_memprof.logs.to_record import to_runs  # noqa: E402
-from vllm_memprof.record.codec import to_json  # noqa: E402
-from vllm_memprof.record.loader import Run  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 #: A round that takes longer is a hang.
 ROUND_LIMIT_S = 20.0

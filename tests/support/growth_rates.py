@@ -1,6 +1,6 @@
 """Print how often the rule of growth finds a leak, and how often it finds one that is none.
 
-python -m scripts.growth_rates [SEEDS]      as the table in docs/concepts/growth.md; 1000 by default
+python -m tests.support.growth_rates [SEEDS]      as the table in docs/concepts/growth.md; 1000 by default
 """
 
 from __future__ import annotations

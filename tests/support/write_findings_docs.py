@@ -1,7 +1,7 @@
 """Write ``docs/findings/*.md`` from the rules of the findings, each with an example.
 
-python -m scripts.write_findings_docs          rewrite the pages
-python -m scripts.write_findings_docs --check  exit status 1 when a page differs
+python -m tests.support.write_findings_docs          rewrite the pages
+python -m tests.support.write_findings_docs --check  exit status 1 when a page differs
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vllm_memprof.record.loader import HookState, Loss, load_run
 from vllm_memprof.report.table import render_table
 from vllm_memprof.units import MIB
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
 FOLDER = ROOT / "docs" / "findings"
 #: Sections of a docstring -> heading of the page.
@@ -293,7 +293,7 @@ def pages() -> dict[str, str]:
         "# Findings",
         "",
         "Made from the rules of `vllm_memprof/accounting/findings/` and `vllm_memprof/engines/` by",
-        "`scripts/write_findings_docs.py`. A report lists findings by severity, then by bytes.",
+        "`tests/support/write_findings_docs.py`. A report lists findings by severity, then by bytes.",
     ]
     for module, heading in SUBJECTS.items():
         index += ["", f"## {heading}", ""]
@@ -315,7 +315,7 @@ def main() -> int:
         for name, text in made.items():
             (FOLDER / name).write_text(text)
     if wrong:
-        print(f"docs/findings: {', '.join(wrong)}: run python -m scripts.write_findings_docs")
+        print(f"docs/findings: {', '.join(wrong)}: run python -m tests.support.write_findings_docs")
     return 1 if wrong else 0
 
 
