@@ -40,7 +40,7 @@ def test_ranks_by_their_prefixes(runs_of):
     assert any("taken to be that of vLLM" in note for note in run.info.notes)
     assert run.forms == ["E2"]
     found = workers(run)
-    assert list(found) == ["TP1", "TP0"]
+    assert list(found) == ["TP0", "TP1"]
     assert [(p.identity.rank, p.identity.tp_rank, p.identity.pid) for p in found.values()] == [
         (1, 1, 31),
         (0, 0, 30),
