@@ -42,8 +42,8 @@ def test_ranks_by_their_prefixes(runs_of):
     found = workers(run)
     assert list(found) == ["TP0", "TP1"]
     assert [(p.identity.rank, p.identity.tp_rank, p.identity.pid) for p in found.values()] == [
-        (1, 1, 31),
         (0, 0, 30),
+        (1, 1, 31),
     ]
     assert found["TP0"].figures["kv_cache_bytes"] == 46600395162
     assert found["TP1"].figures["kv_cache_bytes"] == 46525233234
