@@ -34,16 +34,24 @@ def register():
     from vllm_memprof.capture import components
 
     def make(original):
-        def find():
-            function, reason = original()
+        def loaded_library(*names):
+            library = original(*names)
+            function = getattr(library, "aclrtGetMemUsageInfo", None)
+            if function is None:
+                return library
             def counted(*args):
                 with open(Path(__file__).parent / f"calls-{os.getpid()}", "a") as out:
                     out.write("1\\n")
+                function.argtypes = counted.argtypes
                 return function(*args)
-            return (None if function is None else counted), reason
-        return find
+            class Counting:
+                aclrtGetMemUsageInfo = staticmethod(counted)
+                def __getattr__(self, name):
+                    return getattr(library, name)
+            return Counting()
+        return loaded_library
 
-    wrap(components, "_find", make)
+    wrap(components, "loaded_library", make)
 """
 
 #: A collective on torch's default group, which vllm-ascend gives no buffer size, inside the profile
