@@ -311,10 +311,13 @@ def _least(moment: str) -> Read:
 
     def read(of: StartupReadings) -> Reading:
         found = of.at(moment, "device_free_bytes")
-        each = [rank.at(moment, "device_free_bytes") for rank in of.replica]
-        if found.bytes is None or len(each) < 2:
+        if found.bytes is None or len(of.replica) < 2:
             return found
-        least = min(each, key=lambda one: -1 if one.bytes is None else one.bytes)
+        each = [
+            (value(rank.moments[moment].nearest, "device_free_bytes"), rank) for rank in of.replica
+        ]
+        lowest = min(each, key=lambda one: -1 if one[0] is None else one[0])
+        least = lowest[1].at(moment, "device_free_bytes")
         if least.bytes is None:
             reason = text("another rank has no such reading")
             return Reading(None, source=least.source, reason=reason)

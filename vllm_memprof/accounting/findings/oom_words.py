@@ -85,17 +85,17 @@ def room_for(rank: RankReport, oom: Oom, kv_cache: str | None) -> str:
         return text("{argument} leaves room for the serving peak", argument=argument)
     of_kv = [each for each in named if each.id in _OF_THE_KV_CACHE]
     if kv_cache is None and of_kv:
-        allocated = text("if the KV cache was allocated already: {choices}")
-        in_any_case = text("in any case: {choices}")
         others = [each for each in named if each not in of_kv]
-        rows = [(allocated, of_kv), (in_any_case, others)]
-        return join("; ", [text(said, choices=choices(some)) for said, some in rows if some])
-    said = choices(named)
+        said = [text("if the KV cache was allocated already: {choices}", choices=choices(of_kv))]
+        if others:
+            said.append(text("in any case: {choices}", choices=choices(others)))
+        return join("; ", said)
+    chosen = choices(named)
     if oom.phase is None or not any(each.bytes is not None for each in named):
-        return said
+        return chosen
     return text(
         "{choices}; what the rest of {phase} takes is not known",
-        choices=said,
+        choices=chosen,
         phase=oom.phase,
     )
 
