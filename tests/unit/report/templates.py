@@ -49,7 +49,8 @@ def in_source(source: str, where: str) -> Iterator[Template]:
             for title in titles:
                 if isinstance(title, ast.Constant) and title.value:
                     yield Template(f"{where}:{node.lineno}", str(title.value), frozenset())
-    tables = any(isinstance(call.args[0], ast.Subscript) for call in calls)
+    # ``known`` gives each of the templates in a module that calls it its one parameter.
+    tables = "known(" in source or any(isinstance(call.args[0], ast.Subscript) for call in calls)
     for call in calls:
         place, first = f"{where}:{call.lineno}", call.args[0]
         if isinstance(first, ast.Subscript):
