@@ -313,11 +313,9 @@ def _least(moment: str) -> Read:
         found = of.at(moment, "device_free_bytes")
         if found.bytes is None or len(of.replica) < 2:
             return found
-        each = [
-            (value(rank.moments[moment].nearest, "device_free_bytes"), rank) for rank in of.replica
-        ]
-        lowest = min(each, key=lambda one: -1 if one[0] is None else one[0])
-        least = lowest[1].at(moment, "device_free_bytes")
+        each = (value(rank.moments[moment].nearest, "device_free_bytes") for rank in of.replica)
+        sizes = [-1 if size is None else size for size in each]  # one unknown: so is the least
+        least = of.replica[sizes.index(min(sizes))].at(moment, "device_free_bytes")
         if least.bytes is None:
             reason = text("another rank has no such reading")
             return Reading(None, source=least.source, reason=reason)
