@@ -23,14 +23,8 @@ _MORE = (
     *("ut of memory", "ssert", "exhaust", "nsufficient", "overlap", "leaked", "imeout", "time out"),
     *("time is out", " enough", "refused", "Cannot", "cannot", "fault", "dumped", "not found"),
     *(" fail", "Fail", "E39999", "EZ", "EI0", "EL0", "EE9", "denied", "nvalid", "abort", "Abort"),
-    *(
-        "NPUWorkspaceAllocator",
-        "No space",
-        "nsupported",
-        "nexpected",
-        "timed out",
-        "MoeInitRouting",
-    ),
+    *("NPUWorkspaceAllocator", "No space", "nsupported", "nexpected", "timed out"),
+    "MoeInitRouting",
 )
 #: Lines that say what the engine was doing: kept for ``beside``.
 _CONTEXT = (
@@ -150,11 +144,10 @@ class _Page:
     def index(self, at: int) -> int:
         return bisect_right(self.begins, at) - 1
 
-    def around(self, index: int, ready: int | None) -> str:
-        first, last = max(0, index - LINES_BEFORE), min(len(self.lines), index + LINES_AFTER)
-        serves = ready is not None and self.lines[index][0] > ready
-        said = "\n".join(line for _, line, _ in self.lines[first:last])
-        return f"{SERVING}\n{said}" if serves else said
+    def around(self, number: int) -> list[tuple[int, str, bool]]:
+        """Return the lines near the one of that number."""
+        index = bisect_right(self.lines, number, key=lambda line: line[0]) - 1
+        return self.lines[max(0, index - LINES_BEFORE) : index + LINES_AFTER]
 
 
 @dataclass(frozen=True)
@@ -212,16 +205,17 @@ def _match(row: Row, order: int, page: _Page, whole: _Page, ready: int | None) -
         number = page.lines[page.index(match.start())][0]
         beside = None
         if row.beside or row.unless:
-            index = bisect_right(whole.lines, (number, "\U0010ffff", True)) - 1
-            around = whole.around(index, ready)
-            if row.unless and _compiled(row.unless).search(around):
+            near = whole.around(number)
+            said = "\n".join(line for _, line, _ in near)
+            if ready is not None and number > ready:
+                said = f"{SERVING}\n{said}"
+            if row.unless and _compiled(row.unless).search(said):
                 continue
             if row.beside:
-                if not _compiled(row.beside).search(around):
+                if not _compiled(row.beside).search(said):
                     continue
-                beside = next(
-                    (at for at, line, _ in whole.lines if _compiled(row.beside).search(line)), None
-                )
+                hits = (at for at, line, _ in near if _compiled(row.beside).search(line))
+                beside = next(hits, None)
         return _Match(row, order, number, groups, beside)
     return None
 

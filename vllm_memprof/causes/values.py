@@ -29,7 +29,10 @@ def _outside(groups: Groups) -> float | None:
 
 
 def has_neighbour(groups: Groups) -> bool:
-    """Whether others use more of the device than contexts and rounding: a tenth of it."""
+    """Whether others use more of the device than contexts and rounding.
+
+    That is 1 GiB of a process that the message names, else a quarter of the device.
+    """
     other, total = _outside(groups), gib(groups, "total")
     named = gib(groups, "other")
     if named is not None and groups.get("own"):
