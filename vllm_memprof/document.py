@@ -17,8 +17,6 @@ PLAIN, TOTAL, MUTED, BAD, GOOD = "plain", "total", "muted", "bad", "good"
 CODE = "code"
 
 NOT_MEASURED = text("NOT MEASURED")
-#: Marks a figure that the profile of a simulated device sets.
-MODELLED_MARK = "(m)"
 
 
 @dataclass(frozen=True)
