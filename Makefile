@@ -26,7 +26,7 @@ help:  ## Show this list
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[dev,html]'
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
 
 sim: $(STAMP)  ## Set up the simulated device and its engine stack

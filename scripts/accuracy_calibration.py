@@ -149,11 +149,11 @@ _OTHER = {"non_torch": "non-torch", "rest": "KV cache"}
 _SECTION = """\
 ## Calibrated with another run
 
-What `memprof plan --calibrate` makes of the KV cache of a row if another row of the same device and
+What `memprof calibrate` makes of the KV cache of a row if another row of the same device and
 equation corrects the profile (leave one out; none corrects itself). **Other figure**: what the
 other row tells of memory outside torch: its non-torch increase, or only what its request leaves
 beside weights and KV cache, which takes torch's peak to be as simulated. The second kind does not
-help, so that `--calibrate` shows it and corrects nothing by it.
+help, so that `memprof calibrate` shows it and corrects nothing by it.
 """
 
 

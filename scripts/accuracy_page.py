@@ -1,10 +1,12 @@
-"""The page and the picture of ``scripts.accuracy``: ``docs/accuracy.md`` and ``accuracy.svg``.
+"""What ``scripts.accuracy`` writes in ``docs``: the page, its table and its picture.
 
 In: the table of published runs, and what their plans gave. Nothing is planned here.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +44,8 @@ device makes of the same command lines: {planned} are planned; of the other {fai
 [reason](#rows-without-a-plan) is below. The table is
 [`tests/data/hardware_runs.toml`](../tests/data/hardware_runs.toml); this page and its picture are
 made from it by `make accuracy`, which plans each row on the stack nearest to its release. What the
-plans gave is kept in [accuracy.json](accuracy.json).
+plans gave is kept in [accuracy.json](accuracy.json); [accuracy.csv](accuracy.csv) has a line for
+every published figure, with its source, its error and what is not known of the run.
 
 An error is (simulated - published) / published. A published figure has the rounding of its digits;
 a target counts as met if something that rounds to the published figure is within it. **Predicted**:
@@ -77,14 +80,10 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str:
         accuracy_calibration.section([run for run, _ in done], kept),
         "## Taken from a run\n",
         _taken(done),
-        "## Every figure\n",
-        _every(errors),
         "## Start limits\n",
         _limits(done),
         "## Rows without a plan\n",
         _failed(failed, missing),
-        "## What is not known of a row\n",
-        _unknown(runs),
         _ADD,
     ]
     return "\n".join(parts)
@@ -223,24 +222,24 @@ def _kind(error: Error) -> str:
     return "inexact" if error.run.inexact else "predicted"
 
 
-def _every(errors: Sequence[Error]) -> str:
-    rows = []
+def _csv(errors: Sequence[Error]) -> str:
+    """Return a line per published figure: sizes in bytes, errors as shares."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([
+        "row", "release", "stack", "figure", "published", "half_unit", "simulated", "error",
+        "error_without_taken_constants", "kind", "source", "not_known", "plan_differs",
+    ])  # fmt: skip
     for error in errors:
-        if error.figure == "limit":
-            continue
-        release = (
-            f"{error.run.release} → {(error.planned.stack or '').removeprefix('vllm-ascend-')}"
-        )
-        published = error.published.value
-        half = error.published.half_unit / published
-        rows.append([
-            error.run.id, release, TITLES[error.figure], _value(error.figure, published),
-            f"±{100 * abs(half):.2f} %" if half else "exact",
-            _value(error.figure, error.simulated), _percent(error.relative),
-            _percent(error.relative_without_fitted), _kind(error),
+        run, bare = error.run, error.relative_without_fitted
+        writer.writerow([
+            run.id, run.release, error.planned.stack, error.figure,
+            f"{error.published.value:.10g}", f"{error.published.half_unit:.10g}",
+            f"{error.simulated:.10g}", f"{error.relative:.6f}",
+            "" if bare is None else f"{bare:.6f}", _kind(error), run.source,
+            "; ".join(run.unknown), "; ".join(run.differs),
         ])  # fmt: skip
-    header = ("row", "release → stack", "figure", "published", "digits", "simulated", "error")
-    return _table((*header, "without taken constants", "kind"), rows)
+    return out.getvalue()
 
 
 def _limits(done: Sequence[tuple[PublishedRun, PlannedRow]]) -> str:
@@ -275,14 +274,6 @@ def _failed(
     ]
     rows += [[run.id, run.stack or "-", run.not_planned or "not planned yet"] for run in missing]
     return _table(("row", "stack", "why"), rows) if rows else "None.\n"
-
-
-def _unknown(runs: Sequence[PublishedRun]) -> str:
-    rows = [
-        [run.id, run.source, "; ".join(run.unknown) or "-", "; ".join(run.differs) or "-"]
-        for run in runs
-    ]
-    return _table(("row", "source", "not known", "the plan differs"), rows)
 
 
 # --- the picture ----------------------------------------------------------------------------------
@@ -396,4 +387,9 @@ def line(run: PublishedRun, planned: PlannedRow) -> str:
 
 def files(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> dict[Path, str]:
     """Return the files of the page and their texts."""
-    return {DOCS / "accuracy.md": page(runs, kept), DOCS / "accuracy.svg": picture(runs, kept)}
+    errors = [e for run in runs if run.id in kept for e in errors_of(run, kept[run.id])]
+    return {
+        DOCS / "accuracy.md": page(runs, kept),
+        DOCS / "accuracy.csv": _csv(errors),
+        DOCS / "accuracy.svg": picture(runs, kept),
+    }

@@ -22,11 +22,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from scripts.browser import Browser, find_browser
+from vllm_memprof.plans.documents import sweep_document
 from vllm_memprof.plans.plan_folder import row_of
 from vllm_memprof.plans.pool import Progress, Silent
 from vllm_memprof.plans.request import Plan, Task
@@ -101,7 +103,7 @@ def sweep_of(row: PlanRow, shape: Sequence[int]) -> Sweep:
 def show_page(row: PlanRow, shape: Sequence[int], path: str | None) -> float | None:
     """Print what a page costs; returns seconds until it is open, None without a browser."""
     sweep, begin = sweep_of(row, shape), time.process_time()
-    page = render_html(sweep)
+    page = render_html(partial(sweep_document, sweep))
     title = f"{len(sweep.rows)} plans, {' x '.join(map(str, shape))}:"
     seconds = time.process_time() - begin
     print(f"{title:32} written in {seconds:.2f} s, {len(page) / 1e6:.2f} MB", end="")

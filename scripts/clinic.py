@@ -10,9 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from vllm_memprof.causes.reader import CauseReader
-from vllm_memprof.logs.figures import parse_lines
-from vllm_memprof.logs.lines import read_chunks, read_lines
+from vllm_memprof.logs.to_record import sorted_lines
 from vllm_memprof.record.cause import NamedFailure
 
 if sys.version_info >= (3, 11):
@@ -26,11 +24,8 @@ WANTED = {True: 0.9, False: 0.6}
 
 def first_failure(log: Path) -> NamedFailure | None:
     """Return what a log is said to have failed of."""
-    reader = CauseReader()
     with log.open("rb") as stream:
-        for line in parse_lines(read_lines(read_chunks(stream))):
-            reader.add(line.line, line.text)
-    return next((failure for _, failure in reader.finish()), None)
+        return next((failure for _, failure in sorted_lines(stream)[1]), None)
 
 
 def main(folder: Path) -> int:

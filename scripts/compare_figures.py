@@ -1,9 +1,10 @@
 """Compare the figures that two revisions print of the same runs: ``compare_figures.py BASE``.
 
 The revision BASE and the working tree report the run folders and logs of BASE's ``tests/data``
-through their command line, in every format. Texts are compared by the numbers that they hold, JSON
-and csv by path. A rename or a move is declared in ``RENAMED`` and ``MOVED``, a figure that is meant
-to differ in ``EXPECTED``; added keys are no difference.
+through their command line, in every format; where it has ``--full``, the whole report. Texts are
+compared by the numbers that they hold, JSON and csv by path. A rename or a move is declared in
+``RENAMED`` and ``MOVED``, a figure that is meant to differ in ``EXPECTED``; added keys are no
+difference.
 
 Exit status 0: no figure differs but the expected ones. 1: some do, and are listed.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import html
+import importlib.util
 import io
 import json
 import os
@@ -140,11 +142,13 @@ def cases(data: Path) -> Iterator[Case]:
 def print_all(target: Path) -> None:
     """Run every case on the current folder; write what each prints below ``target``."""
     os.environ.update(TERM="xterm", NO_COLOR="1")
+    full = importlib.util.find_spec("vllm_memprof.report.documents.first_screen") is not None
     for number, case in enumerate(cases(Path())):
         out = io.StringIO()
         out.isatty = lambda table=case.format == "table": table  # a terminal, of COLUMNS columns
         os.environ["COLUMNS"] = str(case.width)
-        sys.argv = ["memprof", *case.args, "--format", case.format]
+        whole = ["--full"] if full and case.args[0] in ("report", "explain") else []
+        sys.argv = ["memprof", *case.args, *whole, "--format", case.format]
         status: object = 0
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
             try:

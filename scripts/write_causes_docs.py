@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_memprof.causes.book import BOOK, ORIGINS
@@ -26,28 +27,46 @@ def wrapped(said: str, indent: str = "") -> str:
 
 
 def change(cure: Cure) -> str:
-    """Return a cure as an item of a list."""
-    name = cure.argument or cure.environment
-    value = cure.value or ""
-    joined = f"`{name}={value}`" if cure.environment and value else f"`{name} {value}`"
-    said = cure.action or joined.replace(" `", "`")
+    """Return what a cure changes, without its reason."""
+    name, value = cure.argument or cure.environment, cure.value or ""
+    joined = f"{name}={value}" if cure.environment and value else f"{name} {value}".strip()
     whose = "" if cure.engine is None else f" ({cure.engine})"
-    return wrapped(f"- {said}{whose}: {cure.why}", "  ")
+    return (cure.action or f"`{joined}`") + whose
 
 
-def entry(row: Row) -> str:
-    """Return the section of a row."""
+def cell(said: str) -> str:
+    """Return the text of a cell of a table."""
+    return said.replace("|", "\\|")
+
+
+def entry(row: Row, numbers: dict[Cure, int]) -> str:
+    """Return the line of a row: what the log says, what it means, which changes answer it."""
+    said = max(row.example.splitlines(), key=len).strip()
+    title = row.title[0].upper() + row.title[1:]
     memory = KINDS[row.kind] if row.memory is None else row.memory
-    facts = [] if memory else ["No memory is short."]
-    if row.beside:
-        facts.append("Known by what stands around the message, so it may be another cause.")
-    elif not row.certain:
-        facts.append("Likely, not certain, from the message alone.")
+    if memory != KINDS[row.kind]:
+        title += " (memory)" if memory else " (no memory is short)"
+    if row.beside or not row.certain:
+        title += " (likely)"
     if row.source:
-        facts.append(f"Source: {row.source}.")
-    parts = [f"## {row.title[0].upper()}{row.title[1:]}", f"```text\n{row.example}\n```"]
-    parts += [wrapped(" ".join(facts))] if facts else []
-    return "\n\n".join([*parts, "\n".join(change(cure) for cure in row.cures)])
+        title += f"; {row.source}"
+    change = ", ".join(str(numbers[cure]) for cure in row.cures)
+    return f"| `{cell(textwrap.shorten(said, 90, placeholder='…'))}` | {cell(title)} | {change} |"
+
+
+def page(kind: str, rows: Sequence[Row]) -> str:
+    """Return the page of a kind: its errors, then what to change, each once."""
+    cures = list(dict.fromkeys(cure for row in rows for cure in row.cures))
+    numbers = {cure: number for number, cure in enumerate(cures, 1)}
+    table = ["| the log says | it means | change |", "|---|---|---|"]
+    table += [entry(row, numbers) for row in rows]
+    parts = [MADE + f"\n# {kind}"]
+    parts += [] if KINDS[kind] else ["No memory is short."]
+    parts.append("\n".join(table))
+    if cures:
+        listed = [wrapped(f"{n}. {change(cure)}: {cure.why}", "   ") for cure, n in numbers.items()]
+        parts += ["## What to change", "\n".join(listed)]
+    return "\n\n".join(parts) + "\n"
 
 
 def pages() -> dict[str, str]:
@@ -56,8 +75,7 @@ def pages() -> dict[str, str]:
     for kind in KINDS:
         rows = [row for row in BOOK if row.kind == kind]
         if rows:
-            sections = "\n\n".join(map(entry, rows))
-            found[f"{kind}.md"] = f"{MADE}\n# {kind}\n\n{sections}\n"
+            found[f"{kind}.md"] = page(kind, rows)
     listed = "\n".join(
         f"- [{kind}]({kind}.md): {sum(row.kind == kind for row in BOOK)} errors"
         for kind in KINDS

@@ -46,7 +46,7 @@ def json_schema(cls: type[Any]) -> dict[str, object]:
 def _object_schema(cls: Any, definitions: dict[str, object]) -> dict[str, Any]:
     properties: dict[str, object] = {}
     required: list[str] = []
-    if hasattr(cls, "SCHEMA"):
+    if "SCHEMA" in vars(cls):
         properties["schema"] = {"const": cls.SCHEMA}
         required.append("schema")
     comments = _comments(cls)

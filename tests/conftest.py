@@ -34,6 +34,12 @@ settings.load_profile("memprof")
 OF_THE_TESTS = "OF_THE_TESTS_OF"
 
 
+@pytest.fixture(autouse=True)
+def no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test processes that run side by side are told the terminal's width, which a table obeys."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def pytest_configure() -> None:
     """Test processes that run side by side have devices, and compiled models, of their own.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,19 @@ if TYPE_CHECKING:
     from vllm_memprof.plans.rows import Sweep
     from vllm_memprof.plans.runner import PlanRunner
     from vllm_memprof.plans.sweep import SweepJob
+
+
+def _table(name: str, rows: str) -> cached_property[pd.DataFrame]:
+    """Return a table of ``RunFrames``, which is made when it is first asked for."""
+
+    def made(self: RunFrames) -> pd.DataFrame:
+        from vllm_memprof.frames import tables
+
+        of_table: Callable[[object], pd.DataFrame] = getattr(tables, name)
+        return of_table(self.reports if name == "findings" else self._ranks)
+
+    made.__doc__ = f"{rows}; columns in ``frames.tables.{name}``."
+    return cached_property(made)
 
 
 class RunFrames:
@@ -47,89 +60,20 @@ class RunFrames:
 
         return rank_sources(self.reports)
 
-    @cached_property
-    def phases(self) -> pd.DataFrame:
-        """One row per rank and passage through a phase; columns in ``frames.tables.phases``."""
-        from vllm_memprof.frames import tables
-
-        return tables.phases(self._ranks)
-
-    @cached_property
-    def snapshots(self) -> pd.DataFrame:
-        """One row per rank, phase and edge; columns in ``frames.tables.snapshots``."""
-        from vllm_memprof.frames import tables
-
-        return tables.snapshots(self._ranks)
-
-    @cached_property
-    def device_memory(self) -> pd.DataFrame:
-        """One row per rank, phase, edge and owner; columns in ``frames.tables.device_memory``."""
-        from vllm_memprof.frames import tables
-
-        return tables.device_memory(self._ranks)
-
-    @cached_property
-    def budget(self) -> pd.DataFrame:
-        """One row per rank and figure of its equation; columns in ``frames.tables.budget``."""
-        from vllm_memprof.frames import tables
-
-        return tables.budget(self._ranks)
-
-    @cached_property
-    def audit(self) -> pd.DataFrame:
-        """One row per rank and audited figure; columns in ``frames.tables.audit``."""
-        from vllm_memprof.frames import tables
-
-        return tables.audit(self._ranks)
-
-    @cached_property
-    def kv(self) -> pd.DataFrame:
-        """One row per rank, its KV cache; columns in ``frames.tables.kv``."""
-        from vllm_memprof.frames import tables
-
-        return tables.kv(self._ranks)
-
-    @cached_property
-    def empty_cache(self) -> pd.DataFrame:
-        """One row per rank and call; columns in ``frames.tables.empty_cache``."""
-        from vllm_memprof.frames import tables
-
-        return tables.empty_cache(self._ranks)
-
-    @cached_property
-    def requests(self) -> pd.DataFrame:
-        """One row per rank and request; columns in ``frames.tables.requests``."""
-        from vllm_memprof.frames import tables
-
-        return tables.requests(self._ranks)
-
-    @cached_property
-    def growth(self) -> pd.DataFrame:
-        """One row per rank and owner while it served; columns in ``frames.tables.growth``."""
-        from vllm_memprof.frames import tables
-
-        return tables.growth(self._ranks)
-
-    @cached_property
-    def samples(self) -> pd.DataFrame:
-        """One row per rank, stretch of time and figure; columns in ``frames.tables.samples``."""
-        from vllm_memprof.frames import tables
-
-        return tables.samples(self._ranks)
-
-    @cached_property
-    def findings(self) -> pd.DataFrame:
-        """One row per finding, the gravest first; columns in ``frames.tables.findings``."""
-        from vllm_memprof.frames import tables
-
-        return tables.findings(self.reports)
+    phases = _table("phases", "One row per rank and passage through a phase")
+    snapshots = _table("snapshots", "One row per rank, phase and edge")
+    device_memory = _table("device_memory", "One row per rank, phase, edge and owner")
+    budget = _table("budget", "One row per rank and figure of its equation")
+    audit = _table("audit", "One row per rank and audited figure")
+    kv = _table("kv", "One row per rank, its KV cache")
+    empty_cache = _table("empty_cache", "One row per rank and call")
+    requests = _table("requests", "One row per rank and request")
+    growth = _table("growth", "One row per rank and owner while it served")
+    samples = _table("samples", "One row per rank, stretch of time and figure")
+    findings = _table("findings", "One row per finding, the gravest first")
 
     def to_html(self) -> str:
-        """Return the self-contained page of ``memprof report --format html``.
-
-        Raises:
-            MemprofError: jinja2 or plotly is not installed.
-        """
+        """Return the self-contained page of ``memprof report --format html``."""
         from vllm_memprof.report.html import render_html
 
         return render_html(*self.reports)
@@ -155,7 +99,7 @@ class SweepFrames:
 
     Attributes:
         plans: one row per plan, in the order of ``sweep.csv``: a column per option that was varied,
-            then those of ``report.results.COLUMNS`` (docs/concepts/plans.md). Bytes and tokens are
+            then ``plans.documents.CSV_COLUMNS`` (docs/concepts/plans.md). Bytes and tokens are
             ``Int64``, concurrency and seconds ``Float64``, words ``string``.
     """
 
@@ -373,12 +317,13 @@ def make_sweep(
 def _write_sweep(found: Sweep, folder: Path, lang: str, say: Callable[[str], None]) -> list[str]:
     """Write the files of a sweep and return their names; without the html extra, no page."""
     from vllm_memprof.files import write_atomically
+    from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
     from vllm_memprof.report.html import render_html
-    from vllm_memprof.report.results import render_result_json, render_sweep_csv
+    from vllm_memprof.report.json_text import render_result_json
 
     made = {"sweep.csv": render_sweep_csv(found), "sweep.json": render_result_json(found)}
     try:
-        made["sweep.html"] = render_html(found, lang=lang)
+        made["sweep.html"] = render_html(partial(sweep_document, found), lang=lang)
     except MemprofError as error:
         say(f"memprof: no sweep.html: {error.message}")
     for name, content in made.items():

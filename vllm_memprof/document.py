@@ -7,6 +7,7 @@ document into another language.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vllm_memprof.text import text
@@ -75,6 +76,55 @@ class FindingView:
 
 
 @dataclass(frozen=True)
+class CurveFigure:
+    """A quantity that curves can show."""
+
+    name: str  # key of the figures of a line
+    title: str
+    unit: str  # tokens | GiB | requests
+
+
+@dataclass(frozen=True)
+class CurveLine:
+    """Plans that differ in one option alone, in the order of its values."""
+
+    name: str  # the values of the other options
+    places: list[float]  # on the axis
+    values: list[str]
+    #: By name; None: not known, or the plan did not come up.
+    figures: dict[str, list[int | float | None]]
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Plans that did not come up: they have no figure to be drawn at."""
+
+    places: list[float]
+    texts: list[str]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Everything against one option."""
+
+    knob: str
+    ticks: list[tuple[float, str]]
+    others: int  # options that the lines differ in
+    lines: list[CurveLine]
+    failed: Marks
+    text: str
+    named: bool  # the lines are in a legend
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves that a page draws above the tables; each shows the figure that a reader chooses."""
+
+    figures: list[CurveFigure]
+    curves: list[Curve]
+
+
+@dataclass(frozen=True)
 class Document:
     """A report of any kind, in the order in which it is read."""
 
@@ -88,3 +138,10 @@ class Document:
     tail: list[Line] = field(default_factory=list)
     badge: Line | None = None  # the outcome in a word or two, good or bad
     whole: str = "report.json"  # what holds what a short format leaves out
+    compact: bool = False  # tables without rules, the first column's head as their title
+    simulated: bool = False  # the profile of a simulated device sets figures of it
+    curves: Curves | None = None
+
+
+#: What lays a document out for lines of so many characters.
+Layout = Callable[[int], Document]

@@ -10,6 +10,8 @@ MemprofError                 exit 1
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class MemprofError(Exception):
     """Base of the errors that a user may meet.
@@ -47,3 +49,17 @@ class SetupError(MemprofError):
 
 class UnsupportedVersionError(MemprofError):
     pass
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Return the known names that are most like a misspelt one, in any case; the best first."""
+    from difflib import get_close_matches
+
+    spelt = {each.lower().replace("_", "-"): each for each in known}
+    return [spelt[each] for each in get_close_matches(name.lower().replace("_", "-"), spelt, most)]
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a hint: what is known and like a misspelt name, or else another one."""
+    found = nearest(name, known, 3)
+    return f"did you mean {' or '.join(found)}?" if found else otherwise

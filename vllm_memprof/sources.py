@@ -16,6 +16,7 @@ from vllm_memprof.errors import RunRecordError
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.record.deployment import Part
+    from vllm_memprof.record.loader import ProcessRecord, Run
 
 Each = TypeVar("Each")
 
@@ -52,8 +53,9 @@ def read_reports(path: str) -> list[Report]:
         RunRecordError: it cannot be read, or is none of these.
     """
     from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.accounting.reread import report_from_json
+    from vllm_memprof.accounting.model import Report
     from vllm_memprof.logs.to_record import read_log
+    from vllm_memprof.record.codec import from_json
 
     if Path(path).is_dir() or (_is_glob(path) and not Path(path).exists()):
         return [build_runs([path])]
@@ -62,7 +64,7 @@ def read_reports(path: str) -> list[Report]:
         return [build_report(run) for run in read_log(path)]
     try:
         rows = data if isinstance(data, list) else [data]
-        return [report_from_json(_redacted(row)) for row in rows]
+        return [from_json(Report, _redacted(row)) for row in rows]
     except ValueError as exc:
         hint = "give the run folder, or the report.json in it"
         raise RunRecordError(f"{path} is not a report of memprof: {exc}", hint=hint) from exc
@@ -101,7 +103,7 @@ def build_run(run_dir: Path) -> Report:
 
 def _build_part(part: Part) -> Report:
     from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.accounting.deployment import build_deployment
+    from vllm_memprof.accounting.deployment.report import build_deployment
     from vllm_memprof.record.deployment import Parts
 
     part = _with_log(part)
@@ -116,9 +118,37 @@ def _with_log(part: Part) -> Part:
     from vllm_memprof.logs.to_record import read_engine_log
     from vllm_memprof.record.schema import ENGINE_LOG
 
-    failed = part.run.info.status not in ("ok", "running")
-    printed, failure = read_engine_log(part.folder / ENGINE_LOG, failed)
-    return replace(part, run=replace(part.run, printed_kv=printed, failure=failure))
+    run, failed = part.run, part.run.info.status not in ("ok", "running")
+    printed, logged = read_engine_log(part.folder / ENGINE_LOG, failed)
+    run = replace(run, printed_kv=printed)
+    if logged is not None:
+        run = replace(run, failure=logged.failure, processes=_completed(run, logged))
+    return replace(part, run=run)
+
+
+def _completed(run: Run, logged: Run) -> list[ProcessRecord]:
+    """Return the processes of a run that failed, with what its log alone says of them.
+
+    Those are figures of workers of which hooks read none, as of one that refused to start.
+    """
+    said = [process for process in logged.processes if process.is_worker and process.figures]
+    workers = [process for process in run.processes if process.is_worker]
+    if any(process.figures for process in workers):
+        return run.processes
+    if not workers:
+        return [*run.processes, *said]
+    by_rank = {(each.identity.dp_rank or 0, each.identity.rank): each for each in said}
+    only = said[0] if len(workers) == len(said) == 1 else None
+    found = []
+    for process in run.processes:
+        place = process.identity.dp_rank or 0, process.identity.rank
+        other = by_rank.get(place) or only
+        if process.is_worker and other is not None:
+            process = replace(
+                process, figures=other.figures, figures_half_units=other.figures_half_units
+            )
+        found.append(process)
+    return found
 
 
 def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
@@ -134,7 +164,7 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
     """
     from glob import glob
 
-    from vllm_memprof.accounting.deployment import build_deployment
+    from vllm_memprof.accounting.deployment.report import build_deployment
     from vllm_memprof.record.deployment import load_parts, run_folders
 
     folders: list[Path] = []

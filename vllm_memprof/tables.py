@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vllm_memprof.document import PLAIN, Head, Row, Section
@@ -161,6 +161,9 @@ SIZES = (
     Column("GiB", "bytes", GIB4),
     Column("bytes", "bytes", COUNT),
 )
+
+#: The columns of a table of pairs: a name and what it has.
+PAIRS = (Column("", itemgetter(0)), Column("", itemgetter(1)))
 
 
 def table(

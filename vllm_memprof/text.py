@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from vllm_memprof.units import format_bytes, format_gib, format_mib
+from vllm_memprof.units import format_bytes, format_gib, format_mib, format_size
 
 #: Format specs for quantities; each takes an integer of bytes, a count, or None where it is
 #: unknown.
 _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
     "gib": format_gib,
     "gib4": lambda size: format_gib(size, 4),
+    "size": format_size,
     "mib": lambda size: format_mib(None if size is None else int(size)),
     "bytes": lambda size: format_bytes(None if size is None else int(size)),
     "ms": lambda seconds: "-" if seconds is None else f"{seconds * 1000:.2f}",
@@ -52,7 +53,8 @@ def text(template: str, /, **params: object) -> Text:
 
     Args:
         template: English, with ``{name}`` or ``{name:spec}`` for parameters. Specs are those of
-            ``format``, and ``gib``, ``gib4``, ``mib`` and ``bytes`` for bytes, ``ms`` for seconds.
+            ``format``, and ``gib``, ``gib4``, ``size``, ``mib`` and ``bytes`` for bytes, ``ms`` for
+            seconds.
         params: figures, names, or further texts, which are translated in their turn.
     """
     filled = Text(fill(template, params))

@@ -21,6 +21,15 @@ def format_gib(size_bytes: int | float | None, digits: int = 2) -> str:
     return f"{size_bytes / GIB:,.{digits}f}"
 
 
+def format_size(size_bytes: int | float | None) -> str:
+    """Return bytes for a sentence: ``44.05 GiB``, ``22 MiB`` below 0.1 GiB, ``-`` if unknown."""
+    if size_bytes is None:
+        return "-"
+    if abs(size_bytes) >= 0.1 * GIB:
+        return f"{size_bytes / GIB:,.2f} GiB"
+    return f"{size_bytes / MIB:.0f} MiB" if abs(size_bytes) >= MIB else f"{size_bytes:,.0f} bytes"
+
+
 def format_mib(size_bytes: int | None, digits: int = 1) -> str:
     """Return signed bytes as MiB text, ``+400.0``; empty for 0, ``?`` if unknown."""
     if size_bytes is None:

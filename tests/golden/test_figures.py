@@ -16,11 +16,12 @@ from tests.golden.update import CHECKS, DIFFS
 from tests.support.record import Worker, read_record
 from tests.support.runs import DATA, LOGS, RUNS, check_result, diff_of, reports_of
 from tests.unit.accounting.builders import device_memory
-from vllm_memprof.accounting.reread import report_from_json
-from vllm_memprof.frames.csv import render_csv
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.frames.csv import report_csv
+from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_json
-from vllm_memprof.report.results import render_result_json
-from vllm_memprof.report.trace import render_trace
+from vllm_memprof.report.json_text import render_result_json
+from vllm_memprof.report.trace import report_trace
 
 EDGES = ("before", "after")
 #: Term of the equation E4 -> the engine's figure that it is, and whether E4 subtracts it.
@@ -163,7 +164,7 @@ def test_the_budget_of_the_json_is_the_engine_s_sum(name: str) -> None:
 def test_the_json_holds_the_whole_report(name: str) -> None:
     for report in reports_of(name):
         data = json.loads(render_json(report))
-        assert json.loads(render_json(report_from_json(data))) == data
+        assert json.loads(render_json(from_json(Report, data))) == data
         assert data["findings"] == [
             {**given, **{key: getattr(finding, key) for key in ("id", "severity", "bytes", "rank")}}
             for given, finding in zip(data["findings"], report.findings, strict=True)
@@ -174,7 +175,7 @@ def test_the_json_holds_the_whole_report(name: str) -> None:
 def test_json_and_csv_of_a_log_hold_what_its_lines_say(name: str) -> None:
     reports = reports_of(f"logs/{name}")
     ranks = [rank for report in reports for rank in json.loads(render_json(report))["ranks"]]
-    table = list(csv.DictReader(io.StringIO(render_csv(*reports))))
+    table = list(csv.DictReader(io.StringIO("".join(report_csv(*reports)))))
     granted = [row["bytes"] for row in table if row["component"] == "engine_kv_cache_bytes"]
     for rank, size, said in zip(ranks, granted, REPORTED[name]["starts"], strict=True):
         if "kv_cache_bytes" in said:
@@ -187,7 +188,7 @@ def test_json_and_csv_of_a_log_hold_what_its_lines_say(name: str) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_csv_has_the_readings_of_the_record_and_owners_that_add_up_to_them(name: str) -> None:
     workers, _ = read_record(DATA / name)
-    table = list(csv.DictReader(io.StringIO(render_csv(*reports_of(name)))))
+    table = list(csv.DictReader(io.StringIO("".join(report_csv(*reports_of(name))))))
     found: dict[tuple[str, int, str], dict[str, Json]] = defaultdict(lambda: defaultdict(dict))
     for row in table:
         if row["order"]:
@@ -213,7 +214,7 @@ def test_csv_has_the_readings_of_the_record_and_owners_that_add_up_to_them(name:
 def test_counters_of_the_trace_add_up_to_the_device_of_the_record(name: str) -> None:
     workers, _ = read_record(DATA / name)
     (report,) = reports_of(name)
-    events = json.loads(render_trace(report))["traceEvents"]
+    events = json.loads("".join(report_trace(report)))["traceEvents"]
     for track, (_, worker) in enumerate(sorted(workers.items()), start=1):
         mine = [event for event in events if event["pid"] == track]
         counters = [event for event in mine if event["ph"] == "C"]

@@ -1,4 +1,4 @@
-"""``memprof plan --fit max-num-batched-tokens`` against every value of its grid, by real plans.
+"""``memprof fit --find max-num-batched-tokens`` against every value of its grid, by real plans.
 
 A search passes what starts and survives its largest batches. The sweep makes the plans of the whole
 grid, the search takes them from the cache of the same folder; ``memprof offline`` then serves the
@@ -129,8 +129,8 @@ def test_the_answer_is_that_of_all_values(name: str, tmp_path: Path) -> None:
     print(name, [(row["status"], row["spare_bytes"]) for row in rows])
     assert 0 < len(passing) < len(rows), [row["reason"] for row in rows]
 
-    search = ["--fit", "max-num-batched-tokens", "--between", case.grid, "--step", str(case.step)]
-    done = memprof(tmp_path, "plan", *command, *search, *case.conditions, "--format", "json")
+    search = ["--find", "max-num-batched-tokens", "--between", case.grid, "--step", str(case.step)]
+    done = memprof(tmp_path, "fit", *command, *search, *case.conditions, "--format", "json")
     found = json.loads(done.stdout)
     print(name, found["answer"], found["beyond"], found["notes"])
     assert (done.returncode, found["answer"]) == (0, str(max(passing))), done.stderr

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.engine import OLD_STACK, STACK, require_stack, run_in_engine
-from vllm_memprof.accounting.equations import evaluate, select
-from vllm_memprof.accounting.kv import build_kv
+from vllm_memprof.accounting.budget.equations import evaluate, select
+from vllm_memprof.accounting.budget.kv import build_kv
 from vllm_memprof.capture.hook import REQUIRED
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.sim.presets import resolve_model

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.test_causes import first_cure
 from tests.support.engine import RunResult
 from tests.support.png import write_png
 from vllm_memprof.sim.profiles import PROFILES_DIR
@@ -84,6 +85,7 @@ def test_an_image_too_large_is_named_and_the_advice_lets_all_pass(
     [rank] = died.report["ranks"]
     oom = rank["oom"]
     assert died.report["run"]["status"] == "oom"
+    first_cure(died, "multimodal")
 
     # where
     assert oom["phase"] == "request"

@@ -1,4 +1,4 @@
-"""``memprof plan --calibrate``: a planted device is found again, and a log moves a plan as it says."""
+"""``memprof calibrate``: a planted device is found again, and a log moves a plan as it says."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def memprof(place: Path, *args: str, status: int = 0) -> str:
 
 
 def calibrated(place: Path, *args: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(memprof(place, "plan", *args, "--format", "json"))
+    found: dict[str, Any] = json.loads(memprof(place, "calibrate", *args, "--format", "json"))
     return found
 
 
@@ -62,7 +62,7 @@ def test_a_device_that_differs_from_its_profile_is_found_again(place: Path) -> N
     memprof(place, "plan", *tiny, "--device", "sim:truth.toml", "--run-dir", "hardware",
             "--max-model-len=2048")  # fmt: skip
     refused = memprof(
-        place, "plan", *tiny, "--device", "sim:910b", "--calibrate", "hardware", status=3
+        place, "calibrate", *tiny, "--device", "sim:910b", "--run", "hardware", status=3
     )
     assert "ran on a simulated device" in refused
     record = place / "hardware" / "run.json"
@@ -71,7 +71,7 @@ def test_a_device_that_differs_from_its_profile_is_found_again(place: Path) -> N
 
     asked = [*tiny, "--max-model-len=4096", "--max-num-batched-tokens=4096"]
     memprof(place, "plan", *asked, "--device", "sim:truth.toml", "--run-dir", "wanted")
-    found = calibrated(place, *asked, "--device", "sim:910b", "--calibrate", "hardware",
+    found = calibrated(place, *asked, "--device", "sim:910b", "--run", "hardware",
                        "--run-dir", "found")  # fmt: skip
     made = load_profile(str(place / "found" / found["profile"])).memory
     assert made == load_profile(str(place / "truth.toml")).memory
@@ -87,7 +87,7 @@ def test_a_device_that_differs_from_its_profile_is_found_again(place: Path) -> N
 def test_a_published_log_moves_another_plan_by_what_it_says_and_is_no_evidence_for_itself(
     place: Path,
 ) -> None:
-    asked = ["Qwen/Qwen3-0.6B", "--device", "sim:a3", "--calibrate", str(LOG)]
+    asked = ["Qwen/Qwen3-0.6B", "--device", "sim:a3", "--run", str(LOG)]
     own = ["--max-model-len=40960", "--max-num-batched-tokens=8192"]
     other = calibrated(place, *asked, "--enforce-eager", "--max-model-len=4096",
                        "--gpu-memory-utilization=0.8")  # fmt: skip

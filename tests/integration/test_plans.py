@@ -64,7 +64,7 @@ def sweep(place: Path, folder: str, *args: str) -> list[dict[str, Any]]:
 
 
 def fit(place: Path, *args: str) -> tuple[int, dict[str, Any]]:
-    done = memprof(place, "plan", *TINY, "--until", "kv", "--format", "json", *args)
+    done = memprof(place, "fit", *TINY, "--until", "kv", "--format", "json", *args)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -78,7 +78,7 @@ def test_a_search_agrees_with_the_sweep_and_one_that_runs_out_of_memory_is_a_row
     assert [row["status"] for row in rows] == ["ok"] * 3
     room = sorted(row["spare_bytes"] for row in rows)[1] - GIB
     search = [
-        "--fit",
+        "--find",
         "gpu-memory-utilization",
         "--between",
         "0.7:0.9",
@@ -218,7 +218,7 @@ def test_a_search_agrees_with_an_exhaustive_sweep(place: Path, knob: str) -> Non
     assert 0 < len(holding) < len(values), [
         row["spare_bytes"] for row in rows
     ]  # the case decides something
-    code, found = fit(place, "--fit", knob, *wants, *args)
+    code, found = fit(place, "--find", knob, *wants, *args)
     assert (code, found["answer"]) == (0, holding[0] if knob == "devices" else holding[-1])
     assert [each["value"] for each in found["tries"] if each["holds"]] == [
         each["value"] for each in found["tries"] if each["value"] in holding

@@ -1,4 +1,4 @@
-"""``plan A -- B --share``: its flags start both on one simulated device, and a step more does not."""
+"""``share A -- B``: its flags start both on one simulated device, and a step more does not."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MODELS = {"A": "memprof/tiny", "B": "memprof/tiny-moe"}
 
 
 def share(folder: Path, stack: str, *own: str, status: int = 0, second: bool = True) -> DeviceShare:
-    command = ["plan", MODELS["A"], *ARGS["A"]]
+    command = ["share", MODELS["A"], *ARGS["A"]]
     command += ["--", MODELS["B"], *ARGS["B"]] if second else []
-    command += ["--share", "--device", "sim:910b", "--stack", stack, *own]
+    command += ["--device", "sim:910b", "--stack", stack, *own]
     run = finish(start_memprof(command, folder), folder, 1500)
     assert run.returncode == status, run.output[-4000:]
     return from_json(DeviceShare, json.loads((folder / "share.json").read_text()))

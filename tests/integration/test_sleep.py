@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from tests.support.engine import MEMPROF, RunResult
+from tests.support.engine import RunResult, run_script
 from tests.support.planted import plant
 from tests.unit.accounting.builders import device_memory, remainders_in
 from vllm_memprof.units import MIB
@@ -187,33 +186,3 @@ def test_weight_updates(sim_stack: str, tmp_path: Path, kind: str, expected: set
         )  # the last buffer is so much larger than the first
         assert growth["bytes"] == sum(cycle["cached_residue_bytes"] for cycle in rank["cycles"][1:])
         assert "no empty_cache in between" in growth["evidence"]
-
-
-def run_script(stack: str, folder: Path, source: str, *args: str) -> RunResult:
-    """A program of its own that uses vLLM, started and recorded by memprof's launcher."""
-    import subprocess
-    import uuid
-
-    from vllm_memprof.launch.engine import build_env
-    from vllm_memprof.launch.live import PlainView, Shown
-    from vllm_memprof.launch.run import Job, run_engine
-    from vllm_memprof.record.schema import RunInfo
-    from vllm_memprof.sim.presets import resolve_model
-    from vllm_memprof.sim.runtime import prepare_runtime
-
-    runtime, model = prepare_runtime("910b", stack), resolve_model("memprof/tiny", [])
-    script, run_dir = folder / "script.py", folder / "run"
-    script.write_text(source)
-    run_dir.mkdir()
-    # functions travel to the worker as they are; updates want weights in the plain format
-    single = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_ENABLE_NZ": "0"}
-    env = build_env(os.environ, run_dir, "offline", {**runtime.env, **model.env, **single})
-    command = [str(runtime.python), str(script), model.path, *args]
-    info = RunInfo(
-        uuid.uuid4().hex, "offline", "memprof/tiny", command, device="910b", simulated=True
-    )
-    run_engine(Job(info, run_dir, command, env, 240.0), PlainView(Shown("script", 0)))
-    done = subprocess.run([*MEMPROF, "report", str(run_dir), "--format", "json", "-o", str(run_dir / "report.json")],
-                          capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return RunResult(0, done.stdout, run_dir)

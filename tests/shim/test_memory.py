@@ -198,3 +198,24 @@ acl.result(text=text, charged=acl.used() - before)
     out, _ = exporter.communicate("\n", timeout=30)
     assert seen == {"text": "hello", "charged": 0}
     assert '"world"' in out
+
+
+def test_pinned_memory_is_limited_as_locked_memory_is(sim: Sim) -> None:
+    code = """
+import acl, ctypes, resource
+acl.set_device(0)
+hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, hard))
+def pinned(size):
+    pointer = ctypes.c_void_p()
+    return acl.error_of("aclrtMallocHost", ctypes.byref(pointer), ctypes.c_size_t(size)), pointer
+first, pointer = pinned(1 << 15)
+refused, _ = pinned(1 << 16)
+said = acl.message()
+acl.call("aclrtFreeHost", pointer)
+acl.result(first=first, refused=refused, said=said, again=pinned(1 << 16)[0])
+"""
+    figures = sim.run(code, MEMPROF_SIM_LIMITS="memlock")
+    assert (figures["first"], figures["refused"], figures["again"]) == (0, 207001, 0)
+    assert "rtMallocHost execution failed, reason=driver error:out of memory" in figures["said"]
+    assert sim.run(code)["refused"] == 0, "nobody asked for a limit"

@@ -169,3 +169,73 @@ acl.result(used=[*used, acl.used() - before])
     captured, queues = 6 * mib + 65_535 * (mib // 64), (4 + 2) * mib
     pages = [-(-size // (2 * mib)) * 2 * mib for size in (captured, captured + queues)]
     assert figures == {"used": [pages[0], pages[1], pages[1], 0]}
+
+
+LIMITED = (
+    PRELUDE
+    + """
+def most(count, make):
+    for number in range(count):
+        code = make()
+        if code != 0:
+            return number, code, acl.message()
+    return count, 0, ""
+def new_stream():
+    return acl.error_of("aclrtCreateStream", ctypes.byref(ctypes.c_void_p()))
+"""
+)
+
+
+def test_a_device_has_as_many_streams_as_documented(sim: Sim) -> None:
+    code = LIMITED + "made, code, said = most(3000, new_stream)\nacl.result(m=made, c=code, s=said)"
+    figures = sim.run(code, MEMPROF_SIM_LIMITS="streams")
+    assert figures["m"] == 1983, "one is the default stream"
+    assert figures["c"] == 207008
+    assert "Insufficient_Stream_Resources(EL0009)" in figures["s"]
+    assert sim.run(code)["m"] == 3000, "nobody asked for a limit"
+
+
+def test_streams_of_graphs_and_of_other_processes_count_and_come_back(sim: Sim) -> None:
+    other = sim.start(
+        LIMITED + "print(most(1900, new_stream)[0], flush=True); input()",
+        MEMPROF_SIM_LIMITS="streams",
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "1900\n"
+    code = (
+        LIMITED
+        + """
+graphs = []
+def capture():
+    if begun := acl.error_of("aclmdlRICaptureBegin", queue, 0):
+        return begun
+    graphs.append(ctypes.c_void_p())
+    return acl.error_of("aclmdlRICaptureEnd", queue, ctypes.byref(graphs[-1]))
+queue = stream()
+made, code, said = most(3000, capture)
+for graph in graphs:
+    acl.call("aclmdlRIDestroy", graph)
+acl.result(made=made, code=code, again=most(10, capture)[0])
+"""
+    )
+    figures = sim.run(code, MEMPROF_SIM_LIMITS="streams")
+    assert figures == {"made": 1984 - 1901 - 2, "code": 207008, "again": 10}
+    other.kill()
+    other.wait(30)
+    assert sim.run(code, MEMPROF_SIM_LIMITS="streams")["made"] == 1984 - 2
+
+
+def test_events_of_graphs_are_limited(sim: Sim) -> None:
+    figures = sim.run(
+        LIMITED
+        + """
+queue, mark = stream(), event()
+outside = most(70000, lambda: acl.error_of("aclrtRecordEvent", mark, queue))[0]
+acl.call("aclmdlRICaptureBegin", queue, 0)
+made, code, said = most(70000, lambda: acl.error_of("aclrtRecordEvent", mark, queue))
+acl.result(outside=outside, made=made, code=code, said=said)
+""",
+        MEMPROF_SIM_LIMITS="streams,events",
+    )
+    assert (figures["outside"], figures["made"], figures["code"]) == (70000, 65535, 207007)
+    assert "Insufficient_Event_Resources(EL0008)" in figures["said"]

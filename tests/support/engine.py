@@ -167,3 +167,42 @@ def run_in_engine(
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
     assert line, done.stdout[-4000:]
     return json.loads(line.removeprefix("RESULT ")), done.stdout
+
+
+def run_script(
+    stack: str,
+    folder: Path,
+    source: str,
+    *args: str,
+    model: str = "memprof/tiny",
+    device: str = "910b",
+    env: dict[str, str] | None = None,
+) -> RunResult:
+    """A program of its own that uses vLLM, started and recorded by memprof's launcher."""
+    import uuid
+
+    from vllm_memprof.launch.engine import build_env
+    from vllm_memprof.launch.live import PlainView, Shown
+    from vllm_memprof.launch.run import Job, run_engine
+    from vllm_memprof.record.schema import RunInfo
+    from vllm_memprof.sim.presets import resolve_model
+    from vllm_memprof.sim.runtime import ENV_STATE, prepare_runtime
+
+    runtime, preset = prepare_runtime(device, stack), resolve_model(model, [])
+    run_dir = folder / f"run{len(list(folder.iterdir()))}"
+    script = folder / f"{run_dir.name}.py"
+    script.write_text(source)
+    run_dir.mkdir()
+    # functions travel to the worker as they are; updates want weights in the plain format
+    single = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_ENABLE_NZ": "0"}
+    env = build_env(
+        os.environ, run_dir, "offline", {**runtime.env, **preset.env, **single, **(env or {})}
+    )
+    env.setdefault(ENV_STATE, str(folder / "devices"))
+    command = [str(runtime.python), str(script), preset.path, *args]
+    info = RunInfo(uuid.uuid4().hex, "offline", model, command, device=device, simulated=True)
+    run_engine(Job(info, run_dir, command, env, 240.0), PlainView(Shown("script", 0)))
+    done = subprocess.run([*MEMPROF, "report", str(run_dir), "--format", "json", "-o", str(run_dir / "report.json")],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return RunResult(0, done.stdout, run_dir)

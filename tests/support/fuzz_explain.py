@@ -39,6 +39,7 @@ from vllm_memprof.accounting.build import build_report
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.logs.figures import parse_lines
 from vllm_memprof.logs.lines import read_chunks, read_lines
+from vllm_memprof.logs.packed import logs_in
 from vllm_memprof.logs.starts import StartSorter
 from vllm_memprof.logs.to_record import to_runs
 from vllm_memprof.record.codec import to_json
@@ -135,7 +136,8 @@ def read(data: bytes) -> tuple[Facts, list[Run]]:
     Raises:
         MemprofError: the log cannot be read, and says so.
     """
-    lines = list(parse_lines(read_lines(read_chunks(io.BytesIO(data)))))
+    ((_, stream),) = logs_in(io.BytesIO(data), "log")
+    lines = list(parse_lines(read_lines(read_chunks(stream))))
     return {(figure.name, figure.value) for one in lines for figure in one.figures}, to_runs(
         StartSorter().sort(lines), "fuzz"
     )

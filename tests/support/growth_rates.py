@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.support.series import HEAVY, MIB, NOISE, PLATEAUS, simulated
-from vllm_memprof.accounting.serving_growth import LEAST_REQUESTS, LEAST_RISE_BYTES
-from vllm_memprof.accounting.trend import GROWING, trend
+from vllm_memprof.accounting.serving.growth import LEAST_REQUESTS, LEAST_RISE_BYTES
+from vllm_memprof.accounting.serving.trend import GROWING, trend
 
 LEAKS = {"leak/1": "leak of 1 MiB each request", "leak/20": "leak of 20 MiB each 20 requests"}
 Case = tuple[str, int, float]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 from rich.console import Console, RenderableType
 
 from tests.support.page import Page
 from vllm_memprof.accounting import Report
+from vllm_memprof.check.document import check_document
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
+from vllm_memprof.compare.document import diff_document
 from vllm_memprof.report import render_table
 from vllm_memprof.report.html import render_html
 
@@ -19,11 +22,11 @@ def table(report: Report, width: int, encoding: str = "utf-8", lang: str = "en")
 
 
 def diff_table(diff: Diff, width: int, encoding: str = "utf-8") -> str:
-    return printed(render_table(diff), width, encoding)
+    return printed(render_table(partial(diff_document, diff)), width, encoding)
 
 
 def check_table(result: CheckResult, width: int, encoding: str = "utf-8") -> str:
-    return printed(render_table(result), width, encoding)
+    return printed(render_table(partial(check_document, result)), width, encoding)
 
 
 def printed(what: RenderableType, width: int, encoding: str = "utf-8") -> str:

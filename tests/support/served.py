@@ -88,9 +88,10 @@ def traced(run: Run) -> Run:
     host = AliveStack([["/app/core.py", 7, ""]], 40, 40 * MIB, 0, 0)
     worker, core = run.processes
     of_device = AllocationTrace(
-        "device", 100, 100, 50, [device], 3, 5 * MIB, gib(20), "allocations/h-1.pickle"
-    )
-    of_host = AllocationTrace("host", 100, 40, None, [host])
+        "device", 100, 100, 50, 5 * MIB, gib(20), "allocations/h-1.pickle",
+        stacks=[device], other_stacks=3,
+    )  # fmt: skip
+    of_host = AllocationTrace("host", 100, 40, None, stacks=[host])
     worker = replace(worker, allocations=[of_device])
     return replace(run, processes=[worker, replace(core, allocations=[of_host])])
 

@@ -19,12 +19,14 @@ from tests.unit.accounting.test_requests import vision
 from tests.unit.report.test_requests import many as requests_by_hand
 from vllm_memprof.accounting import build_report
 from vllm_memprof.check.budget_file import parse_budget
+from vllm_memprof.check.document import check_document
 from vllm_memprof.check.limits import KEYS, Key
-from vllm_memprof.check.outcomes import check_report
+from vllm_memprof.check.outcomes import CheckResult, check_report
 from vllm_memprof.cli.show import draw
-from vllm_memprof.compare.diff import diff_reports
+from vllm_memprof.compare.diff import Diff, diff_reports
+from vllm_memprof.compare.document import diff_document
 from vllm_memprof.document import Document, Section
-from vllm_memprof.report.documents import Found, document
+from vllm_memprof.report.documents import document
 from vllm_memprof.sim.presets import find_preset, list_presets
 from vllm_memprof.sources import read_report, read_reports
 from vllm_memprof.text import Text
@@ -34,7 +36,7 @@ DOCS = ROOT / "docs"
 DATA = ROOT / "tests" / "data"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 #: Pages that lead through the tree, and so name it.
-GUIDES = [DOCS / "add-a-figure.md", DOCS / "from-byte-to-table.md"]
+GUIDES = [DOCS / "develop/add-a-figure.md", DOCS / "develop/from-byte-to-table.md"]
 WIDTH = 100
 
 
@@ -110,7 +112,7 @@ def test_lines_of_prose_are_at_most_100_wide(page: Path) -> None:
 
 def test_every_page_is_in_the_index() -> None:
     index = (DOCS / "README.md").read_text()
-    pages = [*DOCS.glob("*.md"), *DOCS.glob("concepts/*.md"), *DOCS.glob("adr/*.md")]
+    pages = [*DOCS.glob("*.md"), *DOCS.glob("concepts/*.md"), *DOCS.glob("develop/**/*.md")]
     found = {str(page.relative_to(DOCS)) for page in pages} - {"README.md"}
     assert {page for page in found if f"({page})" not in index} == set()
 
@@ -179,7 +181,7 @@ def test_a_name_that_is_not_there_is_found_out(name: str, words: set[str]) -> No
 
 
 def test_the_records_of_the_guide_are_those_of_the_run() -> None:
-    page = (DOCS / "from-byte-to-table.md").read_text()
+    page = (DOCS / "develop/from-byte-to-table.md").read_text()
     shown = json.loads(re.findall(r"```json\n(.*?)```", page, re.S)[0])
     shown["snapshot"].pop("…")
     events = [
@@ -233,14 +235,14 @@ def glossary() -> dict[str, tuple[list[str], set[str]]]:
     return parts
 
 
-def checked() -> Found:
+def checked() -> CheckResult:
     budget = 'min_kv_cache = "1GiB"\nmax_weights = 1\nfail_on = ["negative-kv"]\n'
     run = read_report(str(DATA / "recorded_tiny_tp2"))
     growth = '[regression]\nmax_weights_growth = "1%"\n'
     return check_report(run, parse_budget(f"[budget]\n{budget}{growth}", "budget.toml"), run)
 
 
-def compared() -> Found:
+def compared() -> Diff:
     runs = [read_report(str(DATA / name)) for name in ("recorded_013_tp2", "recorded_023_tp2")]
     return diff_reports(runs[0], runs[1])
 
@@ -339,8 +341,8 @@ def test_every_heading_of_a_log_has_an_entry_in_the_glossary(name: str) -> None:
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_every_heading_of_a_diff_and_a_check_has_an_entry_in_the_glossary(width: int) -> None:
-    assert list(lacking(document(compared(), width), "Diff")) == []
-    assert list(lacking(document(checked(), width), "Check")) == []
+    assert list(lacking(diff_document(compared(), width), "Diff")) == []
+    assert list(lacking(check_document(checked(), width), "Check")) == []
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)

@@ -35,6 +35,8 @@ PAGES = [
 NEED_ENGINE = {
     "offline": "test_offline.py",
     "plan": "test_offline.py",
+    "fit": "test_plans.py",
+    "share": "test_share.py",
     "sweep": "test_plans.py",
     "serve": "test_serve.py",
     "sim setup": "test_stacks.py",
@@ -45,7 +47,7 @@ NEED_NOTHING = ("attach", "explain", "report", "diff", "check", "doctor", "sim l
 #: What else the pages show, as a whole: how it is tested, or why not.
 OTHERS = {
     "python3 -m venv .venv && .venv/bin/pip install .": "a part of make test's own set-up",
-    "python -m pip install vllm-memprof": "the same from an index",
+    'python -m pip install "$MEMPROF"': "the same from a wheel",
 }
 #: Arguments of the engine that the pages use; those of memprof are read by memprof itself.
 ENGINE_OPTIONS = {

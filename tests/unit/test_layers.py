@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "check": {"accounting", "compare", "record"},
     "accuracy": set(),
     "holders": {"capture", "engines", "record", "sim", "launch"},
-    "report": {"accounting", "accuracy", "compare", "check", "holders", "plans", "record"},
+    "report": {"accounting", "accuracy", "record"},
     "sim": set(),
     "launch": {"record", "sim", "engines"},
     "plans": {"record", "accounting", "compare", "sim", "launch", "engines"},
@@ -108,8 +108,6 @@ ONLY = {
     ("logs", "engines"): {"", "base", "line_format"},
     ("holders", "capture"): {"driver_list"},
     ("holders", "launch"): {"doctor", "folder"},
-    ("report", "holders"): {"rows"},
-    ("report", "plans"): {"rows", "calibrated_rows", "share_rows"},
     ("report", "accuracy"): {"spread"},
 }
 #: layer -> packages that none of its modules imports at module level.

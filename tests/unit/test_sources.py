@@ -57,6 +57,32 @@ def test_a_run_that_failed_is_answered_with_what_its_log_says(tmp_path: Path) ->
     assert (failure.kind, failure.is_memory) == ("not-memory-at-all", False)
 
 
+def test_what_hooks_did_not_see_is_taken_from_the_log(tmp_path: Path) -> None:
+    """A run without a worker, and one whose workers recorded nothing: never less than explain."""
+    shutil.copytree(DATA / "recorded_killed_tp2", tmp_path / "run")
+    refused = (
+        "(Worker_TP{} pid=1) ERROR [worker.py:1] ValueError: Free memory on device (60.00/60.96 "
+        "GiB) on startup is less than desired GPU memory utilization (0.995, 60.66 GiB). Decrease "
+        "GPU memory utilization or reduce GPU memory used by other processes.\n"
+    )
+    (tmp_path / "run" / "engine.log").write_text(refused.format(0) + refused.format(1))
+    for events in (tmp_path / "run" / "events").iterdir():
+        rows = [
+            row
+            for row in events.read_text().splitlines()
+            if '"process"' in row or '"identity"' in row
+        ]
+        events.write_text("".join(row + "\n" for row in rows))
+    report = build_run(tmp_path / "run")
+    assert report.failure is not None
+    assert report.failure.kind == "neighbour"
+    assert "startup-refused" in {found.id for found in report.findings}
+    for events in (tmp_path / "run" / "events").iterdir():
+        events.unlink()
+    report = build_run(tmp_path / "run")
+    assert "startup-refused" in {found.id for found in report.findings}
+
+
 def test_a_run_that_ended_well_has_no_failure(run_dir: Path) -> None:
     (run_dir / "engine.log").write_text("OSError: [Errno 98] address already in use\n")
     assert build_run(run_dir).failure is None

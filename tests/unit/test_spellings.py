@@ -39,7 +39,8 @@ LOG = """{command}
 
 def figures(report: Report) -> str:
     """Return a report without the command as typed."""
-    return render_json(replace(report, run=replace(report.run, command=[])))
+    typed = {"command": [], "engine_command": []}
+    return render_json(replace(report, run=replace(report.run, **typed)))
 
 
 def recorded_with(words: list[str], folder: Path, name: str = "recorded_oom") -> Report:

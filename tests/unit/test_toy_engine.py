@@ -77,7 +77,7 @@ def test_its_equation_and_its_finding_are_in_the_report(run: Path, site: Path) -
     budget = rank_of(report)["budget"]
     assert (budget["equation"], budget["kv_cache_bytes"]) == ("TOY", KV_CACHE)
     assert [finding["id"] for finding in report["findings"]] == ["toy-share-small"]
-    said = memprof(site, "report", str(run))
+    said = memprof(site, "report", str(run), "--full")
     assert "int(free before loading x share - (weights))" in said
     assert "free before Toy loads its weights" in said
 

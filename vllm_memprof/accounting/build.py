@@ -6,15 +6,15 @@ import math
 from dataclasses import replace
 from typing import cast
 
-from vllm_memprof.accounting import equations, infer_equation
-from vllm_memprof.accounting.budgets import equation_budget, fit_device
-from vllm_memprof.accounting.device_memory import device_memory
+from vllm_memprof.accounting.budget import equations, infer_equation
+from vllm_memprof.accounting.budget.budgets import equation_budget, fit_device
+from vllm_memprof.accounting.budget.engine_options import is_cuda
+from vllm_memprof.accounting.budget.infer_equation import Printed, device_by_total
+from vllm_memprof.accounting.budget.kv import build_kv, infer_layout
+from vllm_memprof.accounting.deployment.ranks import fullest_notes
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
-from vllm_memprof.accounting.engine_figures import engine_figures
-from vllm_memprof.accounting.engine_options import is_cuda
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.findings.table import find
-from vllm_memprof.accounting.infer_equation import Printed, device_by_total
-from vllm_memprof.accounting.kv import build_kv, infer_layout
 from vllm_memprof.accounting.model import (
     Budget,
     Kv,
@@ -25,26 +25,28 @@ from vllm_memprof.accounting.model import (
     Tried,
 )
 from vllm_memprof.accounting.not_measured import not_measured
-from vllm_memprof.accounting.oom import failed_allocation
-from vllm_memprof.accounting.owners import owners_of
-from vllm_memprof.accounting.ranks import fullest_notes
-from vllm_memprof.accounting.readings import (
+from vllm_memprof.accounting.oom.failed_allocation import failed_allocation
+from vllm_memprof.accounting.oom.remedies import Case, remedies, with_values
+from vllm_memprof.accounting.owners.device_memory import device_memory
+from vllm_memprof.accounting.owners.in_torch import torch_owners
+from vllm_memprof.accounting.owners.outside_torch import owners_of
+from vllm_memprof.accounting.readings.startup import (
     StartupReadings,
     after,
     before,
+    engine_figures,
     first_device_total,
     grown_by,
     growth,
 )
-from vllm_memprof.accounting.remedies import Case, remedies
-from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
-from vllm_memprof.accounting.serving_growth import device_growth, host_growth, traced, with_room
+from vllm_memprof.accounting.serving.growth import device_growth, host_growth, traced, with_room
+from vllm_memprof.accounting.serving.requests import mm_profile, points, request_rows, stage_rows
 from vllm_memprof.accounting.summary import summarise, workers_by_label
-from vllm_memprof.accounting.torch_owners import torch_owners
+from vllm_memprof.engines.base import same_lines
 from vllm_memprof.engines.equation import Equation
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.loader import ProcessRecord, Run
-from vllm_memprof.record.spans import Edge, Span, first_of
+from vllm_memprof.record.spans import first_of
 from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
@@ -71,7 +73,7 @@ def build_report(run: Run) -> Report:
         ranks=ranks,
         findings=find(run, ranks),
         not_measured=not_measured(summary, workers, planned),
-        failure=run.failure,
+        failure=with_values(run.failure, ranks),
         growth=host_growth(run),
         allocations=traced(run),
     )
@@ -81,19 +83,22 @@ def rank_reports(
     run: Run, summary: RunSummary, workers: list[tuple[str, ProcessRecord]]
 ) -> list[RankReport]:
     """Reconcile the workers of one run folder; what they share with other hosts is in its group."""
-    not_own = nothing_later = None
-    if summary.mode == "plan" and summary.until != "ready":
+    evidence = EVIDENCE[run.source]
+    nothing_later = evidence.no_later
+    if nothing_later is None and summary.mode == "plan" and summary.until != "ready":
         nothing_later = text("memprof plan stops after the KV plan")
-    if run.source == "log":
-        not_own = text("a log holds the engine's figures only")
-        nothing_later = text("the log does not say")
     processes = [process for _, process in workers]
-    equation, chosen_by, tried = _equation(run, summary, processes, search=not_own is not None)
+    equation, chosen_by, tried = _equation(run, summary, processes, search=evidence.partial)
     replicas: dict[int | None, list[StartupReadings]] = {}
     for process in run.whole.processes:
         if process.is_worker:
             readings = StartupReadings(process.phases, {}, summary.simulated)
             replicas.setdefault(process.identity.dp_rank, []).append(readings)
+    plan = next((each.kv_plan for each in run.whole.planners), None) or {}
+    batched_tokens = plan.get("max_num_batched_tokens")
+    if not isinstance(batched_tokens, int):
+        given = read_options(run.info.command, [Option("max-num-batched-tokens", int)])
+        batched_tokens = cast("int | None", given.get("max_num_batched_tokens"))
     ranks = []
     for at, (label, process) in enumerate(workers):
         readings = StartupReadings(
@@ -102,22 +107,33 @@ def rank_reports(
             summary.simulated,
             equation,
             replicas[process.identity.dp_rank],
-            not_own,
+            evidence.no_own,
             nothing_later,
+            process.figures_half_units,
         )
         kv = _kv(run, process, readings, summary.engine)
-        oom = failed_allocation(process, run.oom_counters)
-        half_units = process.figures_half_units
+        oom = failed_allocation(run, process)
         budget = replace(
-            equation_budget(readings, kv, half_units, process.figures, summary.command),
+            equation_budget(readings, kv, process.figures, summary.command),
             chosen_by=chosen_by if equation is not None else None,
             tried=tried[at] if tried else [],
         )
-        budget = fit_device(budget, readings, kv, half_units, oom=oom, eager=summary.eager)
+        budget = fit_device(budget, readings, kv, oom=oom, eager=summary.eager)
         rank = _rank_report(run, label, process, readings, kv, budget, oom)
-        ranks.append(
-            rank if oom is None else _with_remedies(run, summary, rank, oom, not_own is not None)
-        )
+        if oom is not None:
+            case = Case(
+                rank=rank,
+                oom=oom,
+                env=run.info.env,
+                logged=evidence.partial,
+                simulated=summary.simulated,
+                eager=summary.eager,
+                cuda=is_cuda(summary.engine, summary.device),
+                engine=summary.engine,
+                max_batched_tokens=batched_tokens,
+            )
+            rank = replace(rank, oom=replace(oom, remedies=remedies(case)))
+        ranks.append(rank)
     return ranks
 
 
@@ -139,7 +155,8 @@ def _equation(
     by_total = device_by_total(engine, printed)
     if by_total is not None and (found is None or found.only is None):
         special = equations.of_device(by_total, release)
-        if special is not None:
+        # the form of the lines outranks the device: older releases had no equation of its own
+        if special is not None and all(same_lines(special.id, form) for form in run.forms):
             found, chosen_by = special, text("its device total, which is that of an Ascend 310P")
     result = infer_equation.search(engine, found, release, printed)
     return result.equation, result.chosen_by or chosen_by, result.tried
@@ -186,10 +203,18 @@ def _rank_report(
 ) -> RankReport:
     who = process.identity
     total = of.figure("device_total_bytes")
-    # what was spare at the serving peak, without what was read above it later
+    # the headroom at the serving peak, without what was read above it later
     later = (item.bytes or 0 for item in budget.held_at_peak if item.name == "held_later")
     room = None if budget.spare_bytes is None else budget.spare_bytes + sum(later)
     calls = empty_cache_calls(run, process)
+    owners, torch = owners_of(process), torch_owners(process.phases, kv.draft_bytes)
+    phases = []
+    for span in process.phases:
+        edges = (
+            replace(edge, owners=device_memory(span, edge, of.simulated, owners, torch))
+            for edge in span.edges
+        )
+        phases.append(replace(span, edges=tuple(edges)))
     return RankReport(
         rank=who.rank,
         label=label,
@@ -202,7 +227,7 @@ def _rank_report(
         ep_rank=who.ep_rank,
         device_total_bytes=first_device_total(process.phases) if total is None else total,
         initial_free_bytes=of.figure("initial_free_bytes"),
-        phases=_phases_with_owners(process, of.simulated, kv.draft_bytes),
+        phases=phases,
         budget=budget,
         kv=kv,
         empty_cache=calls,
@@ -222,58 +247,3 @@ def _rank_report(
         thinned=process.served.thinned,
         dropped=process.served.dropped,
     )
-
-
-def _with_remedies(
-    run: Run, summary: RunSummary, rank: RankReport, oom: Oom, logged: bool
-) -> RankReport:
-    oom = replace(oom, at_request=oom.at_request or _in_turn(run, oom))
-    case = Case(
-        rank=rank,
-        oom=oom,
-        env=run.info.env,
-        logged=logged,
-        simulated=summary.simulated,
-        eager=summary.eager,
-        cuda=is_cuda(summary.engine, summary.device),
-        engine=summary.engine,
-        max_batched_tokens=_batched_tokens(run),
-    )
-    return replace(rank, oom=replace(oom, remedies=remedies(case)))
-
-
-def _in_turn(run: Run, oom: Oom) -> int | None:
-    """Return which request of the run failed, counted from 1 in the order in which they began.
-
-    Of several in the step it is the first whose items were encoded; None where that is not known.
-    """
-    begun = [record.id for process in run.whole.processes for record in process.served.requests]
-    step = oom.requests or []
-    encoded = [each for each in step if any(item.encoded for item in each.items)]
-    failed = encoded[0].id if encoded else step[0].id if len(step) == 1 else None
-    return begun.index(failed) + 1 if failed in begun else None
-
-
-def _batched_tokens(run: Run) -> int | None:
-    """Return the most tokens of a step: by the KV plan, else as the command says."""
-    plan = next((each.kv_plan for each in run.whole.planners), None) or {}
-    planned = plan.get("max_num_batched_tokens")
-    if isinstance(planned, int):
-        return planned
-    given = read_options(run.info.command, [Option("max-num-batched-tokens", int)])
-    return cast("int | None", given.get("max_num_batched_tokens"))
-
-
-def _phases_with_owners(
-    process: ProcessRecord, simulated: bool, draft_kv_bytes: int | None
-) -> list[Span]:
-    owners = owners_of(process)
-    torch = torch_owners(process.phases, draft_kv_bytes)
-    phases = []
-    for span in process.phases:
-        edges = tuple(
-            Edge(edge.side, edge.snapshot, device_memory(span, edge, simulated, owners, torch))
-            for edge in span.edges
-        )
-        phases.append(replace(span, edges=edges))
-    return phases

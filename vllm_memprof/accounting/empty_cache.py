@@ -8,10 +8,11 @@ readings around the call.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
-from vllm_memprof.accounting.counters import counter
-from vllm_memprof.accounting.kv import worth_in_tokens
+from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.model import (
     ENGINE,
     MEMPROF,
@@ -21,11 +22,14 @@ from vllm_memprof.accounting.model import (
     OwnCall,
     ReclaimSummary,
 )
-from vllm_memprof.record.loader import ProcessRecord, Run
+from vllm_memprof.accounting.readings.counters import counter
+from vllm_memprof.record.loader import PrintedSleep, ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, ancestors
 from vllm_memprof.units import minus, sum_or_none
 
+#: Seconds, or bytes.
+_Number = TypeVar("_Number", int, float)
 _NOTHING = Snapshot(t_ns=0)
 #: Phases after which a start-up is over, the last first.
 _START_UP_ENDS = ("warm_up", "graph_capture", "kv_cache_alloc", "profile_run")
@@ -103,6 +107,12 @@ def _call(
     )
 
 
+def _known_sum(values: Iterable[_Number | None]) -> _Number | None:
+    """Return the sum of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
 def _compare(span: Span, later: Snapshot) -> int | None:
     before, after = span.before, span.after
     if before is None or after is None:
@@ -145,7 +155,7 @@ def _next_reading(spans: list[Span], span: Span) -> tuple[Snapshot | None, str |
 
 def cycles(process: ProcessRecord) -> list[Cycle]:
     """Return completed sleeps with their wake-ups, pauses with the weight updates in them, then
-    weight updates outside a pause, numbered from 1 each.
+    weight updates outside a pause, numbered from 1 each. A log prints sleeps alone.
     """
     spans = process.phases
     done = [span for span in spans if not span.open and span.error is None]
@@ -169,9 +179,39 @@ def cycles(process: ProcessRecord) -> list[Cycle]:
             if len(paused) > 1:
                 pauses.append([*paused, span])
             paused = []
-    found = _cycle_rows(spans, "sleep", [group for group in sleeps if len(group) > 1])
+    found = _printed_sleeps(process.sleeps)
+    found += _cycle_rows(spans, "sleep", [group for group in sleeps if len(group) > 1])
     found += _cycle_rows(spans, "pause", pauses)
     return found + _cycle_rows(spans, "weight_update", updates)
+
+
+def _printed_sleeps(sleeps: Sequence[PrintedSleep]) -> list[Cycle]:
+    """Return the sleeps that a log prints; all else of them is unknown."""
+    rows: list[Cycle] = []
+    before: int | None = None
+    for number, sleep in enumerate(sleeps, start=1):
+        rows.append(
+            Cycle(
+                kind="sleep",
+                number=number,
+                order=number - 1,
+                seconds=None,
+                asleep_used_bytes=sleep.in_use_bytes,
+                freed_bytes=sleep.freed_bytes,
+                asleep_residue_bytes=minus(sleep.in_use_bytes, before),
+                used_bytes=None,
+                free_bytes=None,
+                reserved_bytes=None,
+                residue_bytes=None,
+                allocated_residue_bytes=None,
+                cached_residue_bytes=None,
+                non_torch_residue_bytes=None,
+                emptied=False,
+                emptied_inside=False,
+            )
+        )
+        before = sleep.in_use_bytes
+    return rows
 
 
 def _cycle_rows(spans: list[Span], kind: str, groups: Sequence[list[Span]]) -> list[Cycle]:
@@ -198,12 +238,14 @@ def _cycle_rows(spans: list[Span], kind: str, groups: Sequence[list[Span]]) -> l
                 kind=kind,
                 number=number,
                 order=group[0].order,
-                seconds=_total(span.seconds for span in group),
-                asleep_used_bytes=None if asleep is None else _used(asleep),
-                used_bytes=_used(after),
+                seconds=_known_sum(span.seconds for span in group),
+                asleep_used_bytes=None if asleep is None else asleep.used_bytes,
+                freed_bytes=None,
+                asleep_residue_bytes=None,
+                used_bytes=after.used_bytes,
                 free_bytes=after.device_free_bytes,
                 reserved_bytes=after.reserved_bytes,
-                residue_bytes=minus(_used(after), _used(last)),
+                residue_bytes=minus(after.used_bytes, last.used_bytes),
                 allocated_residue_bytes=minus(after.allocated_bytes, last.allocated_bytes),
                 cached_residue_bytes=minus(_cached(after), _cached(last)),
                 non_torch_residue_bytes=minus(after.non_torch_bytes, last.non_torch_bytes),
@@ -226,39 +268,32 @@ def summarise_calls(
     every = [call for call in calls if call.by == ENGINE]
     engine = [call for call in every if not call.at_end]
     serving = [call for call in engine if call.while_serving]
-    ends = [
+    ends = (
         (phase, span.after)
         for phase in _START_UP_ENDS
         for span in process.phases
         if span.phase == phase and span.after is not None
-    ]
-    phase, left = ends[0] if ends else (None, None)
+    )
+    phase, left = next(ends, (None, None))
     cached = None if left is None else _cached(left)
     kept = None if left is None or cached is None else cached + (left.npu_workspace_bytes or 0)
-    by_module: dict[str, int] | None = {}
+    by_module: Counter[str] = Counter()
     for call in engine:
-        if by_module is None or call.freed_by_module is None:
-            by_module = None
-            continue
-        for name, size in call.freed_by_module.items():
-            by_module[name] = by_module.get(name, 0) + size
-    workspaces = [
-        call.freed_npu_workspace_bytes
-        for call in engine
-        if call.freed_npu_workspace_bytes is not None
-    ]
+        for name, size in (call.freed_by_module or {}).items():
+            by_module[name] += size
+    counted = engine and all(call.freed_by_module is not None for call in engine)
     return ReclaimSummary(
         calls=len(engine),
         calls_at_end=len(every) - len(engine),
         calls_while_serving=len(serving),
-        seconds=_total(call.seconds for call in engine),
+        seconds=_known_sum(call.seconds for call in engine),
         freed_cached_bytes=sum_or_none(call.freed_cached_bytes for call in engine),
-        freed_npu_workspace_bytes=sum(workspaces) if workspaces else None,
+        freed_npu_workspace_bytes=_known_sum(call.freed_npu_workspace_bytes for call in engine),
         freed_other_bytes=sum_or_none(call.freed_other_bytes for call in engine),
         refilled_bytes=sum_or_none(
             call.refilled_bytes for call in engine if call.refilled_by is not None
         ),
-        serving_seconds=_total(call.seconds for call in serving),
+        serving_seconds=_known_sum(call.seconds for call in serving),
         serving_freed_bytes=sum_or_none(call.freed_bytes for call in serving),
         serving_refilled_bytes=sum_or_none(
             call.refilled_bytes for call in serving if call.refilled_by is not None
@@ -267,9 +302,7 @@ def summarise_calls(
         left_cached_bytes=cached,
         left_npu_workspace_bytes=None if left is None else left.npu_workspace_bytes,
         left_kv_tokens=worth_in_tokens(kv, kept),
-        freed_by_module=dict(sorted(by_module.items()))
-        if engine and by_module is not None
-        else None,
+        freed_by_module=dict(sorted(by_module.items())) if counted else None,
         own=[_own(process.phases, call, left) for call in calls if call.by == MEMPROF],
     )
 
@@ -283,12 +316,3 @@ def _own(spans: list[Span], call: EmptyCacheCall, left: Snapshot | None) -> OwnC
     freed = call.freed_bytes
     kept = None if freed is None or again is None else freed - again
     return OwnCall(call.at, call.seconds, freed, kept, by)
-
-
-def _used(snapshot: Snapshot) -> int | None:
-    return minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
-
-
-def _total(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None

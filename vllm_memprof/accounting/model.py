@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from vllm_memprof.accounting.trend import Verdict
+from vllm_memprof.accounting.serving.trend import Verdict
+from vllm_memprof.record.allocations import TraceTotals
 from vllm_memprof.record.cause import NamedFailure
-from vllm_memprof.record.codec import OPTIONAL, Allowed, computed
+from vllm_memprof.record.codec import Allowed, computed, left_out
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.failures import StepReading as StepReading
 from vllm_memprof.record.failures import StepRequest as StepRequest
-from vllm_memprof.record.schema import REPORT_SCHEMA, DeploymentPart, PlannedRanks
+from vllm_memprof.record.samples import RequestFigures
+from vllm_memprof.record.schema import REPORT_SCHEMA, DeploymentPart, RunInfo, Snapshot
 from vllm_memprof.record.spans import DERIVED as DERIVED
 from vllm_memprof.record.spans import ESTIMATED as ESTIMATED
 from vllm_memprof.record.spans import MEASURED as MEASURED
@@ -24,6 +26,7 @@ from vllm_memprof.record.spans import MODELLED as MODELLED
 from vllm_memprof.record.spans import ComponentRow as ComponentRow
 from vllm_memprof.record.spans import DeviceMemory as DeviceMemory
 from vllm_memprof.record.spans import How, Span
+from vllm_memprof.units import minus
 
 ENGINE, MEMPROF = "engine", "memprof"
 EXACT, AT_MOST, AT_LEAST = "exact", "at_most", "at_least"
@@ -32,39 +35,17 @@ FIRST, COLLECTIVES, WALL, UNKNOWN = "first", "collectives", "wall", "unknown"
 PROCESS_ROLES = ("worker", "engine_core", "api")
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """The head of a report."""
+@dataclass
+class RunSummary(RunInfo):
+    """The head of a report: ``run.json``, with what its processes and the log add.
 
-    id: str
-    source: Annotated[str, Allowed(("hooks", "log"))]
-    status: str  # as recorded; "running" when the report was made before the end
-    model: str
-    mode: str  # serve | offline | plan
-    engine: str | None
-    engine_version: str | None
-    device: str | None
-    simulated: bool
-    device_profile: str | None
-    command: list[str]
-    started: str | None
-    seconds: float | None
-    exit_code: int | None = None
-    exit_reason: str | None = None
+    ``status`` is "running" when the report was made before the end. ``versions`` are those of all
+    processes, names with "-".
+    """
+
+    source: Annotated[str, Allowed(("hooks", "log"))] = "hooks"
     truncated: bool = False
     eager: bool = False  # --enforce-eager was given
-    notes: list[str] = field(default_factory=list)
-    empty_cache_at: list[str] = field(
-        default_factory=list
-    )  # memprof's own experiment: phases at whose end it called
-    ranks: PlannedRanks | None = None  # of a plan: which were run, and which they stand for
-    until: str | None = None  # of a plan: kv (it stopped at the KV plan) or ready
-    versions: dict[str, str] = field(default_factory=dict)  # package -> version, names with "-"
-    env: dict[str, str] = field(
-        default_factory=dict
-    )  # variables that bear on device memory, secrets redacted
-    host: str | None = None  # the launcher's
-    start_t_ns: int | None = None  # CLOCK_MONOTONIC of that host at launch
 
     @property
     @computed
@@ -93,7 +74,7 @@ class TermRow:
     subtracted: bool  # False: the engine reports it and subtracts it from nothing
     half_unit_bytes: int = 0  # half of the last printed digit; 0 from hooks
     #: What memprof divides the engine's figure into; the equation has it whole.
-    parts: tuple[ItemPart, ...] = field(default=(), metadata={"json": OPTIONAL})
+    parts: tuple[ItemPart, ...] = left_out(())
 
 
 @dataclass(frozen=True)
@@ -104,6 +85,13 @@ class Check:
     expected: int | None  # bytes, or the tokens or blocks that the name speaks of
     found: int | None
     ok: bool | None  # None: one of them is unknown
+
+    @classmethod
+    def of(cls, name: str, expected: float | None, found: float | None, slack: int = 0) -> Check:
+        """Compare two figures, that may differ by ``slack``."""
+        ok = None if expected is None or found is None else abs(expected - found) <= slack
+        whole = None if expected is None else int(expected)
+        return cls(name, whole, None if found is None else int(found), ok)
 
 
 @dataclass(frozen=True)
@@ -125,9 +113,7 @@ class AuditRow:
     @computed
     def difference_bytes(self) -> int | None:
         """The engine's figure less memprof's reading."""
-        if self.engine_bytes is None or self.own_bytes is None:
-            return None
-        return self.engine_bytes - self.own_bytes
+        return minus(self.engine_bytes, self.own_bytes)
 
     @property
     @computed
@@ -139,31 +125,19 @@ class AuditRow:
 
 
 @dataclass(frozen=True)
-class NotSubtracted:
-    """Memory that the run held and that no term of its equation subtracts."""
+class MemoryItem:
+    """Memory that a rank held: beside its KV cache at the serving peak, or beyond its equation."""
 
-    name: str
+    name: str  # of ``accounting.readings.quantities``
     title: str
     bytes: int | None
     how: How
-    formula: str  # in the names of figures and snapshots
     source: str  # the moment or the file it was read at
     reason: str | None = None  # why bytes is None
+    formula: str = left_out("")  # in the names of figures and snapshots
     required: bool = True  # False: does not apply to this run, and the sum does without it
-    kv_tokens: int | None = None
-    parts: tuple[ItemPart, ...] = ()  # empty: not divided
-
-
-@dataclass(frozen=True)
-class PeakItem:
-    """Memory that a rank holds beside its KV cache at the serving peak."""
-
-    name: str  # of ``accounting.quantities``
-    title: str
-    bytes: int | None
-    how: How
-    source: str  # the moment it was read at
-    reason: str | None = None  # why bytes is None
+    kv_tokens: int | None = left_out()
+    parts: tuple[ItemPart, ...] = left_out(())  # empty: not divided
 
 
 @dataclass(frozen=True)
@@ -241,12 +215,12 @@ class Budget:
     engine_kv_cache_bytes: int | None = None
     tolerance_bytes: int = 0
     checks: list[Check] = field(default_factory=list)
-    not_subtracted: list[NotSubtracted] = field(default_factory=list)
+    not_subtracted: list[MemoryItem] = field(default_factory=list)
     fits_request_bytes: int | None = None
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
     fits_request_tokens: int | None = None
     #: Beside the KV cache at the serving peak; an unknown one makes what follows estimated.
-    held_at_peak: list[PeakItem] = field(default_factory=list)
+    held_at_peak: list[MemoryItem] = field(default_factory=list)
     fits_device_bytes: int | None = None  # device total less held_at_peak
     fits_device_tokens: int | None = None
     #: The same if the allocator releases every unallocated block and operator workspace.
@@ -294,9 +268,7 @@ class Budget:
     @computed
     def residual_bytes(self) -> int | None:
         """What the engine granted minus what its equation gives from the recorded figures."""
-        if self.kv_cache_bytes is None or self.engine_kv_cache_bytes is None:
-            return None
-        return self.engine_kv_cache_bytes - self.kv_cache_bytes
+        return minus(self.engine_kv_cache_bytes, self.kv_cache_bytes)
 
     @property
     @computed
@@ -381,8 +353,8 @@ class Kv:
     group_count: int | None = None  # groups that share the blocks
     context_parallel: int = 1  # ranks that share the tokens of a request
     #: Of ``planned_bytes``, layers of the drafter; None: no drafter, or they share their bytes.
-    draft_bytes: int | None = field(default=None, metadata={"json": OPTIONAL})
-    draft_layers: int | None = field(default=None, metadata={"json": OPTIONAL})
+    draft_bytes: int | None = left_out()
+    draft_layers: int | None = left_out()
 
     @property
     def recorded(self) -> bool:
@@ -449,6 +421,10 @@ class Cycle:
     order: int  # of its first passage
     seconds: float | None  # of its passages
     asleep_used_bytes: int | None  # device memory in use while asleep; None for the others
+    #: From a log, which prints no more of a cycle: what the sleep freed, and how much more is in
+    #: use while asleep than in the sleep before.
+    freed_bytes: int | None
+    asleep_residue_bytes: int | None
     used_bytes: int | None  # device total - free, after it; other processes on the device count
     free_bytes: int | None  # of the device, after it
     reserved_bytes: int | None
@@ -618,30 +594,17 @@ class Deployment:
 
 
 @dataclass(frozen=True)
-class RequestRow:
-    """One request on one rank. Bytes unless the name says otherwise; None is unknown."""
+class RequestRow(RequestFigures):
+    """One request on one rank, with what its engine core knows."""
 
-    id: str
-    prompt_tokens: int | None
-    output_tokens: int | None  # None: it did not end
+    output_tokens: int | None = None  # None: it did not end
     #: Width and height in pixels as the encoder got them; None where they were not to be read.
-    images: list[list[int] | None]
-    allocated_peak_bytes: int | None  # highest that is known of the steps that had it
-    left_allocated_bytes: int | None  # allocated after it less before it
-    left_reserved_bytes: int | None
-    #: mm_encoder, mm_merge, mm_cache_insert, mm_cache_evict, or step for the rest of a step.
-    peak_stage: str | None
-    #: Whether the peak is exact; else it is the highest reading, and no step of the request was
-    #: above ``allocated_peak_at_most_bytes``.
-    peak_exact: bool = False
+    images: list[list[int] | None] = field(default_factory=list)
+    #: No step of the request was above it.
     allocated_peak_at_most_bytes: int | None = None
-    #: Most other requests that were in a step with it; the memory is that of all of them.
-    others: int | None = None
-    allocated_before_bytes: int | None = None
     image_tokens: int | None = None  # of the language model, all items
     begin_seconds: float | None = None  # since the launch
     end_seconds: float | None = None
-    sampled_steps: int | None = None  # steps that had it and were read
     reason: str | None = None  # why it ended, as the engine names it
     finished: bool | None = None  # False: the process failed or ended with it
 
@@ -705,7 +668,7 @@ class OwnerGrowth:
     readings: int
     #: Over requests that finished; None where none is known, or too few.
     bytes_per_request: float | None = None
-    bytes_per_request_low: float | None = None  # of the interval, see accounting/trend.py
+    bytes_per_request_low: float | None = None  # of the interval, see accounting/serving/trend.py
     bytes_per_request_high: float | None = None
     bytes_per_hour: float | None = None
     bytes_per_hour_low: float | None = None
@@ -745,22 +708,14 @@ class AllocationSite:
 
 
 @dataclass(frozen=True)
-class TracedProcess:
+class TracedProcess(TraceTotals):
     """A process whose allocations were traced over some requests."""
 
-    memory: Annotated[str, Allowed(("device", "host"))]
-    roles: list[str]
-    label: str | None
-    host: str | None
-    pid: int | None
-    asked: int  # requests, as --trace-allocations says
-    requests: int  # that ended while it was traced
-    half_requests: int | None
-    sites: list[AllocationSite]  # those that grew most first
-    other_bytes: int  # of stacks that the record does not list
-    untraced_bytes: int | None  # alive, allocated before tracing began; None of host memory
-    snapshot: str | None  # in the run folder, for PyTorch's memory viewer
-    reason: str | None  # why nothing was traced
+    roles: list[str] = field(default_factory=list)
+    label: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    sites: list[AllocationSite] = field(default_factory=list)  # those that grew most first
 
 
 @dataclass(frozen=True)
@@ -787,35 +742,40 @@ class Oom:
     #: Of a log without a phase: the last phase whose lines come before the message.
     last_phase: str | None = None
     #: Of what was asked for, where a message printed it rounded: half its last digit.
-    requested_half_unit_bytes: int = field(default=0, metadata={"json": OPTIONAL})
+    requested_half_unit_bytes: int = left_out(0)
     #: Part of a step, see ``record.failures.STAGE_OF``; None: not known.
-    stage: str | None = field(default=None, metadata={"json": OPTIONAL})
-    site: str | None = field(default=None, metadata={"json": OPTIONAL})  # file:line
-    chain: list[str] = field(
-        default_factory=list, metadata={"json": OPTIONAL}
-    )  # module:function, innermost first
+    stage: str | None = left_out()
+    site: str | None = left_out()  # file:line
+    chain: list[str] = left_out(list)  # module:function, innermost first
     #: Of the step that failed; None: no step, or not known.
-    requests: list[StepRequest] | None = field(default=None, metadata={"json": OPTIONAL})
-    at_request: int | None = field(default=None, metadata={"json": OPTIONAL})  # counted from 1
-    request_count: int | None = field(default=None, metadata={"json": OPTIONAL})
-    input: str | None = field(default=None, metadata={"json": OPTIONAL})  # name of its file
+    requests: list[StepRequest] | None = left_out()
+    at_request: int | None = left_out()  # counted from 1
+    request_count: int | None = left_out()
+    input: str | None = left_out()  # name of its file
     #: Of a log: what the parts of a step took before.
-    readings: list[StepReading] = field(default_factory=list, metadata={"json": OPTIONAL})
+    readings: list[StepReading] = left_out(list)
     #: Of the allocator's variable, in the process that failed; None: not read.
-    allocator_settings: str | None = field(default=None, metadata={"json": OPTIONAL})
+    allocator_settings: str | None = left_out()
     #: The device at the failure; those that are no part of another add up to its total.
-    owners: list[ComponentRow] = field(default_factory=list, metadata={"json": OPTIONAL})
-    free_blocks: FreeBlocks | None = field(default=None, metadata={"json": OPTIONAL})
-    remedies: list[Remedy] = field(default_factory=list, metadata={"json": OPTIONAL})
+    owners: list[ComponentRow] = left_out(list)
+    free_blocks: FreeBlocks | None = left_out()
+    remedies: list[Remedy] = left_out(list)
 
     @property
     @computed
     def missing_bytes(self) -> int | None:
         """Return what was asked for less what was free on the device; None: free in pieces."""
-        if self.requested_bytes is None or self.free_bytes is None:
-            return None
-        missing = self.requested_bytes - self.free_bytes
-        return missing if missing > 0 else None
+        missing = minus(self.requested_bytes, self.free_bytes)
+        return missing if missing is not None and missing > 0 else None
+
+    @property
+    def used_bytes(self) -> int | None:
+        """Return what was in use on the device."""
+        return minus(self.device_total_bytes, self.free_bytes)
+
+    def taken_since(self, start: Snapshot | None) -> int | None:
+        """Return by how much the device got fuller from a reading to the failure, bytes."""
+        return minus(self.used_bytes, None if start is None else start.used_bytes)
 
 
 @dataclass(frozen=True)
@@ -855,18 +815,18 @@ class RankReport:
         None  # of a log, the first and the last of a worker that nothing names
     )
     #: While it served, where the run was sampled; requests in the order in which they began.
-    requests: list[RequestRow] = field(default_factory=list, metadata={"json": OPTIONAL})
-    stages: list[StageRow] = field(default_factory=list, metadata={"json": OPTIONAL})
-    samples: list[Point] = field(default_factory=list, metadata={"json": OPTIONAL})
-    growth: list[OwnerGrowth] = field(default_factory=list, metadata={"json": OPTIONAL})
+    requests: list[RequestRow] = left_out(list)
+    stages: list[StageRow] = left_out(list)
+    samples: list[Point] = left_out(list)
+    growth: list[OwnerGrowth] = left_out(list)
     #: What profiling assumed of multimodal items, and what came.
-    mm_profile: MmProfile | None = field(default=None, metadata={"json": OPTIONAL})
+    mm_profile: MmProfile | None = left_out()
     #: Older samples are lowest and highest values of several readings.
-    thinned: bool = field(default=False, metadata={"json": OPTIONAL})
+    thinned: bool = left_out(False)
     #: Kind of event -> lines that are in no file any more, because the files are bounded.
-    dropped: dict[str, int] = field(default_factory=dict, metadata={"json": OPTIONAL})
+    dropped: dict[str, int] = left_out(dict)
     #: Of a deployment whose engines have budgets of their own: prefill | decode.
-    group: str | None = field(default=None, metadata={"json": OPTIONAL})
+    group: str | None = left_out()
 
     @property
     @computed
@@ -910,11 +870,11 @@ class Report:
     #: What failed first, by the log; None: nothing, or the run has no log.
     failure: NamedFailure | None = None
     #: Resident host memory of each process while it served, where the run was sampled.
-    growth: list[HostGrowth] = field(default_factory=list, metadata={"json": OPTIONAL})
+    growth: list[HostGrowth] = left_out(list)
     #: With --trace-allocations: lines of code whose memory stayed.
-    allocations: list[TracedProcess] = field(default_factory=list, metadata={"json": OPTIONAL})
+    allocations: list[TracedProcess] = left_out(list)
     #: Of processes on several hosts; None: one host.
-    deployment: Deployment | None = field(default=None, metadata={"json": OPTIONAL})
+    deployment: Deployment | None = left_out()
     SCHEMA: ClassVar[str] = REPORT_SCHEMA
 
     @property

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import NotMeasured, RunSummary
 from vllm_memprof.engines import VLLM, row_of_run
 from vllm_memprof.record.loader import ProcessRecord
-from vllm_memprof.text import text
 
 #: Phases that come after the KV plan, where ``memprof plan`` stops the engine.
 _AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up", "request")
@@ -23,10 +23,10 @@ def not_measured(
         workers: its workers by label.
         planned: a process of the run recorded a KV plan.
     """
-    if summary.source == "log":
+    if (none := EVIDENCE[summary.source].no_snapshot) is not None:
         seen = {span.phase for _, process in workers for span in process.phases}
         absent = [phase for phase in VLLM.phases if phase not in seen]
-        return [NotMeasured(phase, text("no snapshot of memory in the log")) for phase in absent]
+        return [NotMeasured(phase, none) for phase in absent]
     rows: list[NotMeasured] = []
     for phase in row_of_run(summary.engine).phases:
         reasons: dict[str, list[str]] = {}

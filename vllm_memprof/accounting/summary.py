@@ -1,12 +1,16 @@
-"""The head of a report: the run in short, and its workers by label."""
+"""The head of a report: the run in short, and its workers by label; what is said of both."""
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.engine_options import is_eager
+from typing import Protocol
+
+from vllm_memprof.accounting.budget.engine_options import is_eager
+from vllm_memprof.accounting.deployment.ranks import rank_notes, step_notes
 from vllm_memprof.accounting.model import RunSummary
-from vllm_memprof.accounting.ranks import rank_notes, step_notes
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.loader import ProcessRecord, Run
+from vllm_memprof.tables import UNKNOWN
+from vllm_memprof.text import text
 
 
 def summarise(run: Run) -> RunSummary:
@@ -27,33 +31,47 @@ def summarise(run: Run) -> RunSummary:
             f"{', '.join(info.empty_cache_at)}; the run was changed by it",
         )
     return RunSummary(
-        id=info.id,
+        **{
+            **vars(info),
+            "engine": engine,
+            "engine_version": info.engine_version or versions.get(engine or ""),
+            # a launcher may know only the name of a profile
+            "device": chips[0] if chips else info.device,
+            "notes": notes,
+            "versions": versions,
+        },
         source=run.source,
-        status=info.status,
-        model=info.model,
-        mode=info.mode,
-        engine=engine,
-        engine_version=info.engine_version or versions.get(engine or ""),
-        # a launcher may know only the name of a profile
-        device=chips[0] if chips else info.device,
-        simulated=info.simulated,
-        device_profile=info.device_profile,
-        command=info.command,
-        started=info.started,
-        seconds=info.seconds,
-        exit_code=info.exit_code,
-        exit_reason=info.exit_reason,
         truncated=run.truncated,
         eager=is_eager(info.command, engine) or is_eager(info.engine_command, engine),
-        notes=notes,
-        empty_cache_at=info.empty_cache_at,
-        ranks=info.ranks,
-        until=info.until,
-        versions=versions,
-        env=dict(info.env),
-        host=info.host,
-        start_t_ns=info.start_t_ns,
     )
+
+
+class RunsEngine(Protocol):
+    """What names the engine that it ran."""
+
+    @property
+    def engine(self) -> str | None: ...
+    @property
+    def engine_version(self) -> str | None: ...
+
+
+def engine_name(run: RunsEngine) -> str:
+    """Return the engine of a run with its version, "" where neither is known."""
+    return " ".join(part for part in (run.engine, run.engine_version) if part)
+
+
+def engine_text(run: RunSummary) -> str:
+    """Return the same, in words where neither is known."""
+    return engine_name(run) or text("engine unknown")
+
+
+def device_text(run: RunSummary) -> str:
+    """Return the device of a run, and what simulates it."""
+    device = run.device or text("device unknown")
+    if not run.simulated:
+        return device
+    profile = run.device_profile or UNKNOWN
+    return text("{device} [simulated: profile {profile}]", device=device, profile=profile)
 
 
 def workers_by_label(run: Run) -> list[tuple[str, ProcessRecord]]:

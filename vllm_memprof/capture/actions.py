@@ -236,11 +236,8 @@ def leave_device_ready(recorder: Recorder, call: Call) -> None:
     worker = getattr(call.subject, "worker", None)
     if call.error is not None or worker is None:
         return
-    recorder.probe.device = identity.device_index(worker)
     empty_cache.keep_worker(recorder, worker)
-    known = identity.of_worker(worker, recorder)
-    recorder.notes.label = str(known["label"])
-    recorder.emit("identity", **known)
+    identity.tell_worker(recorder, worker)
     figures.read_worker(recorder, worker)
     recorder.emit_figures("init_device")
     recorder.hooks.bind_instance(worker)

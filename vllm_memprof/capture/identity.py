@@ -13,39 +13,65 @@ from typing import Any
 from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.recorder import Recorder
 
+#: Ranks of an identity event.
+RANKS = ("rank", "local_rank", "dp_rank", "pp_rank", "tp_rank", "ep_rank")
 _ENGINE_NAME = re.compile(r"EngineCore_DP(\d+)")
 
 
-def device_index(worker: Any) -> int | None:
-    return _int(reach(worker, "device.index"))
+def tell(
+    recorder: Recorder, device: int | None, label: str, world_size: int | None, **ranks: int | None
+) -> None:
+    """Write who this process is, and keep its device and its label.
 
-
-def of_worker(worker: Any, recorder: Recorder) -> dict[str, object]:
-    """Return the keys of an identity event, once the parallel groups exist."""
-    parallel = getattr(worker, "parallel_config", None)
-    ranks = {name: _rank_in(f"get_{name}_group") for name in ("tp", "pp", "ep")}
-    dp_rank, dp_known = data_parallel_rank(parallel)
-    device = device_index(worker)
+    Args:
+        recorder: of this process.
+        device: index of its device.
+        label: of its rank.
+        world_size: ranks of its replica.
+        ranks: ``RANKS`` that are known.
+    """
+    recorder.probe.device, recorder.notes.label = device, label
     backend = recorder.probe.backend
-    return {
-        "role": recorder.role,
-        "roles": sorted(recorder.roles),
-        "rank": _int(getattr(worker, "rank", None)),
-        "local_rank": _int(getattr(worker, "local_rank", None)),
-        "dp_rank": dp_rank,
-        "pp_rank": ranks["pp"],
-        "tp_rank": ranks["tp"],
-        "ep_rank": ranks["ep"],
-        "device_index": device,
-        "label": label(
-            dp_rank if dp_known else None,
-            ranks["pp"] if _size(parallel, "pipeline") > 1 else None,
+    recorder.emit(
+        "identity",
+        role=recorder.role,
+        roles=sorted(recorder.roles),
+        **{**dict.fromkeys(RANKS), **ranks},
+        device_index=device,
+        label=label,
+        soc=None if backend is None or device is None else backend.device_name(device),
+        world_size=world_size,
+    )
+
+
+def tell_role(recorder: Recorder, role: str) -> None:
+    """Write what a process without a device is, so that its death is told apart."""
+    recorder.roles.add(role)
+    recorder.emit("identity", role=recorder.role, roles=sorted(recorder.roles))
+
+
+def tell_worker(recorder: Recorder, worker: Any) -> None:
+    """Write who a worker of vLLM is, once the parallel groups exist."""
+    parallel = getattr(worker, "parallel_config", None)
+    tp, pp, ep = (_rank_in(f"get_{name}_group") for name in ("tp", "pp", "ep"))
+    dp, dp_known = data_parallel_rank(parallel)
+    tell(
+        recorder,
+        _int(reach(worker, "device.index")),
+        label(
+            dp if dp_known else None,
+            pp if _size(parallel, "pipeline") > 1 else None,
             _rank_in("get_pcp_group") if _size(parallel, "prefill_context") > 1 else None,
-            ranks["tp"],
+            tp,
         ),
-        "soc": None if backend is None or device is None else backend.device_name(device),
-        "world_size": _int(getattr(parallel, "world_size", None)),
-    }
+        _int(getattr(parallel, "world_size", None)),
+        rank=_int(getattr(worker, "rank", None)),
+        local_rank=_int(getattr(worker, "local_rank", None)),
+        dp_rank=dp,
+        pp_rank=pp,
+        tp_rank=tp,
+        ep_rank=ep,
+    )
 
 
 def label(

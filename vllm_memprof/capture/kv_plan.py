@@ -231,10 +231,15 @@ def bytes_per_token(groups: Sequence[Group]) -> int | float | None:
     return None if not values or None in values else sum(values)
 
 
+#: Modules that may have the functions of vLLM's KV plan; the second is there from 0.33 on.
+_PLANNERS = ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning")
+
+
 def max_concurrency(vllm_config: Any, config: Any) -> float | None:
     """Return the requests of full length that fit, by the engine's own (pure) function."""
-    module = sys.modules.get("vllm.v1.core.kv_cache_utils")
-    compute = getattr(module, "get_max_concurrency_for_kv_cache_config", None)
+    name = "get_max_concurrency_for_kv_cache_config"
+    modules = map(sys.modules.get, _PLANNERS)
+    compute = next((found for each in modules if (found := getattr(each, name, None))), None)
     if compute is None or not config.kv_cache_groups:
         return None
     return float(compute(vllm_config, config))

@@ -39,6 +39,12 @@ def register_in_fork(role: str) -> None:
         RECORDER.roles.add(role)
 
 
+def emit(kind: str, **fields: object) -> None:
+    """Write an event of this process, where it is recorded."""
+    if RECORDER is not None:
+        RECORDER.emit(kind, **fields)
+
+
 def __getattr__(name: str) -> Callable[[], None]:
     """Return ``register_<engine>``, the entry point of an engine but vLLM."""
     for engine in ENGINES:

@@ -66,6 +66,7 @@ class _Ring:
 
     def _next_file(self) -> LineFile:
         self.close()
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         gone = None
         if len(self._kinds) == FILES:
             self._path(self._number - FILES).unlink(missing_ok=True)
@@ -149,9 +150,7 @@ class SampleFiles:
         self._folder = run_dir / SAMPLES_DIR / f"{host_name()}-{os.getpid()}"
         self._largest = largest
         self._lock = threading.RLock()  # of the steps' thread and the one that reads the device
-        self._losses = losses
-        self._lost = False  # the last line could not be written
-        self._opened = False
+        self._attempt = (losses or EventWriter(run_dir)).attempt
         self._levels = [_Ring(self._folder, str(n), size) for n, size in enumerate(LEVEL_BYTES)]
         self._requests = _Ring(self._folder, "requests", REQUESTS_BYTES, self._dropped)
         self._sums: dict[tuple[str, int], _Sum] = {}
@@ -187,13 +186,13 @@ class SampleFiles:
             self._templates[kind] = names, template
         filled = (template % (t_ns, step, steps, *values)).replace("None", "null")
         with self._lock:
-            if self._write(self._levels[0], kind, f"{filled}{rest}}}\n".encode()):
+            if self._attempt(self._levels[0].write, kind, f"{filled}{rest}}}\n".encode()):
                 self._fold(kind, 0, t_ns, step, names, values, (t_ns, 1, steps, values, values))
 
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write a stage or an edge of a request."""
         with self._lock:
-            self._write(self._requests, kind, line_of({"kind": kind, **fields}))
+            self._attempt(self._requests.write, kind, line_of({"kind": kind, **fields}))
 
     def close(self) -> None:
         for ring in (*self._levels, self._requests):
@@ -230,28 +229,8 @@ class SampleFiles:
         row |= {} if step is None else {"step": step}
         row |= {"steps": steps, **_known(names, last)}
         row |= {"low": _known(names, low), "high": _known(names, high)}
-        if self._write(self._levels[level + 1], kind, line_of(row)):
+        if self._attempt(self._levels[level + 1].write, kind, line_of(row)):
             self._fold(kind, level + 1, t_ns, step, names, last, whole)
-
-    def _write(self, ring: _Ring, kind: str, line: bytes) -> bool:
-        if self._lost and self._losses is not None and self._losses.loses:
-            self._losses.count_lost()
-            return False
-        try:
-            if not self._opened:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._opened = True
-            ring.write(kind, line)
-        except OSError as error:
-            self._lost = True
-            if self._losses is not None:
-                self._losses.count_lost(error)
-            return False
-        if self._lost:
-            self._lost = False
-            if self._losses is not None:
-                self._losses.written_again()
-        return True
 
     def _dropped(self, kinds: dict[str, int]) -> None:
         """Say what has gone, and write the largest again."""
@@ -263,7 +242,7 @@ class SampleFiles:
         self.event("dropped", {"t_ns": latest, "kinds": dict(self._gone)})
         for fields in kept:
             line = line_of({"kind": "request_memory", **fields, "again": True})
-            self._write(self._requests, "again", line)
+            self._attempt(self._requests.write, "again", line)
 
 
 def _known(names: tuple[str, ...], values: Values) -> dict[str, object]:

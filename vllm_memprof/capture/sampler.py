@@ -32,6 +32,7 @@ from vllm_memprof.record.schema import (
     SAMPLED_REQUESTS,
 )
 from vllm_memprof.redact import redact_text
+from vllm_memprof.units import minus
 
 #: The part of a step outside the multimodal stages.
 STEP = "step"
@@ -241,7 +242,9 @@ class Sampler:
         if self._output is not None:
             self._end_step()
         if self._cache is None:
-            self._cache = _cache_of(runner)
+            cache = getattr(runner, "encoder_cache", None)
+            cache = getattr(cache, "encoder_outputs", cache)  # of the V2 runner
+            self._cache = cache if isinstance(cache, dict) else None
             self.config = reach(runner, "model_config.hf_config")
         new, finished = output.scheduled_new_reqs, output.finished_req_ids
         now = self._last
@@ -385,8 +388,8 @@ class Sampler:
             "allocated_run_peak_bytes": self._run_peaks[0],
             "peak_stage": stage,
             "peak_step": step,
-            "left_allocated_bytes": _minus(now.allocated, before.allocated),
-            "left_reserved_bytes": _minus(now.reserved, before.reserved),
+            "left_allocated_bytes": minus(now.allocated, before.allocated),
+            "left_reserved_bytes": minus(now.reserved, before.reserved),
             "finished": finished,
             "prompt_tokens": running.prompt_tokens,
             "items": running.items,
@@ -404,10 +407,6 @@ class Sampler:
         return [kept[count] for count in sorted(kept)]
 
     # --- multimodal stages of a worker
-
-    @property
-    def in_step(self) -> bool:
-        return self._output is not None
 
     def begin_stage(
         self, stage: str, inputs: Mapping[str, Sequence[int]] | None = None
@@ -450,7 +449,7 @@ class Sampler:
         for kind in ("allocated_peak", "reserved_peak"):
             high, old = getattr(after, kind), getattr(before, kind)
             # one that rose in between is the stage's
-            peaks[f"{kind}_bytes"] = high if (_minus(high, old) or 0) > 0 else None
+            peaks[f"{kind}_bytes"] = high if (minus(high, old) or 0) > 0 else None
         cache = self._cache
         self.files.event(
             "stage",
@@ -465,7 +464,7 @@ class Sampler:
                 "allocated_bytes": after.allocated,
                 "reserved_before_bytes": before.reserved,
                 "reserved_bytes": after.reserved,
-                "allocated_total_bytes": _minus(after.total, before.total),
+                "allocated_total_bytes": minus(after.total, before.total),
                 **peaks,
                 "encoder_cache_bytes": None if cache is None else _bytes_of(list(cache.values())),
                 "error": None if error is None else f"{type(error).__name__}: {error}",
@@ -625,20 +624,9 @@ class Sampler:
             call(written)
 
 
-def _minus(value: int | None, other: int | None) -> int | None:
-    return None if value is None or other is None else value - other
-
-
 def clean_id(name: str) -> str:
     """Return a request's id without secrets, and not longer than an id is."""
     return redact_text(str(name))[:_ID_LENGTH]
-
-
-def _cache_of(runner: Any) -> Mapping[str, Any] | None:
-    """Return the runner's outputs of the encoder by hash; None where it keeps none."""
-    cache = getattr(runner, "encoder_cache", None)
-    cache = getattr(cache, "encoder_outputs", cache)  # of the V2 runner
-    return cache if isinstance(cache, dict) else None
 
 
 def _bytes_of(tensor: Any) -> int:

@@ -92,10 +92,9 @@ def _binds(node: ast.stmt, name: str) -> bool:
 
 def _find_source(module_name: str, path: list[str] | None) -> Path | None:
     """The file of a module, found without importing its packages."""
-    name, spec = "", None
-    for part in module_name.split("."):
-        name = f"{name}.{part}".lstrip(".")
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
+    spec = None
+    for part in module_name.split("."):  # a folder without __init__.py asks for an imported parent
+        spec = importlib.machinery.PathFinder.find_spec(part, path)
         if spec is None or spec.submodule_search_locations is None:
             break  # a compiled module makes its submodules itself
         path = list(spec.submodule_search_locations)

@@ -95,18 +95,33 @@ class EventWriter:
             nothing: a full disk or an unwritable folder ends the writing, not the engine.
         """
         event = {"kind": kind, "t_ns": time.monotonic_ns(), **fields}
+        written = self.attempt(self._write, event, role)
+        if written and self.written is not None:
+            self.written()
+
+    def attempt(self, write: Callable[..., None], *arguments: object) -> bool:
+        """Write a line, of this file or another one of this process; count it where that fails.
+
+        While lines are lost it is tried once a second; the first one that is written again is
+        followed by what was lost.
+
+        Args:
+            write: may raise OSError.
+            arguments: of it.
+        """
         with self._lock:
-            loss = self._loss
+            if self._loss is not None and self.loses:
+                self._loss.events += 1
+                return False
             now = time.monotonic_ns()
-            if loss is not None and now < loss.retry_t_ns:
-                loss.events += 1
-                return
             try:
-                self._write(event, self._file or self._open(role))
+                write(*arguments)
+                if self._loss is not None:
+                    self._put(b"", self._file or self._open("unknown"))
             except OSError as error:
                 self._lose(error, now)
-        if self.written is not None:
-            self.written()
+                return False
+        return True
 
     def after_fork(self) -> None:
         """Forget the parent's file; the child opens its own at its first event."""
@@ -119,32 +134,9 @@ class EventWriter:
 
     @property
     def loses(self) -> bool:
-        """Whether lines are lost now; another file of this process need not be tried either."""
+        """Whether lines are lost now, and nothing is tried."""
         loss = self._loss
         return loss is not None and time.monotonic_ns() < loss.retry_t_ns
-
-    def count_lost(self, error: OSError | None = None) -> None:
-        """Count a line that belongs to another file of this process and could not be written.
-
-        Args:
-            error: why; None: it was not tried.
-        """
-        with self._lock:
-            if error is not None or self._loss is None:
-                self._lose(error or OSError("not written"), time.monotonic_ns())
-            else:
-                self._loss.events += 1
-
-    def written_again(self) -> None:
-        """Say what was lost, now that another file of this process could be written again."""
-        with self._lock:
-            loss, now = self._loss, time.monotonic_ns()
-            if loss is None:
-                return
-            try:
-                self._put(b"", self._file or self._open("unknown"))
-            except OSError as error:
-                self._lose(error, now)
 
     def _open(self, role: str) -> LineFile:
         self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -159,8 +151,9 @@ class EventWriter:
         self._file, self._room_at = file, len(first)
         return file
 
-    def _write(self, event: Mapping[str, object], file: LineFile) -> None:
+    def _write(self, event: Mapping[str, object], role: str) -> None:
         """Write an event, or count it where the file has no room for it."""
+        file = self._file or self._open(role)
         line, kind = line_of(event), str(event["kind"])
         seldom = kind in ("dropped", "lost") or event.get("phase") in _SELDOM
         room = EVENTS_BYTES - (0 if seldom else _RESERVE_BYTES)
@@ -170,7 +163,7 @@ class EventWriter:
         count = self._dropped[kind] = self._dropped.get(kind, 0) + 1
         if kind != "dropped" and count & (count - 1) == 0:
             kinds = dict(self._dropped)
-            self._write({"kind": "dropped", "t_ns": event.get("t_ns"), "kinds": kinds}, file)
+            self._write({"kind": "dropped", "t_ns": event.get("t_ns"), "kinds": kinds}, role)
 
     def _put(self, line: bytes, file: LineFile) -> None:
         """Write a line; after a loss, behind an event that says what was lost."""

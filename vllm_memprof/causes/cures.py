@@ -52,6 +52,11 @@ BATCHED = Cure(
     argument="--max-num-batched-tokens",
     engine=VLLM,
 )
+KV_BYTES = Cure(
+    text("the engine takes this size as it is, whether the device has it or not"),
+    argument="--kv-cache-memory-bytes",
+    engine=VLLM,
+)
 CHUNKED = Cure(
     text("fewer tokens per step need less activation memory"),
     argument="--chunked-prefill-size",
@@ -130,6 +135,18 @@ FREE_DEVICE = Cure(
 KILL_LEFT = Cure(
     text("an engine process that outlives its server keeps all its memory"),
     action=text("end the process that was left over (memprof who names it), then start again"),
+)
+NOT_RETURNED = Cure(
+    text("the driver gives memory back late after a kill, or to a process that is not shown here"),
+    action=text("wait a moment, look on the host and in other containers, else reset the device"),
+)
+NOT_EXPANDABLE = Cure(
+    text("sleep mode keeps its memory in a pool of its own"),
+    action=text("leave expandable_segments out of the allocator's variable"),
+)
+LIMITS = Cure(
+    text("the engine's processes open many files and threads"),
+    action=text("raise the limit: ulimit -n and ulimit -u, in docker --pids-limit"),
 )
 OWN_DEVICE = Cure(
     text("two processes that allocate on one device disturb each other's readings"),

@@ -16,6 +16,7 @@ LINES_BEFORE, LINES_AFTER = 150, 80
 
 #: Marks that the reader puts into the text where it knows more than one line says.
 SERVING = "[[serving]]"
+AFTER_ANOTHER = "[[after a start that did not end]]"
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,20 @@ def has_neighbour(groups: Groups) -> bool:
     return other is not None and total is not None and other > 0.25 * total
 
 
+def another_engine(groups: Groups) -> bool:
+    """Whether as much is in use as one takes that was started alike, of most of a device."""
+    free, total, asked = gib(groups, "free"), gib(groups, "total"), gib(groups, "asked")
+    if free is None or total is None or asked is None:
+        return False
+    return asked >= 0.5 * total and asked <= total - free <= 1.15 * asked
+
+
+def is_empty(groups: Groups) -> bool:
+    """Whether no more of the device is in use than this process's own context takes."""
+    free, total = gib(groups, "free"), gib(groups, "total")
+    return free is not None and total is not None and total - free < max(0.5, 0.015 * total)
+
+
 def gap_suffices(groups: Groups) -> bool:
     """Whether what is reserved and not allocated would have held what was asked for, by far."""
     asked, idle = gib(groups, "asked"), gib(groups, "idle")

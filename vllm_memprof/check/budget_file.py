@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -13,7 +11,7 @@ from typing import Any
 
 from vllm_memprof.accounting.findings.table import FINDINGS
 from vllm_memprof.check.limits import BUDGET, FAIL_ON, KEYS, REGRESSION, TOKENS, Key, figure_of
-from vllm_memprof.errors import UsageError
+from vllm_memprof.errors import UsageError, nearest
 from vllm_memprof.units import parse_size
 
 if sys.version_info >= (3, 11):
@@ -80,6 +78,20 @@ def parse_budget(text: str, name: str) -> BudgetFile:
     return BudgetFile(name, reader.limits, reader.fail_on)
 
 
+def parse_option(name: str, typed: str) -> Limit:
+    """Return a limit of ``[budget]`` that was given as an option.
+
+    Raises:
+        UsageError: not a value of this limit.
+    """
+    key = next(key for key in KEYS if (key.table, key.name) == (BUDGET, name))
+    try:
+        amount, percent = _parse(key, int(typed) if typed.isdecimal() else typed)
+    except ValueError as exc:
+        raise UsageError(f"--{name.replace('_', '-')}: {exc}") from exc
+    return Limit(key, amount, percent, typed, None)
+
+
 def _not_toml(message: str, text: str, name: str) -> UsageError:
     place = _TOML_PLACE.search(message)
     lines = text.splitlines()
@@ -128,8 +140,8 @@ class _Reader:
         line = self._line_of(None, table)
         if table not in (BUDGET, REGRESSION):
             if isinstance(values, dict):
-                near = _nearest(table, (BUDGET, REGRESSION))
-                what = f"unknown table [{table}]{f': did you mean [{near}]?' if near else ''}"
+                near = nearest(table, (BUDGET, REGRESSION))
+                what = f"unknown table [{table}]{f': did you mean [{near[0]}]?' if near else ''}"
             else:
                 what = f"the key {table!r} stands outside a table{_nearest_key(BUDGET, table)}"
             self._wrong(line, what)
@@ -167,8 +179,8 @@ class _Reader:
             numbers = range(line or 1, len(self._lines) + 1)
             place = next((each for each in numbers if item in self._lines[each - 1]), line)
             if item not in FINDINGS:
-                near = _nearest(item, FINDINGS)
-                meant = f": did you mean {near}?" if near else ""
+                near = nearest(item, FINDINGS)
+                meant = f": did you mean {near[0]}?" if near else ""
                 self._wrong(place, f"{FAIL_ON}: unknown finding {item!r}{meant}")
             else:
                 self.fail_on[item] = place
@@ -197,23 +209,14 @@ class _Reader:
         return None
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
-    names = list(known)
-    for spelt in (name.lower().replace("-", "_"), name):
-        if found := difflib.get_close_matches(spelt, names, 1, 0.6):
-            return found[0]
-    return None
-
-
 def _nearest_key(table: str, name: str) -> str:
     """Return what may have been meant, as the end of a sentence."""
     for other in (table, _OTHER[table]):
         if name in _names(other):
             return f": it belongs into [{other}]"
     for place, other in (("", table), (f" in [{_OTHER[table]}]", _OTHER[table])):
-        near = _nearest(name, _names(other))
-        if near is not None:
-            return f": did you mean {near}{place}?"
+        if near := nearest(name, _names(other)):
+            return f": did you mean {near[0]}{place}?"
     return ""
 
 

@@ -1,7 +1,8 @@
 """The figures that ``memprof check`` can hold a run to, and the keys of a budget file.
 
-A figure is read on every rank, in the quantities of ``accounting.quantities``, so that a limit
-means the same under every equation. What is not known has no value and a reason; it is never 0.
+A figure is read on every rank, in the quantities of ``accounting.readings.quantities``, so that a
+limit means the same under every equation. What is not known has no value and a reason; it is never
+0.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.accounting.quantities import QUANTITIES, held_quantities
-from vllm_memprof.accounting.readings import StartupReadings
+from vllm_memprof.accounting.readings.quantities import QUANTITIES, held_quantities
+from vllm_memprof.accounting.readings.startup import StartupReadings
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB
@@ -73,7 +75,7 @@ class Key:
 
 
 def of_quantity(name: str, phase: str, *printed: tuple[str, ...], varies: int = 0) -> LimitFigure:
-    """Return the figure of a quantity of ``accounting.quantities``."""
+    """Return the figure of a quantity of ``accounting.readings.quantities``."""
     row = QUANTITIES[name]
 
     def read(rank: RankReport, simulated: bool) -> int | None:
@@ -167,7 +169,7 @@ FIGURES: dict[str, LimitFigure] = {
         ),
         LimitFigure(
             "headroom",
-            text("spare at the serving peak"),
+            text("headroom at the serving peak"),
             BYTES,
             _spare,
             "warm_up",
@@ -239,8 +241,8 @@ def read_figure(report: Report, figure: LimitFigure) -> list[LimitReading]:
 
 
 def _why_unknown(report: Report, rank: RankReport, figure: LimitFigure) -> Text:
-    if report.run.source == "log":
-        return text("the log does not print it")
+    if (reason := EVIDENCE[report.run.source].no_figure) is not None:
+        return reason
     if figure.why_unknown is not None and (reason := figure.why_unknown(rank)) is not None:
         return reason
     for row in report.not_measured:
@@ -249,7 +251,7 @@ def _why_unknown(report: Report, rank: RankReport, figure: LimitFigure) -> Text:
     if rank.open_phases:
         return text("the rank did not finish {phase}", phase=rank.open_phases[-1])
     if figure.name in QUANTITIES:
-        readings = StartupReadings(rank.phases, rank.figures, report.run.simulated)
+        readings = StartupReadings.of(rank, report.run.simulated)
         unread = QUANTITIES[figure.name].reading(readings).reason
         if unread is not None:
             return unread

@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_memprof.accounting.findings.table import blind_ranks
 from vllm_memprof.accounting.model import Report
+from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.check.budget_file import Limit, parse_budget
 from vllm_memprof.check.limits import (
     AT_LEAST,
@@ -87,7 +88,7 @@ def propose_budget(report: Report, margin: Margin) -> str:
         if name not in found and not blind_ranks(report, name)
     )
     run = report.run
-    engine = " ".join(part for part in (run.engine, run.engine_version) if part) or "engine unknown"
+    engine = engine_name(run) or "engine unknown"
     device = (run.device or "device unknown") + (", simulated" if run.simulated else "")
     named = _one_line(f"{run.model}, {engine}, {device}")
     count = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"

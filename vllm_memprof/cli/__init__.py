@@ -13,25 +13,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from vllm_memprof.errors import MemprofError
+from vllm_memprof.cli.help import COMMANDS, draw_overview
+from vllm_memprof.errors import MemprofError, UsageError, did_you_mean
 from vllm_memprof.version import __version__
-
-#: Command -> module with a Typer ``app``, imported when the command is looked up; in the order of
-#: the help text.
-COMMANDS = {
-    "serve": "vllm_memprof.cli.commands.serve",
-    "attach": "vllm_memprof.cli.commands.attach",
-    "offline": "vllm_memprof.cli.commands.offline",
-    "plan": "vllm_memprof.cli.commands.plan",
-    "sweep": "vllm_memprof.cli.commands.sweep",
-    "explain": "vllm_memprof.cli.commands.explain",
-    "report": "vllm_memprof.cli.commands.report",
-    "diff": "vllm_memprof.cli.commands.diff",
-    "check": "vllm_memprof.cli.commands.check",
-    "doctor": "vllm_memprof.cli.commands.doctor",
-    "who": "vllm_memprof.cli.commands.who",
-    "sim": "vllm_memprof.cli.commands.sim",
-}
 
 #: Reports are hundreds of thousands of small objects without a cycle: collecting garbage as often
 #: as by default costs a quarter of the time of a large run and frees nothing.
@@ -49,9 +33,21 @@ class _LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        command: Any = typer.main.get_command(import_module(COMMANDS[cmd_name]).app)
-        command.name = cmd_name
+        module = import_module(f"vllm_memprof.cli.commands.{cmd_name}")
+        command: Any = typer.main.get_command(module.app)
+        command.name, command.short_help = cmd_name, COMMANDS[cmd_name].summary
         return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            raise UsageError(
+                f"there is no command {args[0]!r}",
+                hint=did_you_mean(args[0], COMMANDS, "memprof --help"),
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        draw_overview(formatter)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -63,7 +59,6 @@ class _LazyGroup(TyperGroup):
 app = typer.Typer(
     cls=_LazyGroup,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

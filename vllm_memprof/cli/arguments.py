@@ -21,8 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from typer.core import TyperCommand
-
+from vllm_memprof.cli.help import HelpCommand
 from vllm_memprof.errors import UsageError
 
 #: Key in the context's ``meta`` under which a command finds the engine's arguments.
@@ -99,7 +98,7 @@ def _take_model(engine: list[str]) -> tuple[str | None, list[str]]:
     return None, engine
 
 
-class EngineCommand(TyperCommand):
+class EngineCommand(HelpCommand):
     """A command whose unknown arguments are the engine's: found in ``ctx.meta[ENGINE_ARGS]``."""
 
     def split(self, ctx: Any, args: list[str]) -> SplitArguments:
@@ -109,13 +108,21 @@ class EngineCommand(TyperCommand):
             for param in self.get_params(ctx)
             if param.param_type_name == "option"
         ]
-        return split_arguments(args, options)
+        try:
+            return split_arguments(args, options)
+        except UsageError:
+            if not ctx.resilient_parsing:
+                raise
+            return SplitArguments([], None, [])  # a shell completes the value that is missing
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[ENGINE ARGUMENTS]"]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         split = self.split(ctx, args)
         ctx.meta[ENGINE_ARGS] = split.engine
         wants_help = any(name in split.own for name in ctx.help_option_names)
-        if split.model is None and not wants_help:
+        if split.model is None and not wants_help and not ctx.resilient_parsing:
             hint = f"{ctx.command_path} MODEL [options of memprof and of vLLM in any order]"
             if "-q" in args:
                 hint = "`-q VALUE` is vLLM's --quantization; write --quiet, or put -q after MODEL"

@@ -78,7 +78,7 @@ def read_budgets(run_dir: Path) -> list[RankBudget]:
 
 def rank_budgets(report: Report) -> list[RankBudget]:
     """Return the figures of a report that the views and the metrics show."""
-    from vllm_memprof.accounting.trend import GROWING, TOO_SHORT
+    from vllm_memprof.accounting.serving.trend import GROWING, TOO_SHORT
     from vllm_memprof.launch.status import GrowingOwner, RankBudget
     from vllm_memprof.record.spans import UNEXPLAINED, edges_of
 
@@ -124,11 +124,12 @@ def refresher(run_dir: Path, views: Iterable[View], sampled: bool) -> list[Refre
     """Return what gives views newer figures; nothing of a run that is not sampled has any."""
     if not sampled:
         return []
-    from vllm_memprof.accounting.reread import report_from_json
+    from vllm_memprof.accounting.model import Report
     from vllm_memprof.launch.refresh import Refresher
+    from vllm_memprof.record.codec import from_json
 
     def read(printed: bytes) -> list[RankBudget]:
-        return rank_budgets(report_from_json(json.loads(printed)))
+        return rank_budgets(from_json(Report, json.loads(printed)))
 
     command = [sys.executable, "-m", "vllm_memprof", "report", str(run_dir), "--format", "json"]
     return [Refresher(command, read, views)]
@@ -154,10 +155,10 @@ def shown_by_attach(attached: Attached, lang: str) -> Shown:
 
 def describe(attached: Attached, shown: Shown) -> str:
     """Return one reading of a run that is followed, and how it ended, as text."""
-    from vllm_memprof.cli.show import FILE_WIDTH, printed
+    from vllm_memprof.cli.show import file_width, printed
     from vllm_memprof.launch.live import render_progress, serving_table
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else FILE_WIDTH
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else file_width()
     now_ns = attached.clock()
     if attached.budgets is None:
         drawn = render_progress(attached.progress, shown, now_ns, width)

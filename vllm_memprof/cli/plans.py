@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from vllm_memprof.cli.show import write_result
+from vllm_memprof.cli.arguments import ENGINE_ARGS
+from vllm_memprof.cli.show import can_repaint, check_format, write_result
 from vllm_memprof.files import write_atomically
 from vllm_memprof.units import format_bytes, format_gib, one_line
 
@@ -27,6 +26,46 @@ if TYPE_CHECKING:
     Found = TypeVar("Found", Fit, DeviceShare, Calibrated)
 
 FORMATS = ("table", "markdown", "json")
+#: Options of memprof that a plan has.
+_OF_A_PLAN = ("engine", "device", "stack", "python", "ranks", "rank", "until")
+
+Ranks = Annotated[
+    str,
+    typer.Option(
+        "--ranks",
+        metavar="R",
+        help="Ranks to run: one, all, edges (first, last, differing); auto: all if they fit.",
+    ),
+]
+Rank = Annotated[
+    int | None, typer.Option("--rank", metavar="K", help="The rank that --ranks one runs.")
+]
+Until = Annotated[
+    str,
+    typer.Option(
+        "--until",
+        metavar="U",
+        help="kv: stop at the KV plan; ready: go on, and run the largest batches.",
+    ),
+]
+Wants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--want",
+        metavar="W",
+        help="A condition: tokens=500000, concurrency=8@32768, concurrency=8, kv-cache=40GiB; "
+        "repeatable.",
+    ),
+]
+Headroom = Annotated[
+    str | None,
+    typer.Option(
+        "--headroom", metavar="SIZE", help="Device memory that must stay free at the peak."
+    ),
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Do not read or write the cache of plans.")
+]
 #: Seconds between two lines of plans under way, where lines cannot be repainted.
 _PLAIN_EVERY_S = 60.0
 
@@ -115,11 +154,6 @@ class LiveProgress(PlainProgress):
         self._bar.console.print(f"memprof: {text}", soft_wrap=True, markup=False)
 
 
-def can_repaint() -> bool:
-    """Return True where stderr is a terminal whose lines can be repainted."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-
-
 @contextmanager
 def progress(total: int | None, quiet: bool, kept: str = "") -> Iterator[PlainProgress]:
     """Show plans under way: live on a terminal, plain lines elsewhere.
@@ -142,67 +176,80 @@ def progress(total: int | None, quiet: bool, kept: str = "") -> Iterator[PlainPr
         shown.close()
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The options that the questions of ``plan`` to many plans have in common, as typed."""
+def requested_plan(ctx: typer.Context, formats: Sequence[str] = FORMATS, **own: object) -> Plan:
+    """Return the plan that the options of a command ask for.
 
-    folder: Path | None
-    format_name: str
-    lang: str
-    quiet: bool
-    use_store: bool
+    Args:
+        ctx: its options.
+        formats: of its answer.
+        own: options of memprof with another value than typed.
 
-    def answer(
-        self,
-        title: str,
-        file: str,
-        make: Callable[[list[str], PlanRunner], Found],
-        kept: str = "; plans that are made are kept in the cache",
-    ) -> tuple[Found, Path]:
-        """Make the plans in a new folder, write the answer there, and print it.
+    Raises:
+        UsageError: a format that it does not have, an option that no plan has, or an engine that
+            the command does not run.
+    """
+    from vllm_memprof.cli.run import request
+    from vllm_memprof.engines import engine_row
+    from vllm_memprof.engines.base import refuse
+    from vllm_memprof.plans.request import Plan
 
-        Args:
-            title: for the name of the folder.
-            file: of the answer in it.
-            make: answers, from the command as typed and what makes plans.
-            kept: as of ``progress``.
+    check_format(ctx.params["format_name"], lang=ctx.params["lang"], formats=formats)
+    refuse(engine_row(ctx.params["engine"]), f"memprof {ctx.info_name}")
+    request("plan", ctx, **own)  # refuses what no plan has
+    given = {name: ctx.params[name] for name in _OF_A_PLAN if name in ctx.params} | own
+    arguments = ctx.meta[ENGINE_ARGS]
+    return Plan.asked(ctx.params["model"], arguments, given, ctx.params["startup_timeout"])
 
-        Returns:
-            The answer, and its folder.
 
-        Raises:
-            MemprofError: the folder or the answer cannot be made.
-        """
-        from vllm_memprof.launch.folder import create_run_dir
-        from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
-        from vllm_memprof.plans.store import Store
-        from vllm_memprof.redact import redact_command
-        from vllm_memprof.report.results import render_result_json
+def answer(
+    ctx: typer.Context,
+    title: str,
+    make: Callable[[list[str], PlanRunner], Found],
+    kept: str = "; plans that are made are kept in the cache",
+) -> tuple[Found, Path]:
+    """Make the plans in a new folder, write the answer there, and print it.
 
-        folder = create_run_dir(self.folder, title, PLANS_DIR)
-        command = redact_command(["memprof", *sys.argv[1:]])
-        with progress(None, self.quiet, kept) as shown:
-            runner = PlanRunner(folder, shown, Store() if self.use_store else None)
-            found = make(command, runner)
-        write_atomically(folder / file, render_result_json(found))
-        write_result(found, self.format_name, lang=self.lang)
-        return found, folder
+    Args:
+        ctx: of the command, whose name is that of the answer's file.
+        title: for the name of the folder.
+        make: answers, from the command as typed and what makes plans.
+        kept: as of ``progress``.
+
+    Returns:
+        The answer, and its folder.
+
+    Raises:
+        MemprofError: the folder or the answer cannot be made.
+    """
+    from vllm_memprof.launch.folder import create_run_dir
+    from vllm_memprof.plans.documents import answer_document
+    from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
+    from vllm_memprof.plans.store import Store
+    from vllm_memprof.redact import redact_command
+    from vllm_memprof.report.json_text import render_result_json
+
+    asked = ctx.params
+    folder = create_run_dir(asked["run_dir"], title, PLANS_DIR)
+    with progress(None, asked["quiet"], kept) as shown:
+        runner = PlanRunner(folder, shown, None if asked["no_cache"] else Store())
+        found = make(redact_command(["memprof", *sys.argv[1:]]), runner)
+    write_atomically(folder / f"{ctx.info_name}.json", render_result_json(found))
+    write_result(found, answer_document, asked["format_name"], lang=asked["lang"])
+    return found, folder
 
 
 def check_setup(plan: Plan) -> None:
     """Check what every plan needs once, before many of them fail for it.
 
     Raises:
-        MemprofError: no such device, profile or stack; or the stack is not set up.
+        MemprofError: no such device, profile, stack or model; or the stack is not set up.
     """
-    from vllm_memprof.engines import engine_row
     from vllm_memprof.launch.prepare import require_device
-    from vllm_memprof.launch.request import parse_device
+    from vllm_memprof.sim.presets import resolve_model
     from vllm_memprof.sim.runtime import prepare_runtime
 
-    device = parse_device(plan.own.get("device", "auto"))
-    if device.profile is not None:
-        stack = plan.own.get("stack") or engine_row(plan.engine).stack
-        prepare_runtime(device.profile, stack)
+    if plan.device.profile is not None:
+        prepare_runtime(plan.device.profile, plan.stack)
+        resolve_model(plan.model, plan.engine_args)
     else:
-        require_device(device, plan.own.get("stack"))
+        require_device(plan.device, plan.own.get("stack"))

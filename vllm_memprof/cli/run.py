@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vllm_memprof.cli import complete
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.live import rank_budgets, refresher
-from vllm_memprof.cli.plans import can_repaint
-from vllm_memprof.cli.show import check_format, render, write_out
+from vllm_memprof.cli.show import Lang, can_repaint, check_format, render, shown, write_out
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import from_here
 from vllm_memprof.sources import build_run
@@ -28,11 +28,17 @@ if TYPE_CHECKING:
     from vllm_memprof.launch.status import RankBudget
     from vllm_memprof.record.schema import RunInfo
 
+
 DEFAULT_TIMEOUT_S = 600.0
 
 # The options of memprof on every command that starts an engine, declared once.
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Model folder or hub name, as for the engine.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model folder or hub name, as for the engine.",
+        autocompletion=complete.models,
+    ),
 ]
 Engine = Annotated[
     str,
@@ -43,7 +49,10 @@ Engine = Annotated[
 Device = Annotated[
     str,
     typer.Option(
-        "--device", metavar="D", help="auto, npu, cuda, cpu, or sim[:PROFILE] (simulated Ascend)."
+        "--device",
+        metavar="D",
+        help="auto, npu, cuda, cpu, or sim[:PROFILE] (simulated Ascend).",
+        autocompletion=complete.devices,
     ),
 ]
 RunDir = Annotated[
@@ -83,7 +92,12 @@ Python = Annotated[
 ]
 Stack = Annotated[
     str | None,
-    typer.Option("--stack", metavar="NAME", help="Simulated stack; see `memprof sim list`."),
+    typer.Option(
+        "--stack",
+        metavar="NAME",
+        help="Simulated stack; see `memprof sim list`.",
+        autocompletion=complete.stacks,
+    ),
 ]
 ShareDevice = Annotated[
     bool,
@@ -120,6 +134,19 @@ TraceAllocations = Annotated[
         help="Over N requests, find the lines of code whose memory stays. Slows the engine down.",
     ),
 ]
+
+#: Options of every command that makes plans, with their defaults.
+PLANS = {
+    "engine": (Engine, "vllm"),
+    "device": (Device, "auto"),
+    "stack": (Stack, None),
+    "python": (Python, None),
+    "startup_timeout": (Timeout, DEFAULT_TIMEOUT_S),
+    "lang": (Lang, "en"),
+    "quiet": (Quiet, False),
+}
+#: The same of a command with one answer, in a folder of its own.
+ANSWER = {**PLANS, "run_dir": (RunDir, None), "format_name": (Format, "table")}
 
 EPILOG = (
     "Every other argument goes to the engine unchanged and in order; `--` ends memprof's own. "
@@ -244,7 +271,8 @@ def _report(run_dir: Path, format_name: str, lang: str, print_it: bool) -> Repor
         except MemprofError as error:
             print_error(error)  # on a full disk it is printed all the same
         if print_it:
-            write_out(render(report, format_name, lang=lang), None)
+            screen = shown([report], str(from_here(run_dir)))
+            write_out(render(report, format_name, lang=lang, found=screen), None)
     except MemprofError as error:
         print_error(error)
     except OSError:

@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from vllm_memprof.cli.help import HelpCommand
 from vllm_memprof.errors import MemprofError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from vllm_memprof.accounting.model import Report
-    from vllm_memprof.report.documents import Found
-    from vllm_memprof.report.results import Result
+    from vllm_memprof.document import Document
+    from vllm_memprof.report.documents import Found as Drawable
 
-#: Width of a table that goes into a file or a pipe, where no terminal says how wide it is.
+Found = TypeVar("Found")
+
+#: Width of a table that goes into a file, or into a pipe where COLUMNS does not say how wide it is.
 FILE_WIDTH = 120
 
 
 def printed(drawn: RenderableType, to_file: bool = False) -> str:
-    """Return what rich draws: as wide as the terminal, else ``FILE_WIDTH`` without colour."""
+    """Return what rich draws: as wide as the terminal or COLUMNS, else ``FILE_WIDTH``; no colour
+    but on a terminal.
+    """
     from rich.console import Console
 
     to_terminal = not to_file and sys.stdout.isatty()
-    console = Console(width=None if to_terminal else FILE_WIDTH, force_terminal=to_terminal or None)
+    console = Console(
+        width=None if to_terminal else file_width(to_file), force_terminal=to_terminal or None
+    )
     with console.capture() as capture:
         console.print(drawn)
     text = capture.get()
     return text if to_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def can_repaint() -> bool:
+    """Return True where stderr is a terminal whose lines can be repainted."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def file_width(to_file: bool = False) -> int:
+    """Return how wide a table is that goes into a pipe, or with -o into a file."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 and not to_file else FILE_WIDTH
 
 
 #: What a document is drawn as, for any command; these can be had in every language.
@@ -53,16 +75,99 @@ Lang = Annotated[
     ),
 ]
 
+Full = Annotated[bool, typer.Option("--full", help="Every section, not the first screen alone.")]
+SectionNames = Annotated[
+    list[str] | None,
+    typer.Option("--section", metavar="NAME", help="This section; repeatable. --list names them."),
+]
+List = Annotated[bool, typer.Option("--list", help="Print the names of the sections, and exit.")]
 
-def command_app(function: Callable[..., None], **settings: Any) -> typer.Typer:
+
+def shown(
+    reports: Sequence[Report],
+    where: str,
+    full: bool = False,
+    names: Sequence[str] | None = None,
+) -> list[Drawable]:
+    """Return what a command shows of reports: their first screen, all of them, or some sections.
+
+    Args:
+        reports: of a run one, of a log its starts.
+        where: the run folder or log, as it is typed.
+        full: all.
+        names: of sections.
+
+    Raises:
+        UsageError: there is no section of that name.
+    """
+    from vllm_memprof.report.documents.first_screen import FirstScreen
+    from vllm_memprof.report.documents.report import NAMES, Parts
+
+    if unknown := [name for name in names or () if name not in NAMES]:
+        raise UsageError(f"--section {unknown[0]!r} is not known", hint=", ".join(NAMES))
+    if names:
+        return [Parts(report, tuple(names)) for report in reports]
+    if full:
+        return list(reports)
+    return [FirstScreen(tuple(reports), where, serve_command(reports[-1]))]
+
+
+def section_names(report: Report) -> str:
+    """Return the sections that a report has, a line each: name, and the titles of its tables."""
+    from vllm_memprof.report.documents import document
+    from vllm_memprof.report.documents.report import NAMES, Parts
+
+    lines = []
+    for name in NAMES:
+        page = document(Parts(report, (name,)), FILE_WIDTH)
+        titles = list(dict.fromkeys(section.title.partition(",")[0] for section in page.sections))
+        if titles or page.head or page.findings:
+            lines.append(f"{name:<14}{'; '.join(titles)}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def serve_command(report: Report) -> str:
+    """Return the command that serves what a plan planned, "" of any other run."""
+    import shlex
+
+    from vllm_memprof.cli.arguments import EngineCommand
+    from vllm_memprof.engines import row_of_run
+
+    run = report.run
+    if run.mode != "plan" or run.command[:2] != ["memprof", "plan"]:
+        return ""
+    command = typer.main.get_command(import_module("vllm_memprof.cli.commands.plan").app)
+    assert isinstance(command, EngineCommand)
+    split = command.split(typer.Context(command), run.command[2:])
+    engine = "vllm serve"
+    if not row_of_run(run.engine).script:
+        engine = " ".join(("python", *row_of_run(run.engine).server))
+    return " ".join([engine, *map(shlex.quote, [split.model or run.model, *split.engine])])
+
+
+def command_app(
+    function: Callable[..., None], options: Mapping[str, Any] | None = None, **settings: Any
+) -> typer.Typer:
     """Return the Typer app of one command.
 
     Args:
         function: the command.
+        options: that it has besides, in ``ctx.params`` or its ``**`` argument: name -> type and
+            default.
         settings: of Typer's ``command``.
     """
+    if options:
+        signature = inspect.signature(function, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        own += [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default
+            )
+            for name, (kind, default) in options.items()
+        ]
+        function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(**settings)(function)
+    app.command(**{"cls": HelpCommand, **settings})(function)
     return app
 
 
@@ -104,7 +209,7 @@ def check_format(
         )
 
 
-def draw(found: Found, format_name: str, to_file: bool = False, lang: str = "en") -> str:
+def draw(found: Drawable, format_name: str, to_file: bool = False, lang: str = "en") -> str:
     """Return a document of any kind as text, in one of the formats of ``DRAWN``.
 
     A table in a file has ``FILE_WIDTH`` and no colour.
@@ -122,15 +227,32 @@ def draw(found: Found, format_name: str, to_file: bool = False, lang: str = "en"
     return printed(render_table(found, lang=lang), to_file)
 
 
-def render(report: Report, format_name: str, to_file: bool = False, lang: str = "en") -> str:
+def render(
+    report: Report,
+    format_name: str,
+    to_file: bool = False,
+    lang: str = "en",
+    found: Sequence[Drawable] | None = None,
+) -> str:
     """Return the report as text, ending in a newline."""
-    return "".join(pieces(report, format_name, to_file, lang))
+    return "".join(pieces(report, format_name, to_file, lang, found))
 
 
 def pieces(
-    report: Report, format_name: str, to_file: bool = False, lang: str = "en"
+    report: Report,
+    format_name: str,
+    to_file: bool = False,
+    lang: str = "en",
+    found: Sequence[Drawable] | None = None,
 ) -> Iterator[str]:
     """Return the same piece by piece: a report of hundreds of ranks need not be whole in memory.
+
+    Args:
+        report: of a run.
+        format_name: one of ``FORMATS``.
+        to_file: it goes into a file.
+        lang: of a format that is drawn.
+        found: what table and markdown show of it; None: all.
 
     Raises:
         MemprofError: the run has nothing that this format shows.
@@ -147,7 +269,9 @@ def pieces(
         from vllm_memprof.report.trace import report_trace
 
         return report_trace(report)
-    return iter([draw(report, format_name, to_file, lang)])
+    if found is None or format_name == "html":
+        found = [report]
+    return iter(["\n".join(draw(each, format_name, to_file, lang) for each in found)])
 
 
 def write_out(text: str | Iterable[str], output: Path | None) -> None:
@@ -170,12 +294,25 @@ def write_out(text: str | Iterable[str], output: Path | None) -> None:
 
 
 def write_result(
-    found: Result, format_name: str, output: Path | None = None, lang: str = "en"
+    found: Found,
+    document: Callable[[Found, int], Document],
+    format_name: str,
+    output: Path | None = None,
+    lang: str = "en",
 ) -> None:
-    """Write what a command found, as JSON or drawn, to the file or to stdout."""
+    """Write what a command found, as JSON or drawn, to the file or to stdout.
+
+    Args:
+        found: what there is a schema of.
+        document: lays it out.
+        format_name: json, or one of ``DRAWN``.
+        output: the file; None: stdout.
+        lang: of what is drawn.
+    """
     if format_name == "json":
-        from vllm_memprof.report.results import render_result_json
+        from vllm_memprof.report.json_text import render_result_json
 
         write_out(render_result_json(found), output)
     else:
-        write_out(draw(found, format_name, output is not None, lang), output)
+        layout = partial(document, found)
+        write_out(draw(layout, format_name, output is not None, lang), output)

@@ -1,9 +1,9 @@
 """Why one rank got another KV cache than another: causes that add up to the difference.
 
-Both budgets are taken apart into the same quantities (``accounting.decomposition``). A quantity
-that both equations subtract is a cause as far as its size differs; one that a single equation
-subtracts is a cause by its whole size. Quantities that a run does not tell apart stay together
-under all of their names, so that no cause holds anything that it does not name.
+Both budgets are taken apart into the same quantities (``accounting.budget.decomposition``). A
+quantity that both equations subtract is a cause as far as its size differs; one that a single
+equation subtracts is a cause by its whole size. Quantities that a run does not tell apart stay
+together under all of their names, so that no cause holds anything that it does not name.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from vllm_memprof.accounting.decomposition import Decomposition, KvChange
+from vllm_memprof.accounting.budget.decomposition import Decomposition, KvChange
 from vllm_memprof.accounting.model import Kv, RankReport
-from vllm_memprof.accounting.quantities import QUANTITIES, title_of
+from vllm_memprof.accounting.readings.quantities import QUANTITIES, title_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus
 

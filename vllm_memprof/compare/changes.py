@@ -10,7 +10,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import Report
+from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.options import given_options
 
 #: Options of memprof itself that the engine never sees, and that differ from run to run.
@@ -71,7 +73,7 @@ def changes(a: Report, b: Report) -> list[Change]:
 
 def _given(report: Report) -> dict[str, dict[str, str]]:
     """Return what a run was given: kind -> name -> value, what is unknown left out."""
-    run, log = report.run, report.run.source == "log"
+    run, evidence = report.run, EVIDENCE[report.run.source]
     equations = dict.fromkeys(rank.budget.equation for rank in report.ranks if rank.budget.equation)
     totals = dict.fromkeys(
         f"{rank.device_total_bytes:,} bytes" for rank in report.ranks if rank.device_total_bytes
@@ -96,17 +98,17 @@ def _given(report: Report) -> dict[str, dict[str, str]]:
     given: dict[str, dict[str, object]] = {
         "model": {"model": None if run.model == "unknown" else run.model},
         "engine": {
-            "engine": " ".join(part for part in (run.engine, run.engine_version) if part),
-            "read from": "log text" if log else "hooks",
-            "command": None if log else run.mode,
+            "engine": engine_name(run),
+            "read from": evidence.name,
+            "command": None if evidence.partial else run.mode,
             "equation": ", ".join(equations),
         },
         "device": {
             "device": run.device,
-            "kind": None if log else kind,
+            "kind": None if evidence.partial else kind,
             "device total": ", ".join(totals),
             # a log may print some ranks alone
-            "ranks": report.world_size if report.ranks and not log else None,
+            "ranks": report.world_size if report.ranks and not evidence.partial else None,
         },
         "version": {
             name: version for name, version in sorted(run.versions.items()) if name != run.engine

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from vllm_memprof.accounting.decomposition import decompose, granted_bytes
+from vllm_memprof.accounting.budget.decomposition import decompose, granted_bytes
 from vllm_memprof.accounting.model import RankReport, Report, RunSummary
-from vllm_memprof.accounting.quantities import title_of
+from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.compare.causes import RANK, Cause, find_causes, in_order, in_tokens
 from vllm_memprof.compare.changes import Change, changes
 from vllm_memprof.compare.phases import OwnerDiff, PhaseDiff, owner_diffs, phase_diffs

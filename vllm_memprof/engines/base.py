@@ -26,7 +26,7 @@ class Arguments:
     largest_graph: str | None = None  # the largest batch size, where that is the option
     #: What makes a step of requests smaller, where no profile run tells its size.
     steps: tuple[str, ...] = ()
-    #: Ids of ``accounting.remedies.REMEDIES`` that do not apply to the engine.
+    #: Ids of ``accounting.oom.remedies.REMEDIES`` that do not apply to the engine.
     without: frozenset[str] = frozenset()
     #: The share is one of the device's total.
     share_of_total: bool = True
@@ -105,6 +105,8 @@ class EngineRow:
     #: Stack of a simulated device where none is named; None: the default of ``sim``.
     stack: str | None = None
     stack_engine: str = ""  # ``engine`` of the stacks that it runs on
+    #: Sources, as globs below its package, that name its options.
+    option_files: tuple[str, ...] = ()
     #: Packages that it needs besides, which no stack of a simulated device has.
     needs: str | None = None
     #: Options of memprof that it has no counterpart for.
@@ -129,3 +131,8 @@ def refuse(row: EngineRow, option: str) -> None:
     if option in row.without:
         hint = row.instead.get(option, "leave it out")
         raise UsageError(f"{option} has no counterpart in {row.title}", hint=hint)
+
+
+def same_lines(one: str, other: str) -> bool:
+    """Return True for equations whose lines one start may print."""
+    return one == other or {one, other} == {"E4", "E4p"}

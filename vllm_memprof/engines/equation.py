@@ -1,4 +1,4 @@
-"""An engine's KV-cache equation as a row of a table; ``accounting.equations`` evaluates it."""
+"""An engine's KV-cache equation as a row of a table; ``accounting.budget`` evaluates it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Term:
     (``accounting.build`` checks).
     """
 
-    name: str  # of ``accounting.quantities``, as in report.json
+    name: str  # of ``accounting.readings.quantities``, as in report.json
     figure: str | None = None
     plus: tuple[str, ...] = ()
     minus: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class BudgetStage:
     bytes of the device. A stage whose figures are unknown was not run.
     """
 
-    name: str  # of ``accounting.quantities``: what the device holds less than the engine counts
+    name: str  # a quantity: what the device holds less than the engine counts
     figure: str  # a factor; the numerator of one; or, with ``replaces``, what is returned
     over: str | None = None  # figure: the denominator
     replaces: bool = False  # the figure is the result: the engine plans blocks and no factor
@@ -131,7 +131,7 @@ class Equation:
     #: A figure in tokens that, where it is known, was taken instead of the result; and its option.
     limited_by: str | None = None
     limit_option: str = ""
-    #: Items of ``accounting.quantities`` that no term of this equation covers.
+    #: Items of ``accounting.readings.quantities`` that no term of this equation covers.
     not_subtracted: tuple[str, ...] = ()
     #: Only on devices whose name begins so, or where the form of the log lines says it.
     only: str | None = None
@@ -145,7 +145,7 @@ class Equation:
     checks_free: bool = True
     stages: tuple[BudgetStage, ...] = ()
     #: At the end of a start the engine prints sizes for --kv-cache-memory-bytes, made of weights,
-    #: peak activation, non-torch increase and captured graphs. (``accounting.suggestions``)
+    #: peak activation, non-torch increase and captured graphs. (``accounting.budget.serving_peak``)
     suggests: bool = False
 
     @property

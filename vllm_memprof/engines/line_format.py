@@ -49,7 +49,15 @@ INIT, LOAD, PROFILE, GRANT, PLAN, CAPTURE, READY, OOM = range(8)
 RANK, ENGINE = "rank", "engine"
 ASCEND, CUDA = "vllm-ascend", "vllm"
 #: Equation -> the engine whose lines show its form.
-_ENGINE_OF = {"E0": CUDA, "E2": ASCEND, "E4": ASCEND, "E4p": ASCEND, "E5": CUDA, "E6": CUDA}
+_ENGINE_OF = {
+    "E0": CUDA,
+    "E0a": CUDA,
+    "E2": ASCEND,
+    "E4": ASCEND,
+    "E4p": ASCEND,
+    "E5": CUDA,
+    "E6": CUDA,
+}
 _ENGINE_OF |= {"CPU": CUDA}
 
 #: Not a piece of a longer number; "43,40" is no number at all: engines separate thousands only.
@@ -174,6 +182,7 @@ class LogLines:
     needles: tuple[bytes, ...]  # as ``logs.lines.NEEDLES``
     ready: str  # in its line at readiness
     broken: tuple[str, ...]  # in what it prints when one of its processes fails
+    speaks: re.Pattern[str]  # what it alone prints, and no list of packages
     phase_of: Mapping[str, str]  # function in a traceback -> the phase that it is
     looked_for: str = ""  # its lines about memory, for who gave a log without
     #: Of a figure that is printed again with another value, the one that counts.
@@ -181,6 +190,8 @@ class LogLines:
     least: frozenset[str] = frozenset()
     #: Figures of a model: where a draft model is loaded beside it, they are printed once for each.
     once_per_model: frozenset[str] = frozenset()
+    #: Figures of free memory before and after a model is loaded: they tell a draft model, too.
+    free_around_load: tuple[str, str] = ("", "")
     #: Figures that a start prints again for another pool (sliding window, draft model) or another
     #: capture: two values are no contradiction, and neither counts.
     contradiction_is_unknown: frozenset[str] = frozenset()

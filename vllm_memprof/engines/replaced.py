@@ -1,10 +1,13 @@
-"""An attribute that is another for a while."""
+"""Attributes that are others for a while."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+#: Module or class, the name of its attribute, and what that is for a while.
+Replacement = tuple[Any, str, Any]
 
 
 @contextmanager
@@ -19,3 +22,12 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextmanager
+def all_replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
+    """Inside, each of these attributes is another one."""
+    with ExitStack() as stack:
+        for owner, name, value in replacements:
+            stack.enter_context(replaced(owner, name, value))
+        yield

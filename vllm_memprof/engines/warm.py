@@ -149,7 +149,7 @@ class Server:
         if plan.pid is None and plan.received.endswith(b"\n"):
             self._take(plan)
         elif len(plan.received) > _MOST_BYTES:
-            self._drop(plan)
+            self._close(plan)
 
     def _take(self, plan: _Plan) -> None:
         try:
@@ -157,14 +157,14 @@ class Server:
             plan.received = b""
             if request.get("stop"):
                 self._stopping = True
-                self._drop(plan)
+                self._close(plan)
                 return
             arguments, env, folder = request["arguments"], request["env"], request["folder"]
         except (ValueError, KeyError, AttributeError):
-            self._drop(plan)
+            self._close(plan)
             return
         if plan.output is None or self._stopping:
-            self._drop(plan)
+            self._close(plan)
             return
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a fork gets none before it is ready
         plan.pid = os.fork()
@@ -238,10 +238,6 @@ class Server:
                 plan.kill_at_s = None
                 assert plan.pid is not None
                 _signal_group(plan.pid, signal.SIGKILL)
-
-    def _drop(self, plan: _Plan) -> None:
-        self._selector.unregister(plan.connection)
-        self._close(plan)
 
     def _close(self, plan: _Plan) -> None:
         with contextlib.suppress(KeyError, ValueError):

@@ -45,11 +45,6 @@ READINGS = tuple(name for name in SNAPSHOT_FIELDS if name.endswith("_bytes"))
 _AT_A_TIME = 32
 
 
-def render_csv(*reports: Report) -> str:
-    """Return all rows under one header."""
-    return "".join(report_csv(*reports))
-
-
 def report_csv(*reports: Report) -> Iterator[str]:
     """Yield the header, then the rows of some ranks at a time."""
     yield ",".join(COLUMNS) + "\n"

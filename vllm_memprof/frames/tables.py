@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
-from vllm_memprof.accounting.clock import host_starts
+from vllm_memprof.accounting.deployment.clock import host_starts
 from vllm_memprof.accounting.model import (
     DERIVED,
     MEASURED,
     MODELLED,
+    AuditRow,
+    EmptyCacheCall,
+    Kv,
     OwnerGrowth,
     RankReport,
     Report,
@@ -47,6 +50,8 @@ _BUDGET = (
     "spare_bytes",
     "residual_bytes",
 )
+#: Annotation -> pandas type; words are the rest.
+_DTYPES = {float: "Float64", bool: "boolean", int: "Int64"}
 
 Row = tuple[object, ...]
 
@@ -88,6 +93,44 @@ def _make(
     found = [(*rank.who, *row) for rank in ranks for row in rows(rank)]
     typed: pd.DataFrame = pd.DataFrame(found, columns=list(types), dtype=object).astype(types)
     return typed
+
+
+def _dtype(row: type, name: str) -> str:
+    """Return the pandas type of a field or a property, by its annotation."""
+    own = getattr(row, name, None)
+    hint = (
+        get_type_hints(own.fget)["return"]
+        if isinstance(own, property)
+        else get_type_hints(row)[name]
+    )
+    kinds = get_args(hint) or (hint,)
+    return next((dtype for kind, dtype in _DTYPES.items() if kind in kinds), "string")
+
+
+def _of_fields(
+    ranks: Iterable[RankSource],
+    row: type,
+    rows: Callable[[RankReport], Iterable[object]],
+    *names: str,
+    **renamed: str,
+) -> pd.DataFrame:
+    """Return a table of rows that a report has as they are.
+
+    Args:
+        ranks: whose rows.
+        row: the type of the rows, whose annotations give the types of the columns.
+        rows: those of a rank.
+        names: fields, which give columns their names.
+        renamed: column -> the field that it shows under this name.
+    """
+    shown = dict(zip(names, names, strict=True)) | renamed
+    columns = {name: _dtype(row, field) for name, field in shown.items()}
+
+    def values(source: RankSource) -> Iterator[Row]:
+        for each in rows(source.rank):
+            yield tuple(getattr(each, field) for field in shown.values())
+
+    return _make(ranks, columns, values)
 
 
 def phases(ranks: Iterable[RankSource]) -> pd.DataFrame:
@@ -236,23 +279,20 @@ def audit(ranks: Iterable[RankSource]) -> pd.DataFrame:
     own), tolerance_bytes (Int64), agrees (boolean, <NA> where nothing is compared), how, source
     (string, of own_bytes), reason (string, why a figure is <NA>).
     """
-    columns = {
-        "term": "string",
-        "engine_bytes": "Int64",
-        "own_bytes": "Int64",
-        "difference_bytes": "Int64",
-        "tolerance_bytes": "Int64",
-        "agrees": "boolean",
-        "how": "string",
-        "source": "string",
-        "reason": "string",
-    }
-
-    def rows(source: RankSource) -> Iterator[Row]:
-        for row in source.rank.budget.audit:
-            yield tuple(getattr(row, name) for name in columns)
-
-    return _make(ranks, columns, rows)
+    return _of_fields(
+        ranks,
+        AuditRow,
+        lambda rank: rank.budget.audit,
+        "term",
+        "engine_bytes",
+        "own_bytes",
+        "difference_bytes",
+        "tolerance_bytes",
+        "agrees",
+        "how",
+        "source",
+        "reason",
+    )
 
 
 def kv(ranks: Iterable[RankSource]) -> pd.DataFrame:
@@ -263,27 +303,21 @@ def kv(ranks: Iterable[RankSource]) -> pd.DataFrame:
     available_bytes (granted by the equation), planned_bytes (of the planned tensors),
     draft_bytes (of them, of the drafter's layers); Int64 where nothing else is said.
     """
-    attributes = {
-        "tokens": "tokens",
-        "blocks": "blocks",
-        "block_size_tokens": "block_size",
-        "bytes_per_token": "bytes_per_token",
-        "bytes_per_block": "bytes_per_block",
-        "max_model_len_tokens": "max_model_len",
-        "max_concurrency": "max_concurrency",
-        "available_bytes": "available_bytes",
-        "planned_bytes": "planned_bytes",
-        "draft_bytes": "draft_bytes",
-    }
-    columns = {
-        name: "Float64" if name in ("bytes_per_token", "max_concurrency") else "Int64"
-        for name in attributes
-    }
-
-    def rows(source: RankSource) -> Iterator[Row]:
-        yield tuple(getattr(source.rank.kv, name) for name in attributes.values())
-
-    return _make(ranks, columns, rows)
+    return _of_fields(
+        ranks,
+        Kv,
+        lambda rank: [rank.kv],
+        "tokens",
+        "blocks",
+        block_size_tokens="block_size",
+        bytes_per_token="bytes_per_token",
+        bytes_per_block="bytes_per_block",
+        max_model_len_tokens="max_model_len",
+        max_concurrency="max_concurrency",
+        available_bytes="available_bytes",
+        planned_bytes="planned_bytes",
+        draft_bytes="draft_bytes",
+    )
 
 
 def empty_cache(ranks: Iterable[RankSource]) -> pd.DataFrame:
@@ -295,25 +329,22 @@ def empty_cache(ranks: Iterable[RankSource]) -> pd.DataFrame:
     freed_reserved_bytes, freed_npu_workspace_bytes, freed_other_bytes and refilled_bytes (Int64;
     the last: of what was freed, in use again at the next reading).
     """
-    attributes = {
-        "phase": ("phase", "string"),
-        "site": ("site", "string"),
-        "function": ("function", "string"),
-        "by": ("by", "string"),
-        "seconds": ("seconds", "Float64"),
-        "while_serving": ("while_serving", "boolean"),
-        "requests": ("requests", "Int64"),
-        "freed_reserved_bytes": ("freed_cached_bytes", "Int64"),
-        "freed_npu_workspace_bytes": ("freed_npu_workspace_bytes", "Int64"),
-        "freed_other_bytes": ("freed_other_bytes", "Int64"),
-        "refilled_bytes": ("refilled_bytes", "Int64"),
-    }
-
-    def rows(source: RankSource) -> Iterator[Row]:
-        for call in source.rank.empty_cache:
-            yield tuple(getattr(call, name) for name, _ in attributes.values())
-
-    return _make(ranks, {name: dtype for name, (_, dtype) in attributes.items()}, rows)
+    return _of_fields(
+        ranks,
+        EmptyCacheCall,
+        lambda rank: rank.empty_cache,
+        "phase",
+        "site",
+        "function",
+        "by",
+        "seconds",
+        "while_serving",
+        "requests",
+        freed_reserved_bytes="freed_cached_bytes",
+        freed_npu_workspace_bytes="freed_npu_workspace_bytes",
+        freed_other_bytes="freed_other_bytes",
+        refilled_bytes="refilled_bytes",
+    )
 
 
 def growth(ranks: Iterable[RankSource]) -> pd.DataFrame:
@@ -325,15 +356,7 @@ def growth(ranks: Iterable[RankSource]) -> pd.DataFrame:
     (Int64), requests_until_full and hours_until_full (Float64). Of ``kv_blocks`` bytes are blocks.
     """
     names = [each.name for each in fields(OwnerGrowth)]
-    types = {"owner": "string", "verdict": "string", "bounded": "boolean"}
-    types |= dict.fromkeys(("readings", "grown_bytes", "requests", "last_bytes"), "Int64")
-    columns = {name: types.get(name, "Float64") for name in names}
-
-    def rows(source: RankSource) -> Iterator[Row]:
-        for each in source.rank.growth:
-            yield tuple(getattr(each, name) for name in names)
-
-    return _make(ranks, columns, rows)
+    return _of_fields(ranks, OwnerGrowth, lambda rank: rank.growth, *names)
 
 
 def requests(ranks: Iterable[RankSource]) -> pd.DataFrame:
@@ -389,7 +412,8 @@ def samples(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank, stretch of time and figure, where the run was sampled.
 
     Columns after ``WHO``: begin_s and end_s (Float64, since the launch), readings (Int64, of the
-    worker), figure (string, a name of ``accounting.requests.CURVES``), low and high (Int64).
+    worker), figure (string, a name of ``accounting.serving.requests.CURVES``), low and high
+    (Int64).
     """
     columns = {
         "begin_s": "Float64",

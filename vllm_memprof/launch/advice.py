@@ -1,9 +1,17 @@
-"""Advice after a failure: the reason of a failed run enters, a sentence or nothing leaves. Pure."""
+"""Advice after a failure: the reason of a failed run enters, a sentence or nothing leaves."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
+from vllm_memprof.engines.base import EngineRow
+from vllm_memprof.errors import did_you_mean
+from vllm_memprof.launch.request import LaunchRequest
+
+_UNKNOWN_OPTION = re.compile(r"unrecognized arguments?: (--[\w.-]+)")
+_OPTION = re.compile(r"""^    ([a-z]\w+): |["']--([a-z][a-z0-9-]+)["']""", re.MULTILINE)
 #: What the engine says -> what to try. The first that matches counts.
 ADVICE: tuple[tuple[str, str], ...] = (
     (
@@ -36,9 +44,37 @@ ADVICE: tuple[tuple[str, str], ...] = (
 )
 
 
-def advise(reason: str | None) -> str | None:
-    """Return what to try after a failure, where the engine's message is a known one."""
+def engine_options(python: str, row: EngineRow) -> list[str]:
+    """Return the options that the sources of an installed engine name; none if they are not read.
+
+    A field of a class of options is an option, and so is every text like one.
+    """
+    ask = "import importlib.util, sys; print(*importlib.util.find_spec(sys.argv[1]).submodule_"
+    command = [python, "-c", f"{ask}search_locations)", row.package]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        folder = Path(done.stdout.strip())
+        files = [file for pattern in row.option_files for file in folder.glob(pattern)]
+        texts = [file.read_text() for file in files]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+    names = {name for text in texts for pair in _OPTION.findall(text) for name in pair if name}
+    return sorted(f"--{name.replace('_', '-')}" for name in names)
+
+
+def advise(reason: str | None, python: str, row: EngineRow) -> str | None:
+    """Return what to try after a failure, where the engine's message is a known one.
+
+    Args:
+        reason: of the failure.
+        python: the interpreter of the engine, whose sources name its options.
+        row: the engine.
+    """
     text = " ".join((reason or "").split())
+    if found := _UNKNOWN_OPTION.search(text):
+        own = [f"--{name.replace('_', '-')}" for name in LaunchRequest.__dataclass_fields__]
+        known = [*own, *engine_options(python, row)]
+        return f"to try: {did_you_mean(found[1], known, f'leave {found[1]} out')}"
     return next(
         (f"to try: {advice}" for pattern, advice in ADVICE if re.search(pattern, text)), None
     )

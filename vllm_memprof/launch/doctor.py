@@ -6,6 +6,7 @@ and vLLM are only asked about, through package metadata of the engine's interpre
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -14,17 +15,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import vllm_memprof
-from vllm_memprof.engines import VLLM
+from vllm_memprof.engines import ENGINES, VLLM
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.launch.engine import ENV_PLUGINS, PLUGIN_NAME
 from vllm_memprof.launch.folder import DEFAULT_PARENT
 from vllm_memprof.launch.interpreter import InterpreterFacts, find_python, probe_interpreter
 from vllm_memprof.launch.request import DEFAULT_PROFILE
+from vllm_memprof.sim.runtime import prepare_runtime
+from vllm_memprof.sim.stacks import DEFAULT_STACK, Stack, list_stacks
 from vllm_memprof.units import GIB, format_gib
 
 STACK = "simulated stack"  # name of its checks
@@ -37,7 +40,6 @@ ALLOC_CONF = "PYTORCH_NPU_ALLOC_CONF"
 _EXPANDABLE_CONFLICTS = ("max_split_size_mb", "garbage_collection_threshold")
 _MIN_FREE_BYTES = 2 * GIB  # a run record is small; compile caches and logs are not
 _MIN_SHM_BYTES = 1 * GIB  # vLLM's message queues between ranks
-_ABSENT = "not installed there"
 _COMPILERS = ("g++", "clang++", "c++")
 #: Device files beside /dev/davinciN. (installation guide of vllm-ascend: docker run)
 _NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
@@ -111,41 +113,50 @@ def diagnose(python: str | None = None, environ: Mapping[str, str] | None = None
     """
     environ = os.environ if environ is None else environ
     checks = [check_memprof(), check_platform()]
-    facts, engine_checks = check_engine(python, environ)
-    checks += engine_checks
     devices = check_devices()
-    checks += devices
+    needless = all(check.state == INFO for check in devices)  # only simulated devices run here
+    facts, engine_checks = check_engine(python, environ, needless)
+    checks += [*engine_checks, *devices]
     host = check_host(devices[0], sys.executable if facts is None else str(facts.path), environ)
     checks += host
-    stacks = check_stacks(environ)
-    checks += [check_compiler(bool(ready_stacks(stacks))), *stacks]
+    ready, stacks = check_stacks(environ)
+    checks += [check_compiler(bool(ready)), *stacks]
     checks += [*check_plugins_variable(environ), *check_alloc_conf(environ)]
-    if facts is not None and facts.has_engine(VLLM) and facts.has_memprof:
+    if facts is not None and facts.engines and facts.has_memprof:
         checks.append(check_hooks(facts.path, environ, "engine interpreter"))
     checks += [check_run_dir(), check_shm()]
-    return Diagnosis(checks, find_ways(facts, devices, host, stacks))
+    return Diagnosis(checks, find_ways(facts, devices, host, ready))
 
 
 def find_ways(
     facts: InterpreterFacts | None,
     devices: list[DoctorCheck],
     host: list[DoctorCheck],
-    stacks: list[DoctorCheck],
+    ready: list[Stack],
 ) -> list[str]:
-    """Return the ``--device`` values that would work."""
+    """Return the ``--engine`` and ``--device`` that would work, and ``--stack`` where it has to be
+    given.
+
+    Args:
+        facts: of the engine's interpreter.
+        devices, host: the checks of device files and of what an NPU needs.
+        ready: simulated stacks that are set up.
+    """
     ways = []
     lacks = {check.name for check in host if check.state != GOOD}
-    if facts is not None and facts.has_plugin(VLLM):
-        kinds = [check.name.split()[0] for check in devices if check.state == GOOD]
-        ways += ["--device npu"] if "npu" in kinds and "CANN" not in lacks else []
-        ways += ["--device cuda"] if "cuda" in kinds else []
-    if ready_stacks(stacks):
-        ways.append(f"--device sim:{DEFAULT_PROFILE}")
+    kinds = [check.name for check in devices if check.state == GOOD]
+    for row in ENGINES.values():
+        if row.needs is not None:
+            continue
+        engine = "" if row is VLLM else f"--engine {row.name} "
+        if facts is not None and facts.has_plugin(row):
+            ways += [f"{engine}--device npu"] if "npu" in kinds and "CANN" not in lacks else []
+            ways += [f"{engine}--device cuda"] if "cuda" in kinds else []
+        names = [stack.name for stack in ready if stack.engine == row.stack_engine]
+        if names:
+            given = "" if (row.stack or DEFAULT_STACK) in names else f" --stack {names[0]}"
+            ways.append(f"{engine}--device sim:{DEFAULT_PROFILE}{given}")
     return ways
-
-
-def ready_stacks(checks: list[DoctorCheck]) -> list[DoctorCheck]:
-    return [check for check in checks if check.name == STACK and check.state == GOOD]
 
 
 def _judged(name: str, good: bool, found: str, todo: str, state: str = WARNING) -> DoctorCheck:
@@ -170,26 +181,39 @@ def check_platform() -> DoctorCheck:
 
 
 def check_engine(
-    python: str | None, environ: Mapping[str, str]
+    python: str | None, environ: Mapping[str, str], needless: bool = False
 ) -> tuple[InterpreterFacts | None, list[DoctorCheck]]:
-    """The engine's interpreter and the packages in it; None when there is no interpreter that
-    works."""
+    """Check the engine's interpreter and the packages in it.
+
+    Args:
+        python: as given; default: the one that a run would take.
+        environ: of the engine.
+        needless: there is no device for it, so that what is missing is no fault.
+
+    Returns:
+        Its packages; None if no interpreter works. One row per package.
+    """
+    here = [row for row in ENGINES.values() if importlib.util.find_spec(row.package) is not None]
     try:
-        facts = probe_interpreter(find_python(python), environ)
+        facts = probe_interpreter(find_python(python, next(iter(here), VLLM)), environ)
     except MemprofError as error:
         return None, [DoctorCheck("engine interpreter", MISSING, error.message, error.hint or "")]
     checks = [DoctorCheck("engine interpreter", GOOD, f"{facts.path} (Python {facts.python})")]
-    there = facts.has_engine(VLLM)
-    found = (facts.versions.get("vllm") or "importable, no metadata") if there else _ABSENT
-    todo = "--python PATH of an interpreter that has it, or --device sim:910b with its own"
-    checks.append(_judged("vllm", there, found, todo, MISSING))
-    for name in ("vllm_ascend", "torch", "torch_npu", "transformers"):
-        checks.append(DoctorCheck(name, INFO, facts.versions.get(name) or _ABSENT))
-    if there:
-        loaded = facts.has_plugin(VLLM)
-        found = f"{'' if loaded else 'not '}installed beside the engine"
+    state = INFO if needless else MISSING
+    rows = [row for row in ENGINES.values() if facts.has_engine(row)]
+    if not rows:
+        names = " or ".join(row.title for row in ENGINES.values() if row.needs is None)
+        todo = "--python PATH of an interpreter that has one, or --device sim:910b with its own"
+        checks.append(DoctorCheck("engine", state, f"no {names} there", todo))
+    for row in rows:
+        version = facts.versions.get(row.package) or "importable, no metadata"
+        loaded = facts.has_plugin(row)
+        found = f"{version}, memprof {'' if loaded else 'not '}installed beside it"
         todo = f"{facts.path} -m pip install vllm-memprof"
-        checks.append(_judged("memprof plugin", loaded, found, todo, MISSING))
+        checks.append(_judged(row.title, loaded, found, todo, state))
+    for name in ("vllm_ascend", "torch", "torch_npu", "transformers"):
+        if found := facts.versions.get(name) or "":
+            checks.append(DoctorCheck(name, INFO, found))
     return facts, checks
 
 
@@ -272,26 +296,26 @@ def check_compiler(needless: bool) -> DoctorCheck:
     return DoctorCheck("C++ compiler", state, f"none of {', '.join(_COMPILERS)} on PATH", todo)
 
 
-def check_stacks(environ: Mapping[str, str]) -> list[DoctorCheck]:
-    """The simulated stacks, set up or not, and whether the hooks fit the ready ones."""
-    from vllm_memprof.sim.runtime import prepare_runtime
-    from vllm_memprof.sim.stacks import list_stacks
-
-    checks = []
+def check_stacks(environ: Mapping[str, str]) -> tuple[list[Stack], list[DoctorCheck]]:
+    """Return the simulated stacks that are set up, and a row for each: whether its hooks fit, or
+    how to set it up, which is a fault only where none is."""
+    ready, checks, absent = [], [], []
     try:
-        names = [stack.name for stack in list_stacks()]
+        stacks = list_stacks()
     except (MemprofError, OSError) as error:
-        return [DoctorCheck(STACK, MISSING, str(error))]
-    for name in names:
+        return [], [DoctorCheck(STACK, MISSING, str(error))]
+    for stack in stacks:
         try:
-            runtime = prepare_runtime(DEFAULT_PROFILE, name)
+            runtime = prepare_runtime(DEFAULT_PROFILE, stack.name)
         except (MemprofError, OSError) as error:
-            todo = getattr(error, "hint", None) or f"memprof sim setup --stack {name}"
-            checks.append(DoctorCheck(STACK, MISSING, str(error), todo))
+            todo = getattr(error, "hint", None) or f"memprof sim setup --stack {stack.name}"
+            absent.append(DoctorCheck(STACK, MISSING, str(error), todo))
         else:
-            checks.append(DoctorCheck(STACK, GOOD, f"{name}: {runtime.python}"))
-            checks.append(check_hooks(runtime.python, {**environ, **runtime.env}, name))
-    return checks
+            ready.append(stack)
+            checks.append(DoctorCheck(STACK, GOOD, f"{stack.name}: {runtime.python}"))
+            checks.append(check_hooks(runtime.python, {**environ, **runtime.env}, stack.name))
+    checks += [replace(check, state=INFO) if ready else check for check in absent]
+    return ready, checks
 
 
 def check_plugins_variable(environ: Mapping[str, str]) -> list[DoctorCheck]:
@@ -305,7 +329,8 @@ def check_plugins_variable(environ: Mapping[str, str]) -> list[DoctorCheck]:
         todo.append("memprof's commands add memprof themselves; by hand you have to")
     if "ascend" not in names:
         todo.append("without `ascend` vLLM does not find the NPU")
-    return [_judged(ENV_PLUGINS, not todo, value or "(empty)", "; ".join(todo))]
+    state = INFO if "ascend" in names else WARNING
+    return [_judged(ENV_PLUGINS, not todo, value or "(empty)", "; ".join(todo), state)]
 
 
 def check_alloc_conf(environ: Mapping[str, str]) -> list[DoctorCheck]:

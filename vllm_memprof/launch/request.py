@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_memprof.engines import engine_row
 from vllm_memprof.engines.base import refuse
-from vllm_memprof.errors import UsageError
+from vllm_memprof.errors import UsageError, did_you_mean
 from vllm_memprof.launch.deployment import parse_deployment
 from vllm_memprof.record.schema import EMPTY_CACHE_AT
 
@@ -44,8 +44,11 @@ def parse_device(text: str) -> DeviceChoice:
     kind, colon, profile = text.strip().partition(":")
     kind = kind.lower()
     if kind not in DEVICE_KINDS or (colon and (kind != "sim" or not profile)):
+        from vllm_memprof.sim.profiles import device_names
+
         known = "auto, npu, cuda, cpu, sim or sim:PROFILE, e.g. sim:910b"
-        raise UsageError(f"--device {text!r} is not known", hint=known)
+        hint = did_you_mean(text, [*DEVICE_KINDS, *device_names()], known)
+        raise UsageError(f"--device {text!r} is not known", hint=hint)
     if kind == "sim":
         return DeviceChoice(kind, profile or DEFAULT_PROFILE)
     return DeviceChoice(kind)

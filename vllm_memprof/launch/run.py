@@ -503,7 +503,11 @@ class _EngineRun:
         if not self._progress.by_file:
             info.notes.append("no engine process wrote events: it ended before the hooks loaded")
         kept = oom_files.keep(self._job.env, self._started_s, self._job.run_dir)
-        advice = None if verdict.status == "ok" else advise(verdict.reason)
+        advice = (
+            None
+            if verdict.status == "ok"
+            else advise(verdict.reason, self._job.command[0], self._job.engine)
+        )
         info.notes += [] if advice is None else [advice]
         info.notes += [
             f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/" for name in kept

@@ -75,8 +75,8 @@ def _parts(status: Status, now_ns: int, sampled: bool, modelled: bool) -> list[t
         parts.append((long, text("reserved {size:gib}", size=size)))
     if status.spare_bytes is not None:
         size, mark = status.spare_bytes, " (m)" if modelled else ""
-        long = text("spare {size:gib} GiB{mark}", size=size, mark=mark)
-        parts.append((long, text("spare {size:gib}{mark}", size=size, mark=mark)))
+        long = text("headroom {size:gib} GiB{mark}", size=size, mark=mark)
+        parts.append((long, text("headroom {size:gib}{mark}", size=size, mark=mark)))
     grows = describe_growth(status)
     if grows is not None:
         parts.append((grows, grows))
@@ -148,7 +148,7 @@ def render_status(
         text("non-torch"),
         text("KV cache"),
         text("free"),
-        text("spare"),
+        text("headroom"),
     ):
         table.add_column(say(head), justify="right", no_wrap=True, min_width=6)
     for rank in status.ranks:
@@ -167,13 +167,16 @@ def render_status(
         )
     notes = [
         text(
-            "GiB. peak: allocated, since the process began. spare: device total less all that is "
-            "held at the serving peak."
+            "GiB. peak: allocated, since the process began. headroom: device total less all that "
+            "is held at the serving peak."
         )
     ]
     if modelled:
         notes.append(
-            text("A simulated device: its profile sets non-torch, and with it free and spare.")
+            text(
+                "A simulated device: its profile sets non-torch, and with it free memory and "
+                "headroom."
+            )
         )
     lines = [Painted(say(line), style="bold") for line in _requests(status, now_ns, sampled)]
     note = " ".join(map(say, notes))

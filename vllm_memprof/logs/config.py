@@ -40,8 +40,13 @@ _EXPORT = re.compile(
     r"(?:^\s*|\b(?:export|ENV)\s+)(?P<name>PYTORCH_(?:NPU_|CUDA_)?ALLOC_CONF)="
     r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"']+)"
 )
+#: vLLM names a draft model; n-grams of the prompt are none.
+_DRAFT = re.compile(
+    r"SpeculativeConfig\((?!(?:method|draft_model|model)='\[?ngram)"
+    r"|Configuring SpecDecodeWorker with proposer=(?!.*NGramWorker)|Loading drafter model\.\.\."
+)
 _HEADING = re.compile(r"^\s{0,3}#{2,6}\s+\S")
-#: Texts that one engine alone prints.
+#: Texts of one platform; by whatever engine, where vLLM has no line of its own beside them.
 _ASCEND_TRACE = re.compile(
     r"vllm[-_]ascend|\bnpu-smi\b|\bHCCL|NPU out of memory|plugin ascend|model_runner_v1\.py"
     r"|worker_v1\.py|worker_310p\.py|PYTORCH_NPU|NPUWorker"
@@ -49,6 +54,23 @@ _ASCEND_TRACE = re.compile(
 _CUDA_TRACE = re.compile(
     r"CUDA out of memory|nvidia-smi|\bNCCL\b|PYTORCH_CUDA|\[gpu_worker\.py|plugin cuda"
     r"|platform cuda|Free memory on device cuda:\d"
+)
+#: What serves, or what is below it, as cures name it -> what it alone prints.
+OWN_WORDS: dict[str, re.Pattern[str]] = {
+    **{log.engine: log.speaks for log in OF_ENGINES},
+    "vllm": re.compile(
+        r"vllm|EngineCore|VllmWorker|\bWorker_[DPT]P\d|\bLLM engine\b"
+        r"|(?:gpu_worker|model_runner_v1|worker_v1|worker_310p)\.py|gpu[-_]memory[-_]utilization"
+    ),
+    "torch_npu": re.compile(
+        r"(?<![A-Za-z])(?:NPU|npu(?![a-z]))|[Aa]scend|\bacl[rn]|\bE[ILZEHJ]\d{4}\b|HCCL|Hccl|CANN"
+    ),
+    "torch": re.compile(r"CUDA|cuda[A-Z:]|NCCL|cuBLAS|CUBLAS|nvidia|NVIDIA|Triton"),
+}
+#: Words of the lines that begin a start.
+BEGINS = (
+    *("Initializing a V", "Initializing an LLM engine", "vLLM API server version"),
+    *(lines().opens for log in OF_ENGINES if (lines := log.argument_lines) is not None),
 )
 
 #: Field of ``Config`` -> its type. A number counts only when something follows it: lines get cut.
@@ -103,6 +125,7 @@ class Config:
     around: str | None = None  # engine named by the text around a start; lines of the start win
     heading: str | None = None
     given: Given | None = None  # of an engine whose log says it
+    draft_model: bool | None = None  # True: vLLM loads a second model beside the one that serves
 
     def parallel_size(self, dimension: str) -> int | None:
         """Return the size of ``dp`` or of a dimension of ``WITHIN_CORE``."""
@@ -165,7 +188,8 @@ class ConfigReader:
             pattern = r"(?<![\w.]){key}=(?P<v>'[^']*'|[^,'()]+)(?=,)"
             keys = _pairs(match["rest"] or "", _INIT_KEYS, pattern)
             named = replace(keys, vllm_version=match["version"], engine=_engine_of(text))
-            return ConfigLine("init", named)
+            drafts = True if _DRAFT.search(text) else None
+            return ConfigLine("init", replace(named, draft_model=drafts))
         if "server version" in text and (match := _API_VERSION.search(text)):
             return ConfigLine("api", Config(vllm_version=match["version"]))
         if "non-default args" in text and (match := _NON_DEFAULT.search(text)):
@@ -193,6 +217,8 @@ class ConfigReader:
         config = Config(engine=_engine_of(text))
         if "ascend" in text and (match := _ASCEND_VERSION.search(text)):
             config = replace(config, ascend_version=match["version"], engine="vllm-ascend")
+        if ("draft" in text or "SpecDecode" in text) and _DRAFT.search(text):
+            config = replace(config, draft_model=True)
         if "gpu_memory_utilization" in text and (match := _IN_CODE.search(text)):
             config = replace(config, gpu_memory_utilization=float(match["value"]))
         if "Block size is" in text and (match := _BLOCK_SIZE.search(text)):

@@ -85,11 +85,17 @@ class ParsedLine:
     figures: tuple[Figure, ...] = ()
 
 
-def prefix_of(text: str) -> Prefix | None:
-    """Return the innermost process that a line's prefix names."""
+def prefix_of(text: str, before: int = 0) -> Prefix | None:
+    """Return the innermost process that a line's prefix names.
+
+    Args:
+        text: of the line.
+        before: where its message is known to begin; another process may have written before the
+            prefix, without an end of its line.
+    """
     for pattern in _RANKS:
-        ranks = pattern.search(text, 0, 120)
-        if ranks is not None and (names := _RANK_IN.findall(ranks["ranks"])):
+        ranks = list(pattern.finditer(text, 0, max(before, 120)))
+        if ranks and (names := _RANK_IN.findall(ranks[-1]["ranks"])):
             return Prefix(f"Worker_{'_'.join(names)}")
     labels = list(_LABEL.finditer(text, 0, 400))
     if labels:
@@ -136,7 +142,7 @@ def figures_in(
     present = [anchor for anchor in _ANCHORS if anchor in text]
     if not present:
         return ()
-    prefix = prefix_of(text)
+    prefix = prefix_of(text, min(text.index(anchor) for anchor in present))
     found: list[Figure] = []
     taken: list[tuple[int, int]] = []  # spans of the numbers that were read
     for row in FORMATS:

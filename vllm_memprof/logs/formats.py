@@ -7,6 +7,7 @@ their own folders (``log_lines`` of their row). ``FORMATS`` has all of them.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.line_format import (
@@ -52,7 +53,8 @@ LOG_FIGURES: dict[str, str] = {
     "distributed_after_reserved_bytes": "reserved after HCCL was initialised",
     "distributed_after_allocated_peak_bytes": "allocated peak after HCCL was initialised",
     "distributed_after_non_torch_bytes": "non-torch after HCCL was initialised",
-    "used_less_allocated_bytes": "device used less allocated, after profiling: non-torch in E2",
+    "used_less_allocated_bytes": "device used less allocated, after profiling: non-torch (E2, E0a)",
+    "draft_weights_bytes": "weights of a draft model, where a line of its own prints them (V0)",
     "profile_after_free_within_requested_bytes": "free after profiling, of the requested memory",
     "corrected_peak_activation_bytes": "peak activation as the log's author corrected it",
     "claimed_request_base_bytes": "base of the request, according to the log's author",
@@ -116,12 +118,23 @@ def _measured(anchor: str, moment: str, stage: int) -> list[LineFormat]:
     return rows
 
 
+def _of_either(
+    stage: int, anchor: str, pattern: str | None = None, **given: Any
+) -> list[LineFormat]:
+    """Return a line about graphs as vLLM and as vllm-ascend print it: the word before tells."""
+    return [
+        row(stage, anchor, f"{word} {pattern or anchor}", engine=engine, **given)
+        for word, engine in (("CUDA", CUDA), ("ACL", ASCEND))
+    ]
+
+
 _ASCEND_GRANT = "vllm_ascend/worker/worker.py::NPUWorker.determine_available_memory"
 _ASCEND_READY = "vllm_ascend/worker/worker.py::NPUWorker.compile_or_warm_up_model"
 _CUDA_GRANT = "vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory"
 _CUDA_READY = "vllm/v1/worker/gpu_worker.py::Worker.compile_or_warm_up_model"
 _PROFILING = "vllm/utils/mem_utils.py::MemoryProfilingResult.__repr__"
-_V0 = "vllm/worker/worker.py::Worker.determine_num_available_blocks (0.6.4 to 0.9)"
+_V0 = "vllm/worker/worker.py::Worker.determine_num_available_blocks (0.6.5 to 0.9)"
+_V0_FIRST = "vllm/worker/worker.py::Worker.determine_num_available_blocks (0.6.4)"
 _UTIL = "--gpu-memory-utilization"
 
 #: In this order; a number that one row has read is not read again by a later one.
@@ -152,7 +165,16 @@ FORMATS: tuple[LineFormat, ...] = (
         r"with a budget of {encoder_budget_tokens} tokens, and profiled with"
         r" {encoder_profile_items} \D",
         cite="vllm/v1/worker/gpu_model_runner.py::GPUModelRunner.profile_run (0.9 to 0.33)"),
-    # --- V0: in one sentence, or one value a line
+    # --- V0: one line in 0.6.4; later in one sentence, or one value a line
+    row(PROFILE, "emory profiling results", r"total_gpu_memory={device_total_bytes GiB}",
+        equation="E0a", cite=_V0_FIRST),
+    row(PROFILE, "emory profiling results",
+        r"peak_torch_memory={profile_after_allocated_peak_bytes GiB}", equation="E0a"),
+    row(PROFILE, "emory profiling results", r"non_torch_memory={used_less_allocated_bytes GiB}",
+        equation="E0a"),
+    row(GRANT, "emory profiling results", r"kv_cache_size={kv_cache_bytes GiB}", equation="E0a"),
+    row(GRANT, "emory profiling results",
+        r"gpu_memory_utilization={gpu_memory_utilization!}", equation="E0a"),
     row(PROFILE, "total_gpu_memory",
         r"total_gpu_memory \({device_total_bytes GiB}\) x gpu_memory_utilization"
         r" \({gpu_memory_utilization}\)", equation="E0", cite=_V0),
@@ -213,9 +235,9 @@ FORMATS: tuple[LineFormat, ...] = (
         cite=f"{_PROFILING} (from 0.27; vllm-ascend prints it too, and does not use it)"),
     row(PROFILE, "weights memory:", r"weights memory: {weights_bytes GiB}", cite=_PROFILING),
     row(PROFILE, "CUDA graph memory:",
-        r"Estimated CUDA graph memory: {graph_estimate_bytes GiB} total", engine=CUDA,
+        r"Estimated CUDA graph memory: {graph_estimate_bytes GiB} total",
         cite="vllm/v1/worker/gpu_model_runner.py::GPUModelRunner.profile_cudagraph_memory"
-        " (0.18 to 0.33)"),
+        " (0.18 to 0.33); vllm-ascend 0.21 and 0.22 call it"),
     # --- what the equation grants
     row(GRANT, "vailable memory:", r"Available memory: {kv_cache_bytes} , total memory:",
         equation="E2", cite="vllm_ascend/worker/worker_v1.py (0.9 to 0.11), worker.py (0.12 to"
@@ -247,8 +269,9 @@ FORMATS: tuple[LineFormat, ...] = (
         r" {kv_all_page_bytes} total page bytes\)", engine=ASCEND,
         cite="vllm_ascend/worker/worker.py::NPUWorker._scale_kv_cache_memory_for_multi_group (from"
         " 0.28)"),
-    row(GRANT, "KV cache reuse maps", r"scale logical KV budget by {kv_layer_reuse}\.(?!\d)",
-        engine=ASCEND, cite=f"{_ASCEND_GRANT} (from 0.26)"),
+    row(GRANT, "KV cache reuse maps",
+        r"scale logical KV budget by (?=\d+\.\d{3}\.){kv_layer_reuse}\.", engine=ASCEND,
+        cite=f"{_ASCEND_GRANT} (from 0.26)"),
     row(GRANT, "Sparse KV offload is enabled",
         r"enlarge total available memory to {kv_planner_bytes GiB}", engine=ASCEND,
         cite="vllm_ascend/worker/worker.py::NPUWorker.update_available_memory_for_sparse_kv_offload"
@@ -264,22 +287,22 @@ FORMATS: tuple[LineFormat, ...] = (
         r"with {requested_bytes GiB} requested memory for the worker", engine=CUDA),
     row(GRANT, "memory was consumed by", r"{consumed_bytes GiB} memory was consumed by non-kv",
         equation="CPU"),
-    row(GRANT, "graph memory profiling is enabled", r"profiling is enabled", engine=CUDA,
-        sets=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.18 to 0.33)"),
+    *_of_either(GRANT, "graph memory profiling is enabled", sets=("graph_estimate_charged",),
+        cite=f"{_CUDA_GRANT} (0.18 to 0.33); {_ASCEND_GRANT} (0.21, 0.22)"),
     row(GRANT, "equivalent to --gpu",
         rf"current {_UTIL}={{gpu_memory_utilization}} is equivalent to"
-        rf" {_UTIL}={{equivalent_utilization}} without", engine=CUDA),
-    row(GRANT, "graph memory profiling is disabled", r"profiling is disabled", engine=CUDA,
-        clears=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.20 to 0.33)"),
+        rf" {_UTIL}={{equivalent_utilization}} without"),
+    *_of_either(GRANT, "graph memory profiling is disabled", clears=("graph_estimate_charged",),
+        cite=f"{_CUDA_GRANT} (0.20 to 0.33); {_ASCEND_GRANT} (0.21, 0.22)"),
     row(GRANT, "re-enabling it", rf"increasing {_UTIL} from {{gpu_memory_utilization}} to"
-        rf" (?=\d\.\d{{4}}\.){{suggested_utilization}}\.", engine=CUDA),
+        rf" (?=\d\.\d{{4}}\.){{suggested_utilization}}\."),
     row(GRANT, "graph memory profiling will be enabled", r"profiling will be enabled by default",
         engine=CUDA, clears=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.18, 0.19)"),
     row(GRANT, "same effective KV cache",
         rf"increase {_UTIL} from {{gpu_memory_utilization}} to {{suggested_utilization}} to"
         rf" maintain", engine=CUDA),
     row(GRANT, "same effective KV cache",
-        rf"increase {_UTIL} to (?=\d\.\d{{4}}\.){{suggested_utilization}}\.", engine=CUDA),
+        rf"increase {_UTIL} to (?=\d\.\d{{4}}\.){{suggested_utilization}}\."),
     row(GRANT, "Reserving", r"Reserving {mm_ipc_bytes GiB} of GPU memory for frontend", engine=CUDA,
         cite="vllm/multimodal/gpu_ipc_memory.py::reserve_mm_ipc_gpu_memory (0.25 to 0.33)"),
     row(GRANT, "cache memory reduced to",
@@ -314,10 +337,10 @@ FORMATS: tuple[LineFormat, ...] = (
     row(CAPTURE, "Graph capturing finished",
         r"Graph capturing finished in \d+ secs?, took {graph_bytes GiB}",
         cite="vllm/v1/worker/gpu_model_runner.py::GPUModelRunner.capture_model"),
-    row(CAPTURE, "graph pool memory", r"CUDA graph pool memory: {graph_bytes GiB} \(actual\)",
-        engine=CUDA, cite=f"{_CUDA_READY} (0.18 to 0.33)"),
-    row(CAPTURE, "graph pool memory", r"{graph_estimate_bytes GiB} \(estimated\)", engine=CUDA),
-    row(CAPTURE, "graph pool memory", r"difference: {graph_difference_bytes GiB} \(", engine=CUDA),
+    *_of_either(CAPTURE, "graph pool memory", r"graph pool memory: {graph_bytes GiB} \(actual\)",
+        cite=f"{_CUDA_READY} (0.18 to 0.33); {_ASCEND_READY} (0.21, 0.22)"),
+    row(CAPTURE, "graph pool memory", r"{graph_estimate_bytes GiB} \(estimated\)"),
+    row(CAPTURE, "graph pool memory", r"difference: {graph_difference_bytes GiB} \("),
     row(READY, "Free memory on device",
         r"Free memory on device (?P<device>[a-z]+:\d+)? \({initial_free_bytes/GiB} /"
         r" {device_total_bytes GiB}\) on startup \.",

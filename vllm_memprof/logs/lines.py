@@ -1,6 +1,6 @@
 """Bytes of a log become plain lines of text, in constant memory; runs in ``memprof explain``.
 
-Input: a binary stream, plain or gzip, UTF-8 or UTF-16, with or without a byte order mark. Output:
+Input: a binary stream, UTF-8 or UTF-16, with or without a byte order mark. Output:
 an iterator of ``LogLine``. The first ``DENSE_BYTES`` are passed on line by line, because pastes are
 short and may be wrapped or cut; after that only the lines around a needle are, so that a log of
 1 GiB is read in seconds.
@@ -9,17 +9,15 @@ short and may be wrapped or cut; after that only the lines around a needle are, 
 from __future__ import annotations
 
 import codecs
-import gzip
 import html
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from itertools import chain, pairwise
+from typing import BinaryIO
 
 from vllm_memprof.causes.reader import SIGNALS
-from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.formats import OF_ENGINES
 
 CHUNK_BYTES = 1 << 20
@@ -61,8 +59,6 @@ _PER_STEP_LIMIT = 1 << 14
 #: The head of an npu-smi table, and the lines of the table that are passed on.
 _TABLE_HEAD, _TABLE_LINES = b"HBM-Usage", 120
 
-_GZIP_MAGIC = b"\x1f\x8b"
-
 
 @dataclass(frozen=True)
 class LogLine:
@@ -75,15 +71,8 @@ class LogLine:
 
 
 def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the stream as UTF-8 bytes without a byte order mark, unpacked where it is gzip.
-
-    Raises:
-        RunRecordError: a damaged gzip stream.
-    """
-    head = _read(stream, 4096)
-    if head.startswith(_GZIP_MAGIC):
-        stream = cast(BinaryIO, gzip.GzipFile(fileobj=cast(BinaryIO, _Prefixed(head, stream))))
-        head = _read(stream, 4096)
+    """Yield the stream as UTF-8 bytes without a byte order mark."""
+    head = stream.read(4096)
     encoding, mark = detect_encoding(head)
     decoder = (
         None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)(errors="replace")
@@ -91,34 +80,52 @@ def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
     chunk = head[mark:]
     while chunk:
         yield chunk if decoder is None else decoder.decode(chunk).encode("utf-8", errors="replace")
-        chunk = _read(stream, CHUNK_BYTES)
+        chunk = stream.read(CHUNK_BYTES)
 
 
-def _read(stream: BinaryIO, size: int) -> bytes:
-    """Read up to ``size`` bytes: fewer only at the end, or where a pipe has no more yet."""
-    try:
-        return stream.read(size)
-    except (zlib.error, gzip.BadGzipFile) as exc:
-        raise RunRecordError(
-            f"damaged gzip data: {exc}", hint="unpack it with gzip -dc and pass what comes out"
-        ) from exc
-    except EOFError:
-        return b""  # a gzip file that was cut short: what precedes the cut was passed on
+#: A log that shows the newest line first is turned round up to this size.
+NEWEST_FIRST_BYTES = 256 << 20
+#: The time at the beginning of a line; the year is not looked at, and may be missing.
+_TIME = re.compile(rb"^[^\n]{0,60}?(\d\d)[-/](\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d+)?)", re.MULTILINE)
+#: A traceback that reads downwards in a log whose times go upwards: its lines were kept together.
+_KEPT_TOGETHER = re.compile(
+    rb"^[^\n]*Traceback \(most recent call last\)[^\n]*\n[^\n]* File \"", re.M
+)
 
 
-class _Prefixed:
-    """A stream whose first bytes were read already, with the methods that ``gzip`` needs."""
+def oldest_first(chunks: Iterator[bytes]) -> tuple[Iterator[bytes], bool]:
+    """Return (the log in the order of its times, whether it was newest first, as exports are).
 
-    def __init__(self, head: bytes, stream: BinaryIO) -> None:
-        self._head = head
-        self._stream = stream
-
-    def read(self, size: int = -1) -> bytes:
-        if self._head:
-            piece = self._head if size < 0 else self._head[:size]
-            self._head = self._head[len(piece) :]
-            return piece
-        return self._stream.read(size)
+    The times of the first ``CHUNK_BYTES`` decide. A line without a time stays behind the one that
+    it follows, where a traceback shows that they were kept together.
+    """
+    read: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        read.append(chunk)
+        size += len(chunk)
+        if size >= CHUNK_BYTES:
+            break
+    first = b"".join(read)
+    times = [match.groups() for match in _TIME.finditer(first)]
+    pairs = list(pairwise(times))
+    down, up = sum(one > other for one, other in pairs), sum(one < other for one, other in pairs)
+    if down < 2 or down < 5 * up:
+        return chain(read, chunks), False
+    for chunk in chunks:
+        read.append(chunk)
+        size += len(chunk)
+        if size > NEWEST_FIRST_BYTES:
+            return chain(read, chunks), False
+    lines = b"".join(read).removesuffix(b"\n").split(b"\n")
+    if _KEPT_TOGETHER.search(first) is None:
+        return iter([b"\n".join(reversed(lines)) + b"\n"]), True
+    entries: list[list[bytes]] = []
+    for line in lines:
+        if not entries or _TIME.match(line):
+            entries.append([])
+        entries[-1].append(line)
+    return iter([b"\n".join(chain.from_iterable(reversed(entries))) + b"\n"]), True
 
 
 def detect_encoding(head: bytes) -> tuple[str, int]:

@@ -12,14 +12,26 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from vllm_memprof.engines.line_format import ENGINE, GRANT, INIT, LOAD, OOM, PLAN, READY, LogLines
-from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
+from vllm_memprof.engines.base import same_lines
+from vllm_memprof.engines.line_format import (
+    CAPTURE,
+    ENGINE,
+    GRANT,
+    INIT,
+    LOAD,
+    OOM,
+    PLAN,
+    READY,
+    LogLines,
+)
+from vllm_memprof.logs.config import OWN_WORDS, WITHIN_CORE, Config, ConfigLine, ConfigReader
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
 from vllm_memprof.logs.formats import OF_ENGINES
 from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.npu_smi import NpuSmi
 from vllm_memprof.logs.tracebacks import Traceback, Tracebacks
 from vllm_memprof.record.failures import PROFILE
+from vllm_memprof.record.loader import PrintedSleep
 
 #: Figures that a process may print many times with other values: the largest or latest counts.
 _LARGEST = frozenset({"serving_reserved_bytes", "serving_allocated_bytes"})
@@ -42,21 +54,31 @@ _LOOSE = frozenset(
         "block_size",
     }
 )
-_BROKEN = (
+#: Figure of the model that serves -> of a draft model that the same worker loads after it.
+OF_DRAFT = {"weights_bytes": "draft_weights_bytes"}
+BROKEN = (
     "Engine core initialization failed",
     "WorkerProc hit an exception",
     "EngineCore failed to start",
     *(words for log in OF_ENGINES for words in log.broken),
 )
-_UP = ("startup complete", *(log.ready for log in OF_ENGINES))
+UP = ("startup complete", "Starting vLLM API server on http", *(log.ready for log in OF_ENGINES))
+#: In what a server prints that ends as it was told to.
+DOWN = ("Shutting down", "shutdown complete", "Finished server process")
 #: Starts that still take figures from their processes; older ones are closed.
 OPEN_STARTS = 8
 #: Starts that are kept of one log; the rest is counted.
 MAX_STARTS = 500
+#: Figures that a worker prints each time it sleeps, in their order in one line.
+_SLEPT = ("sleep_freed_bytes", "sleep_in_use_bytes")
+#: Sleeps that are kept of one worker, the first ones.
+MAX_SLEEPS = 4096
 #: Workers that are kept of one start.
 MAX_WORKERS = 4096
+_ENGINES = {name: OWN_WORDS[name] for name in ("vllm", *(log.engine for log in OF_ENGINES))}
 
 _DIMENSION = re.compile(r"(?<![A-Z])(DP|PP|PCP|TP|EP|RANK)(\d+)")
+_LOADS = re.compile(r"Starting to load model (?P<model>\S+?)(?:\.\.\.|\s|$)")
 _RANK_LINE = re.compile(
     r"rank (?P<rank>\d+) in world size (?P<world>\d+) is assigned as DP rank (?P<dp>\d+),"
     r" PP rank (?P<pp>\d+),(?: PCP rank (?P<pcp>\d+),)? TP rank (?P<tp>\d+)"
@@ -89,6 +111,7 @@ class Worker:
     last_line: int = 0
     in_core: bool = False  # the engine core prints its lines: it is inside the core
     unknown: set[str] = field(default_factory=set)  # figures printed with several values
+    sleeps: list[PrintedSleep] = field(default_factory=list)
 
     def contradicts(self, figure: Figure) -> bool:
         """Return True for another value of a known figure, further off than rounding explains."""
@@ -104,11 +127,16 @@ class Worker:
             return True
         if stage is None or stage > GRANT or stage >= self.stage:
             return False
+        if stage == GRANT and self.stage == CAPTURE and not self._has(GRANT):
+            return False  # graphs may be captured before the KV cache is sized
         # every start prints these once, before the KV cache is granted
         once = stage == LOAD or (
-            figure.format.equation == "E0" and figure.name == "device_total_bytes"
+            figure.format.equation in ("E0", "E0a") and figure.name == "device_total_bytes"
         )
         return figure.name not in self.figures or (once and self.stage >= GRANT)
+
+    def _has(self, stage: int) -> bool:
+        return any(figure.format.stage == stage for figure in self.figures.values())
 
     def add(self, figure: Figure) -> None:
         """Keep a figure: the first one printed, or the more exact one of two that agree."""
@@ -170,7 +198,8 @@ class EngineStart:
     def drafts(self) -> bool:
         """Whether a second model is loaded beside the one that serves."""
         given = self.config.given
-        return self.log is not None and given is not None and given.draft_model
+        said = self.log is not None and given is not None and given.draft_model
+        return said or bool(self.config.draft_model)
 
     def engine_of(self, figure: Figure) -> str | None:
         """Return the engine that a line names; torch's messages name the chip."""
@@ -179,11 +208,8 @@ class EngineStart:
 
     def several_values(self, figure: Figure) -> bool:
         """Return True for a figure that one start of this engine may print with two values."""
-        return any(
-            figure.name in log.contradiction_is_unknown
-            or (self.drafts and figure.name in log.once_per_model)
-            for log in OF_ENGINES
-        )
+        per_model = self.drafts and self.log is not None and figure.name in self.log.once_per_model
+        return per_model or any(figure.name in log.contradiction_is_unknown for log in OF_ENGINES)
 
     def rejects(self, figures: list[Figure]) -> bool:
         """Return True for a line that the engine of this start does not print."""
@@ -191,14 +217,27 @@ class EngineStart:
             engine, equation = self.engine_of(figure), figure.format.equation
             if engine is not None and self.engines and engine not in self.engines:
                 return True
-            if (
-                equation is not None
-                and self.equations
-                and equation not in self.equations
-                and {equation, *self.equations} != {"E4", "E4p"}
+            if equation is not None and not all(
+                same_lines(equation, other) for other in self.equations
             ):
                 return True
         return False
+
+
+@dataclass
+class _Pending:
+    """The set-up of a start without figures so far."""
+
+    config: Config
+    members: dict[str, Prefix] = field(default_factory=dict)  # by label
+    kinds: set[str] = field(default_factory=set)  # of the lines that said it
+
+    def distance(self, prefix: Prefix | None) -> int | None:
+        """Return how far below a process the closest one of this start is; None: there is none."""
+        if prefix is None or prefix.pid is None or prefix.ip is not None:
+            return None
+        pids = (other.pid for other in self.members.values() if other.pid is not None)
+        return min((prefix.pid - pid for pid in pids if pid <= prefix.pid), default=None)
 
 
 class StartSorter:
@@ -208,22 +247,24 @@ class StartSorter:
         self.starts: list[EngineStart] = []
         self.left_out = 0  # starts beyond MAX_STARTS
         self.lines = 0
+        self.spoken: set[str] = set()  # engines that have a line of their own
+        self.newest_first = False  # the lines were turned round before they were read
         self.smi = NpuSmi()
         self.notes = LogNotes()
         self._reader = ConfigReader()
         self.exports = self._reader.exports
-        self._pending: Config | None = None  # of a start without figures so far
-        self._pending_members: dict[str, Prefix] = {}
-        self._pending_kinds: set[str] = set()
+        self._pending: _Pending | None = None  # the newest
+        self._beside: list[_Pending] = []  # of other processes, that start at the same time
         self._section = False  # a heading came: the next figure begins a start of the same set-up
         self._ranks_by_pid: dict[tuple[int, str | None], tuple[str, dict[str, int]]] = {}
         self._document = Config()  # of the whole log, as far as nothing else is said
+        self._loading = ""  # the model whose weights are being loaded
         self._tracebacks = Tracebacks()
 
     @property
     def config(self) -> Config:
         """Return what is known of a start without figures."""
-        return self._pending or self._document
+        return self._pending.config if self._pending is not None else self._document
 
     def sort(self, lines: Iterable[ParsedLine]) -> StartSorter:
         """Read all lines of a log."""
@@ -234,7 +275,7 @@ class StartSorter:
         if self._pending is not None and len(self.starts) == 1:
             only = self.starts[0]  # its command may stand below its log
             if not only.config.command:
-                only.config = self._pending.merged(only.config)
+                only.config = self._pending.config.merged(only.config)
         return self
 
     def read(self, line: ParsedLine) -> None:
@@ -245,15 +286,30 @@ class StartSorter:
             self._configure(found, line.prefix)
         if "is assigned as" in line.text:
             self._assign_rank(line)
+        if "Starting to load" in line.text and (match := _LOADS.search(line.text)):
+            self._begin_to_load(match["model"])
         self._tracebacks.read(line)
         if self.starts and not line.figures:
-            newest = self.starts[-1]
-            newest.finished = newest.finished or any(text in line.text for text in _UP)
-            newest.broken = newest.broken or any(text in line.text for text in _BROKEN)
+            up = any(text in line.text for text in UP)
+            broken = any(text in line.text for text in BROKEN)
+            if up or broken:
+                start = self._speaking(line.prefix)
+                start.finished, start.broken = start.finished or up, start.broken or broken
+        if "vllm" not in self.spoken:  # it is in most lines; another counts where it is in none
+            self.spoken.update(name for name, own in _ENGINES.items() if own.search(line.text))
         self.smi.read(line.text)
         self.notes.read(line.text)
         if line.figures:
             self._add_figures(line)
+
+    def _speaking(self, prefix: Prefix | None) -> EngineStart:
+        """Return the start whose process this is; the newest where none is known to be."""
+        own = (
+            start
+            for start in reversed(self.starts[-OPEN_STARTS:])
+            if prefix is not None and start.members.get(prefix.label) == prefix
+        )
+        return next(own, self.starts[-1])
 
     # --- set-up
 
@@ -266,7 +322,7 @@ class StartSorter:
         newest = self.starts[-1] if self.starts else None
         if found.kind == "trace":
             if self._pending is not None:
-                self._pending = self._pending.merged(config)
+                self._pending.config = self._pending.config.merged(config)
             elif newest is not None:
                 newest.config = newest.config.merged(config)
             else:
@@ -276,7 +332,7 @@ class StartSorter:
             self._section = True
             self._document = self._document.merged(config)
             if self._pending is not None:
-                self._pending = self._pending.merged(config)
+                self._pending.config = self._pending.config.merged(config)
             return
         is_further_core = (
             newest is not None
@@ -287,25 +343,43 @@ class StartSorter:
         if newest is not None and is_further_core:
             newest.config = newest.config.merged(config)
             return
-        if self._pending is None or (
-            found.kind in self._pending_kinds and not _is_sibling(prefix, self._pending_members)
+        pending = self._pending_of(prefix)
+        if pending is None or (
+            found.kind in pending.kinds and not _is_sibling(prefix, pending.members)
         ):
-            self._pending = Config(
-                around=self._document.engine, ascend_version=self._document.ascend_version
+            # what the same process has said before is over
+            beside = [*self._beside, *filter(None, [self._pending])] if prefix else []
+            beside = [each for each in beside if prefix not in each.members.values()]
+            self._beside = beside[-OPEN_STARTS:]
+            pending = self._pending = _Pending(
+                Config(around=self._document.engine, ascend_version=self._document.ascend_version)
             )
-            self._pending_members, self._pending_kinds = {}, set()
             self._document = Config(engine=self._document.engine)
-        self._pending = self._pending.merged(config)
-        self._pending_kinds.add(found.kind)
+        pending.config = pending.config.merged(config)
+        pending.kinds.add(found.kind)
         if prefix is not None:
-            self._pending_members[prefix.label] = prefix
+            pending.members[prefix.label] = prefix
+
+    def _pending_of(self, prefix: Prefix | None) -> _Pending | None:
+        """Return the start without figures to which a process belongs; the newest where in doubt.
+
+        Instances may start side by side: the closest earlier process tells them apart.
+        """
+        near = [
+            (distance, -order, each)
+            for order, each in enumerate((*self._beside, *filter(None, [self._pending])))
+            if (distance := each.distance(prefix)) is not None
+        ]
+        return min(near, key=lambda each: each[:2])[2] if near else self._pending
 
     def _assign_rank(self, line: ParsedLine) -> None:
         """Read the line in which a worker names its place; keep it by process id."""
         match = _RANK_LINE.search(line.text)
         if match is None or line.prefix is None or line.prefix.pid is None:
             return
-        config = self._pending or (self.starts[-1].config if self.starts else Config())
+        config = self.starts[-1].config if self.starts else Config()
+        if (pending := self._pending_of(line.prefix)) is not None:
+            config = pending.config
         dims = {name: int(match[name]) for name in ("dp", *WITHIN_CORE) if match[name] is not None}
         sizes = {name: config.parallel_size(name) or (2 if name == "tp" else 1) for name in dims}
         label = "_".join(f"{name.upper()}{dims[name]}" for name in dims if sizes[name] > 1)
@@ -313,6 +387,18 @@ class StartSorter:
             self._ranks_by_pid.clear()
         known = label, {**dims, "rank": int(match["rank"])}
         self._ranks_by_pid[(line.prefix.pid, line.prefix.ip)] = known
+
+    def _begin_to_load(self, model: str) -> None:
+        """Note a draft model: a worker that has loaded a model goes on with another one."""
+        newest = self.starts[-1] if self.starts and self._pending is None else None
+        if (
+            newest is not None
+            and not self._section
+            and model != self._loading
+            and all(worker.stage == LOAD for worker in newest.workers.values())
+        ):
+            newest.config = replace(newest.config, draft_model=True)
+        self._loading = model
 
     # --- figures
 
@@ -355,23 +441,27 @@ class StartSorter:
     def _start_of(self, prefix: Prefix | None) -> EngineStart:
         """Return the start to which the process of a prefix belongs, if need be a new one."""
         candidates = self.starts[-OPEN_STARTS:]
+        pending = self._pending_of(prefix)
         if prefix is not None and prefix.pid is not None:
-            began_again = set(self._pending_members.items()) if self._pending is not None else set()
+            began_again = set() if pending is None else set(pending.members.items())
             for start in reversed(candidates):
                 if began_again & start.members.items():
                     break  # the same process ids, as in a container: this start is over
                 if start.members.get(prefix.label) == prefix and not _anonymous_pids(start.members):
                     return start
                 began_again |= start.members.items()
-        if not self.starts or self._pending is not None or self._section:
-            return self._new_start()
+        if self._section or not self.starts:
+            return self._new_start(pending)
+        near = None if prefix is None or pending is None else pending.distance(prefix)
+        if pending is not None and near is None:
+            return self._new_start(pending)
         newest = self.starts[-1]
         if prefix is None or prefix.pid is None or _is_generic(prefix.label):
-            return newest
-        if newest.members.get(prefix.label) == prefix:
+            return newest if pending is None else self._new_start(pending)
+        if newest.members.get(prefix.label) == prefix and pending is None:
             return newest
         # instances may start side by side: choose that with the closest earlier process
-        nearest, nearest_pid = None, -1
+        nearest, nearest_pid = None, -1 if near is None else prefix.pid - near
         for start in candidates:
             if prefix.label in start.members or _anonymous_pids(start.members):
                 continue
@@ -381,21 +471,25 @@ class StartSorter:
                 nearest, nearest_pid = start, below
         if nearest is not None:
             return nearest
+        if pending is not None:
+            return self._new_start(pending)
         return newest if prefix.label not in newest.members else self._new_start()
 
-    def _new_start(self) -> EngineStart:
-        if self._pending is not None:
+    def _new_start(self, pending: _Pending | None = None) -> EngineStart:
+        """Begin a start, with the set-up that is pending for it; else with the previous one's."""
+        if pending is not None:
             base = replace(
                 self._document, around=self._document.engine, engine=None, ascend_version=None
             )
-            config = base.merged(self._pending)
+            start = EngineStart(base.merged(pending.config), dict(pending.members))
         else:
             previous = self.starts[-1].config if self.starts else Config()
-            config = previous.merged(self._document)
-        start = EngineStart(config, dict(self._pending_members))
-        if self._section and self._pending is None and config.command:
-            start.heading = config.heading
-        self._pending, self._pending_members, self._pending_kinds = None, {}, set()
+            start = EngineStart(previous.merged(self._document))
+            if self._section and start.config.command:
+                start.heading = start.config.heading
+        if pending is self._pending:
+            self._pending = None
+        self._beside = [each for each in self._beside if each is not pending]
         self._section = False
         if len(self.starts) >= MAX_STARTS:
             self.left_out += 1
@@ -406,7 +500,7 @@ class StartSorter:
     def _restart(self, start: EngineStart) -> EngineStart:
         """Return a new start, with the set-up of the previous one where no line gave another."""
         configured = self._pending is not None or self._section
-        new = self._new_start()
+        new = self._new_start(self._pending)
         if not configured:
             new.config, new.heading = start.config, start.heading
             new.inferred = True
@@ -454,6 +548,10 @@ class StartSorter:
                 worker.oom.failures += 1
             if worker.oom.failures > 1 or any(worker.contradicts(figure) for figure in figures):
                 return start
+        if start.log is None and start.drafts:
+            figures = [_of_draft(worker, figure) for figure in figures]
+        elif start.log is not None and _is_still_loaded(start.log, worker, figures):
+            start.config = replace(start.config, draft_model=True)
         apart = [figure for figure in figures if start.several_values(figure)]
         for figure in apart:
             if worker.contradicts(figure):
@@ -472,6 +570,9 @@ class StartSorter:
             worker.in_core = worker.in_core or bool(stages - {None, PLAN, OOM})
         for figure in figures:
             worker.add(figure)
+        slept = [int(figure.value) for figure in figures if figure.name in _SLEPT]
+        if slept and len(worker.sleeps) < MAX_SLEEPS:
+            worker.sleeps.append(PrintedSleep(figures[0].line, *slept))
         return start
 
     def _oom(self, start: EngineStart, worker: Worker, prefix: Prefix | None) -> LoggedOom:
@@ -571,6 +672,27 @@ def _breaks(worker: Worker, figure: Figure) -> bool:
     if reduced is None or figure.name != "kv_cache_bytes" or figure.format.stage != READY:
         return True
     return not agree(replace(reduced, name=figure.name), figure)
+
+
+def _of_draft(worker: Worker, figure: Figure) -> Figure:
+    """Return a figure under the name of the draft model's, where a larger model is loaded."""
+    name, target = OF_DRAFT.get(figure.name), worker.figures.get(figure.name)
+    if name is None or target is None or not worker.stage == figure.format.stage == LOAD:
+        return figure
+    larger = target.value > figure.value and worker.contradicts(figure)
+    return replace(figure, name=name) if larger else figure
+
+
+def _is_still_loaded(log: LogLines, worker: Worker, figures: list[Figure]) -> bool:
+    """Return True where a worker loads a model while one that it has loaded takes its memory."""
+    begin, end = log.free_around_load
+    after = worker.figures.get(end)
+    return worker.stage == LOAD and any(
+        figure.name == begin
+        and after is not None
+        and figure.value <= after.value + after.half_unit_bytes + figure.half_unit_bytes
+        for figure in figures
+    )
 
 
 def _dims(label: str) -> dict[str, int]:

@@ -6,8 +6,9 @@ developer), they become phases; else a run has none.
 
 from __future__ import annotations
 
+import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
@@ -15,12 +16,14 @@ from math import ceil, inf
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_memprof.causes.reader import CauseReader
+from vllm_memprof.causes.reader import CauseReader, Words
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.line_format import (
     CAPTURE,
+    CUDA,
     GRANT,
     LOAD,
+    OOM,
     PLAN,
     PROFILE,
     READY,
@@ -28,11 +31,12 @@ from vllm_memprof.engines.line_format import (
     PrintedRank,
 )
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.logs.config import WITHIN_CORE, Config
+from vllm_memprof.logs.config import BEGINS, OWN_WORDS, WITHIN_CORE, Config
 from vllm_memprof.logs.figures import Figure, ParsedLine, parse_lines
 from vllm_memprof.logs.formats import OF_ENGINES
-from vllm_memprof.logs.lines import read_chunks, read_lines
-from vllm_memprof.logs.starts import EngineStart, LoggedOom, StartSorter, Worker
+from vllm_memprof.logs.lines import oldest_first, read_chunks, read_lines
+from vllm_memprof.logs.packed import logs_in
+from vllm_memprof.logs.starts import DOWN, UP, EngineStart, LoggedOom, StartSorter, Worker
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.failures import stage_of
@@ -51,6 +55,15 @@ LOOKED_FOR = (
 STDIN = "-"
 #: An engine prints the size of its KV cache at its start: what serving prints is not read.
 START_UP_BYTES = 32 << 20
+#: What engines print, for the one who looks for failures.
+WORDS = Words(begins=BEGINS, ready=UP, ended=DOWN, speakers=OWN_WORDS)
+#: What may wait for ever or never end, if it were read as a file.
+_NO_FILES = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 #: Cards of npu-smi that a note names.
 _MAX_CARDS = 16
 
@@ -104,46 +117,56 @@ def read_log(path: str) -> list[Run]:
         path: of a file, or ``-`` for standard input.
 
     Returns:
-        One ``Run`` per start of an engine, in the order of the log.
+        One ``Run`` per start of an engine, in the order of the log; of an archive, those of all
+        its logs.
 
     Raises:
         RunRecordError: it cannot be read.
         NoMemoryLines: it contains no line about memory.
     """
     name = "standard input" if path == STDIN else Path(path).name
+    runs: list[Run] = []
+    read, lines = 0, 0
     with _open(path) as stream:
         try:
-            sorter, failures = _sorted(stream)
+            for inner, log in logs_in(stream, name):
+                sorter, failures = sorted_lines(log)
+                runs += to_runs(sorter, inner, failures)
+                read, lines = read + 1, lines + sorter.lines
         except OSError as exc:
             raise RunRecordError(f"cannot read {path}: {exc.strerror or exc}") from exc
-    runs = to_runs(sorter, name, failures)
     if not runs:
+        where = name if read == 1 else f"any of the {read} files in {name}"
         raise NoMemoryLines(
-            f"no line about memory in {name}; looked for {LOOKED_FOR}"
-            if sorter.lines
-            else f"no line about memory in {name}: it is empty",
+            f"no line about memory in {where}; looked for {LOOKED_FOR}"
+            if lines
+            else f"no line about memory in {where}: it is empty",
             hint="give the log of the engine's start-up, at level INFO or DEBUG:"
             " later lines hold no figures",
         )
     return runs
 
 
-def _sorted(stream: BinaryIO) -> tuple[StartSorter, list[tuple[int, NamedFailure]]]:
+def sorted_lines(stream: BinaryIO) -> tuple[StartSorter, list[tuple[int, NamedFailure]]]:
     """Return the starts of a log, and (line, failure) of those that failed."""
-    reader = CauseReader()
+    reader = CauseReader(WORDS)
+
+    chunks, newest_first = oldest_first(read_chunks(stream))
 
     def watched() -> Iterator[ParsedLine]:
-        for line in parse_lines(read_lines(read_chunks(stream))):
+        for line in parse_lines(read_lines(chunks)):
             reader.add(line.line, line.text)
             yield line
 
-    return StartSorter().sort(watched()), reader.finish()
+    sorter = StartSorter().sort(watched())
+    sorter.newest_first = newest_first
+    return sorter, reader.finish()
 
 
 def read_engine_log(
     path: Path, failed: bool
-) -> tuple[dict[int | None, dict[str, int | float]], NamedFailure | None]:
-    """Return the figures of the KV cache that an engine printed at its start, and why it failed.
+) -> tuple[dict[int | None, dict[str, int | float]], Run | None]:
+    """Return the figures of the KV cache that an engine printed at its start, and the start.
 
     Args:
         path: of an ``engine.log``.
@@ -152,11 +175,14 @@ def read_engine_log(
     Returns:
         Per data-parallel rank, None where the engine names none, the names of ``KV_PLAN`` that
         ``logs.formats`` reads: tokens, blocks, max_model_len, max_concurrency. Empty where the
-        file is not there, cannot be read, or prints none.
+        file is not there, cannot be read, or prints none. And the first start that failed, or the
+        last one, of a run that did; None where the log has none.
     """
     try:
         with path.open("rb") as stream:
-            sorter, failures = _sorted(stream if failed else BytesIO(stream.read(START_UP_BYTES)))
+            sorter, failures = sorted_lines(
+                stream if failed else BytesIO(stream.read(START_UP_BYTES))
+            )
     except (OSError, RunRecordError):
         return {}, None
     plans = [start.kv_plans for start in sorter.starts if start.kv_plans]
@@ -164,7 +190,9 @@ def read_engine_log(
         dp: {name: figure.value for name, figure in plan.items()}
         for dp, plan in (plans[-1].items() if plans else ())
     }
-    return figures, failures[0][1] if failed and failures else None
+    starts = to_runs(sorter, path.name, failures) if failed else []
+    wrong = (start for start in starts if start.failure is not None)
+    return figures, next(wrong, starts[-1] if starts else None)
 
 
 @contextmanager
@@ -174,6 +202,10 @@ def _open(path: str) -> Iterator[BinaryIO]:
         yield sys.stdin.buffer
         return
     try:
+        kind = stat.S_IFMT(Path(path).stat().st_mode)
+        if kind in _NO_FILES and not path.startswith("/dev/fd/"):  # what a shell opened is read
+            hint = "pass the log's text; - reads standard input"
+            raise RunRecordError(f"{path} is {_NO_FILES[kind]}, not a file", hint=hint)
         stream = open(path, "rb")  # noqa: SIM115 - closed below
     except IsADirectoryError as exc:
         hint = "give the log inside it; the report of a run folder comes from memprof report"
@@ -207,7 +239,7 @@ def to_runs(
         found = [EngineStart(sorter.config)]
     runs = []
     for number, start in enumerate(found, start=1):
-        run = _to_run(start, name, number, len(found))
+        run = _to_run(start, name, number, len(found), sorter.spoken)
         until = found[number].first_line if number < len(found) else inf
         since = start.first_line if number > 1 else 0
         failure = next((each for line, each in failures if since <= line < until), None)
@@ -217,14 +249,18 @@ def to_runs(
         runs.append(replace(run, failure=failure))
     if runs:
         runs[-1].info.notes += _notes_of_the_log(sorter)
+        if sorter.newest_first:
+            runs[0].info.notes.append(
+                text("the log is newest first: its lines are counted from the last one")
+            )
     if runs and sorter.left_out:
         runs[-1].notes.append(f"{sorter.left_out} more starts in the log were left out")
     return runs
 
 
-def _to_run(start: EngineStart, name: str, number: int, count: int) -> Run:
+def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[str]) -> Run:
     config = start.config
-    engine, version, notes = _engine(start)
+    engine, version, notes = _engine(start, spoken)
     log = start.log
     if start.last_line:
         lines = (
@@ -263,7 +299,7 @@ def _to_run(start: EngineStart, name: str, number: int, count: int) -> Run:
         versions={package: release for package, release in versions.items() if release},
         engine=engine,
         engine_version=version,
-        device=config.given.device if log is not None and config.given is not None else None,
+        device=_device(start, engine),
         status=status,
         exit_reason=reason,
         notes=notes + [note for worker in start.workers.values() for note in _noted_usage(worker)],
@@ -312,11 +348,21 @@ def _equations(start: EngineStart, engine: str | None) -> list[str]:
     return ["E6" if "consumed_bytes" in names else "E5"]
 
 
-def _engine(start: EngineStart) -> tuple[str | None, str | None, list[str]]:
-    """Return (engine, its version, notes on how the version is known)."""
+def _engine(start: EngineStart, spoken: Set[str]) -> tuple[str | None, str | None, list[str]]:
+    """Return (engine, its version, notes on how the version is known).
+
+    Messages of torch, torch_npu and the runtime name the platform, not the engine: without a line
+    of vLLM's own it is that of ``spoken``, or not known.
+    """
     config = start.config
     if start.log is not None:
         return start.log.engine, None, []
+    if "vllm" not in spoken and not any(
+        figure.format.stage != OOM
+        for each in start.workers.values()
+        for figure in each.figures.values()
+    ):
+        return next(iter(sorted(spoken)), None), None, []
     named = config.engine or config.around
     if "vllm-ascend" in start.engines or (named == "vllm-ascend" and "vllm" not in start.engines):
         if config.ascend_version is not None or config.vllm_version is None:
@@ -327,6 +373,16 @@ def _engine(start: EngineStart) -> tuple[str | None, str | None, list[str]]:
     if "vllm" in start.engines or named == "vllm":
         return "vllm", config.vllm_version, []
     return None, None, []
+
+
+def _device(start: EngineStart, engine: str | None) -> str | None:
+    """Return the kind of device, of a start whose engine does not tell it by its name."""
+    if engine is None:
+        figures = (figure for each in start.workers.values() for figure in each.figures.values())
+        printed = {figure.format.engine for figure in figures}
+        return "cuda" if CUDA in printed else None
+    given = start.config.given
+    return given.device if start.log is not None and given is not None else None
 
 
 def _status(start: EngineStart) -> tuple[str, str | None]:
@@ -413,7 +469,8 @@ def _worker_process(start: EngineStart, worker: Worker, name: str) -> ProcessRec
         half_units.pop("kv_cache_memory_bytes_arg", None)
     file = f"{name}:{worker.label or 'worker'}"
     phases = _phases(worker)
-    return _process(file, identity, phases=phases, figures=figures, half_units=half_units)
+    found = _process(file, identity, phases=phases, figures=figures, half_units=half_units)
+    return replace(found, sleeps=worker.sleeps)
 
 
 def _complete(
@@ -541,7 +598,7 @@ def _estimate_by_utilizations(figures: dict[str, Figure]) -> tuple[int, int] | N
     if None in known:
         return None
     asked, equivalent, total = (figure for figure in known if figure is not None)
-    if asked.line != equivalent.line or total.format.equation == "E0":
+    if asked.line != equivalent.line or total.format.equation in ("E0", "E0a"):
         return None
     share = asked.value - equivalent.value
     half = total.value * 1e-4 + share * total.half_unit_bytes

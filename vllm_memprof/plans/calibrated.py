@@ -124,13 +124,13 @@ def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
 
 def write_profile(job: CalibratedJob, corrected: Corrected, path: Path) -> None:
     """Write the corrected profile; a changed constant names the figure that changed it."""
-    base = find_profile(job.plan.own.get("device", "auto").partition(":")[2] or "910b")
+    base = find_profile(job.plan.device.profile or job.profile.name)
     source = job.hardware.source
     run = f"{source.name}: {source.model}, {source.engine} {source.engine_version or ''}".strip()
     name = f"{job.profile.name}-calibrated"
     content = render(
         corrected.calibration, job.profile.name, base.read_text(encoding="utf-8"), name, run,
-        "memprof plan --calibrate",
+        "memprof calibrate",
     )  # fmt: skip
     write_atomically(path, content)
     load_profile(str(path))  # what was written can be read

@@ -108,5 +108,5 @@ class Calibrated:
     @property
     @computed
     def spare_change_bytes(self) -> int | None:
-        """What the corrections make of the memory that is spare at the serving peak."""
+        """What the corrections make of the headroom at the serving peak."""
         return minus(self.corrected.spare_bytes, self.without.spare_bytes)

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vllm_memprof.accounting.equations import form_of
+from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import DERIVED, MEASURED, RankReport
-from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES, held_quantities
+from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES, held_quantities
+from vllm_memprof.accounting.readings.startup import StartupReadings
 from vllm_memprof.plans.calibrated_rows import (
     ATB,
     COMMUNICATORS,
@@ -32,7 +33,7 @@ from vllm_memprof.record.spans import How
 from vllm_memprof.sim.calibrate import Calibration, Setting
 from vllm_memprof.sim.profiles import DeviceProfile
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import MIB
+from vllm_memprof.units import MIB, minus
 
 
 @dataclass(frozen=True)
@@ -95,43 +96,37 @@ def figures_of(
         simulated: a simulated device's profile set what lies outside torch.
         requested_bytes: of the budget, where the report does not say it.
     """
-    figures, halves, budget = rank.figures, rank.half_units, rank.budget
+    of, budget = StartupReadings.of(rank, simulated), rank.budget
     found: dict[str, ReportedFigure] = {}
 
-    def add(name: str, value: int | float | None, source: str, parts: Iterable[str]) -> None:
-        if value is not None:
-            half = sum(halves.get(part, 0) for part in parts)
-            how = MEASURED if len(list(parts)) == 1 else DERIVED
-            found[name] = ReportedFigure(int(value), half, how, source)
+    def add(name: str, size: int | None, source: str, *figures: str) -> None:
+        if size is not None:
+            how = MEASURED if len(figures) == 1 else DERIVED
+            found[name] = ReportedFigure(size, of.rounding(*figures), how, source)
 
+    total, free = "device_total_bytes", "initial_free_bytes"
+    used = minus(of.figure(total), of.figure(free))
+    add("context", used, text("device total less free at the start"), total, free)
     initial = "initial_non_torch_bytes"
-    if figures.get(initial) is not None:
-        add("context", figures[initial], text("non-torch at the start"), [initial])
-    else:
-        parts = ["device_total_bytes", "initial_free_bytes"]
-        total, free = (figures.get(part) for part in parts)
-        size = None if total is None or free is None else int(total) - int(free)
-        add("context", size, text("device total less free at the start"), parts)
-    held = held_quantities(rank, simulated)
-    cleared = ["profile_end_non_torch_bytes", "profile_after_non_torch_bytes"]
+    add("context", of.figure(initial), text("non-torch at the start"), initial)
+    cleared = held_quantities(rank, simulated)["non_torch_cleared"]
     source = text("non-torch before less after the last empty_cache of the profile run")
-    add("cleared", held["non_torch_cleared"], source, cleared)
+    add("cleared", cleared, source, "profile_end_non_torch_bytes", "profile_after_non_torch_bytes")
     for row in budget.terms:
         if row.name in ("non_torch", "used_by_device") and row.bytes is not None:
             measure = next(each for each in _AS_ONE if each.name == row.name)
             found[row.name] = ReportedFigure(
                 row.bytes, row.half_unit_bytes, MEASURED, measure.source
             )
-    kv, weights = budget.engine_kv_cache_bytes, figures.get("weights_bytes")
+    kv, weights, graph = "kv_cache_bytes", "weights_bytes", "graph_bytes"
     requested = requested_bytes if budget.requested_bytes is None else budget.requested_bytes
-    if None not in (kv, weights, requested) and budget.override is None:
-        sizes = ["kv_cache_bytes", "weights_bytes"]
-        rest = int(requested or 0) - int(weights or 0) - int(kv or 0)
-        add("rest", rest, _AS_ONE[-1].source, sizes)
-    add("graph", figures.get("graph_bytes"), text("captured graphs"), ["graph_bytes"])
+    if budget.override is None:
+        rest = minus(minus(requested, of.figure(weights)), of.figure(kv))
+        add("rest", rest, _AS_ONE[-1].source, kv, weights)
+    add("graph", of.figure(graph), text("captured graphs"), graph)
     parts_of = next((row.parts for row in budget.terms if row.name == "graph"), ())
-    add("graph_runtime", next((part.bytes for part in parts_of if part.name == "runtime"), None),
-        text("of it in the runtime"), ["graph_bytes"])  # fmt: skip
+    runtime = next((part.bytes for part in parts_of if part.name == "runtime"), None)
+    add("graph_runtime", runtime, text("of it in the runtime"), graph)
     return found
 
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from vllm_memprof.accounting.kv import blocks_per_request
+from vllm_memprof.accounting.budget.kv import blocks_per_request
 from vllm_memprof.accounting.model import Oom, RankReport, Report
-from vllm_memprof.accounting.quantities import held_quantities, is_device_wide, title_of
+from vllm_memprof.accounting.readings.quantities import held_quantities, is_device_wide, title_of
 from vllm_memprof.plans.rows import FirstFailure, OwnerChange
 from vllm_memprof.plans.wants import Miss
 from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, How

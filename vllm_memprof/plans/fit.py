@@ -76,7 +76,7 @@ def run_fit(job: FitJob, runner: PlanRunner) -> Fit:
         missing[value] = misses(row, job.wants)
         texts = [miss.text for miss in missing[value]]
         tries[value] = Try(value, row, not texts, texts)
-        if number == 0 and knob.search == BISECT and _is_refused(missing[value]):
+        if number == 0 and _is_refused(missing[value]):
             raise _Refused
         return knob.verdict(missing[value])
 
@@ -183,7 +183,7 @@ def _uneven(
         return []
     return [
         text(
-            "not even: what is spare rises by up to {rise:gib4} GiB from a value tried to one "
+            "not even: the headroom rises by up to {rise:gib4} GiB from a value tried to one "
             "beyond it, and {value} is {short:gib4} GiB short, so a value that was not tried may "
             "be better; memprof sweep tries all of them",
             rise=rise,
@@ -217,7 +217,7 @@ def _what_passing_means(job: FitJob, best: Try | None) -> list[str]:
     if (row.spare_bytes or 0) < 0:
         spare = text(
             "the answer survived as the allocator released blocks and workspace that nothing used: "
-            "spare {spare:gib4} GiB; --headroom 0 asks for room for all of them",
+            "headroom {spare:gib4} GiB; --headroom 0 asks for room for all of them",
             spare=row.spare_bytes,
         )
         notes.append(spare)

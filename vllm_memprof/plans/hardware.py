@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vllm_memprof.accounting.decomposition import granted_bytes
-from vllm_memprof.accounting.equations import select
+from vllm_memprof.accounting.budget.decomposition import granted_bytes
+from vllm_memprof.accounting.budget.equations import select
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.engines import VLLM
 from vllm_memprof.errors import MemprofError, RunRecordError, UsageError

@@ -1,4 +1,4 @@
-"""The options that ``--fit`` can search for, as a table, and the values of each to try."""
+"""The options that ``memprof fit`` can search for, as a table, and the values of each to try."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _range(values: list[str], step: str) -> SearchRange:
 def _devices(asked: SearchRequest) -> SearchRange:
     if asked.step is not None:
         hint = "the sizes are those that the heads allow"
-        raise UsageError("--step means nothing with --fit devices", hint=hint)
+        raise UsageError("--step means nothing with --find devices", hint=hint)
     low, high = _bounds(asked, 1, MOST_DEVICES)
     sizes = [str(size) for size in tensor_parallel_sizes(asked.config, high) if size >= low]
     if not sizes:
@@ -195,7 +195,7 @@ def _devices(asked: SearchRequest) -> SearchRange:
 def _kv_dtypes(asked: SearchRequest) -> SearchRange:
     if (asked.low, asked.high, asked.step) != (None, None, None):
         raise UsageError(
-            "--between and --step mean nothing with --fit kv-cache-dtype",
+            "--between and --step mean nothing with --find kv-cache-dtype",
             hint="its values are names: memprof sweep --over kv-cache-dtype=auto,fp8",
         )
     each = text("each of them, most bytes per element first")
@@ -324,14 +324,14 @@ def find_knob(name: str, between: str | None = None, goal: str | None = None) ->
     found = next((knob for knob in KNOBS if knob.name == asked), None)
     if found is not None:
         if goal not in (None, found.goal) and found.search != BISECT:
-            raise UsageError(f"--goal {goal} does not go with --fit {found.name}")
+            raise UsageError(f"--goal {goal} does not go with --find {found.name}")
         return replace(found, goal=goal or found.goal)
     known = ", ".join(knob.name for knob in KNOBS)
     if not _NAME.fullmatch(asked):
-        raise UsageError(f"--fit {name!r} is no option", hint=known)
+        raise UsageError(f"--find {name!r} is no option", hint=known)
     if between is None:
         raise UsageError(
-            f"--fit {asked}: which values to try is not known; a numeric option of the engine "
+            f"--find {asked}: which values to try is not known; a numeric option of the engine "
             "takes --between LOW:HIGH",
             hint=f"known without it: {known}; names instead of numbers: memprof sweep --over "
             f"{asked}=A,B",
@@ -346,4 +346,4 @@ def refuse_needless(knob: FitKnob, engine_args: list[str]) -> None:
         UsageError: with which.
     """
     if knob.needless_with is not None and value_of(engine_args, knob.needless_with) is not None:
-        raise UsageError(f"--fit {knob.name} has no effect with {knob.needless_with}")
+        raise UsageError(f"--find {knob.name} has no effect with {knob.needless_with}")

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import write_atomically
 from vllm_memprof.plans.request import Plan
@@ -49,7 +48,7 @@ def report_of(run_dir: Path) -> Report:
     """
     path = run_dir / REPORT_JSON
     try:
-        return report_from_json(json.loads(path.read_text(encoding="utf-8")))
+        return from_json(Report, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         report = build_report(load_run(run_dir))
         write_atomically(path, json.dumps(to_json(report)))

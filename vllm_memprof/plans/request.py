@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_memprof.engines import engine_row
+from vllm_memprof.launch.request import DeviceChoice, parse_device
 from vllm_memprof.options import devices_of, normal_form, with_option
 from vllm_memprof.redact import redact_value
 from vllm_memprof.version import __version__
@@ -70,9 +71,23 @@ class Plan:
         return self.own.get("engine", "vllm")
 
     @property
+    def device(self) -> DeviceChoice:
+        """Return its device.
+
+        Raises:
+            UsageError: there is no such kind of device.
+        """
+        return parse_device(self.own.get("device", "auto"))
+
+    @property
+    def stack(self) -> str | None:
+        """Return its simulated stack; None: the default."""
+        return self.own.get("stack") or engine_row(self.engine).stack
+
+    @property
     def shares_nothing(self) -> bool:
         """Return True for simulated devices or none; real devices serve one plan at a time."""
-        return self.own.get("device", "auto").partition(":")[0] in ("sim", "cpu")
+        return self.device.kind in ("sim", "cpu")
 
     @property
     def title(self) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from vllm_memprof.accounting.decomposition import granted_bytes
-from vllm_memprof.accounting.kv import concurrency_at
+from vllm_memprof.accounting.budget.decomposition import granted_bytes
+from vllm_memprof.accounting.budget.kv import concurrency_at
 from vllm_memprof.accounting.model import Budget, Report
 from vllm_memprof.record.codec import OPTIONAL, computed
 from vllm_memprof.record.loader import Run
@@ -108,7 +108,7 @@ class Try:
 class OwnerChange:
     """An owner of device memory in the plan of the answer and in one that does not pass."""
 
-    name: str  # of ``accounting.quantities``, or kv_cache
+    name: str  # of ``accounting.readings.quantities``, or kv_cache
     title: str
     answer_bytes: int
     beyond_bytes: int

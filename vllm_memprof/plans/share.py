@@ -1,6 +1,6 @@
 """Several instances on one device, computed: figures of each alone enter, their shares leave. Pure.
 
-Equations treat neighbours in three ways (``accounting.equations``):
+Equations treat neighbours in three ways (``accounting.budget.equations``):
 
 * E4 subtracts its own memory alone, and refuses to start where less is free than it requests;
 * E2 subtracts all that is used on the device, and checks nothing at its start;
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TypeVar
 
-from vllm_memprof.accounting.equations import form_of
+from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.plans.share_rows import Flags, SharingPlan, SoloPlan, UtilizationStep
 from vllm_memprof.record.schema import READY, SERVED
 from vllm_memprof.text import Text, text

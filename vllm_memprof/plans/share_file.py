@@ -1,4 +1,4 @@
-"""Instances of ``plan --share`` in a TOML file: ``[[instance]]`` with ``model``, and ``args`` and
+"""Instances of ``memprof share`` in a TOML file: ``[[instance]]`` with ``model``, and ``args`` and
 ``want`` where they are needed."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_instances(path: Path) -> list[Typed]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"--share cannot read {path}: {error}", hint=hint) from error
+        raise UsageError(f"memprof share cannot read {path}: {error}", hint=hint) from error
     rows = content.pop("instance", None)
     if content or not isinstance(rows, list) or not rows:
         what = ", ".join(content) if content else "no [[instance]]"

@@ -1,4 +1,4 @@
-"""Rows of several instances on one device: what ``plan --share`` found (``memprof.share/1``).
+"""Rows of several instances on one device: what ``memprof share`` found (``memprof.share/1``).
 
 Bytes are integers, None is unknown. *Computed* figures come from a plan of each instance alone and
 the engine's equation; *observed* ones from starts of all of them beside each other.
@@ -132,7 +132,7 @@ class DeviceShare:
 
     command: list[str]
     instances: list[SoloPlan]
-    equation: str | None  # of the engine, as ``accounting.equations`` names it
+    equation: str | None  # of the engine, as ``accounting.budget.equations`` names it
     device_total_bytes: int | None
     beside_bytes: int  # held by somebody else, before the first instance starts
     headroom_bytes: int  # that must stay free

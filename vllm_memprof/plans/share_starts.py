@@ -17,12 +17,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vllm_memprof.accounting import equations as engines
-from vllm_memprof.accounting.kv import blocks_per_request
+from vllm_memprof.accounting.budget import equations as engines
+from vllm_memprof.accounting.budget.kv import blocks_per_request
 from vllm_memprof.accounting.model import Kv, RankReport
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.engine import end_with_parent
-from vllm_memprof.launch.request import parse_device
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.options import value_of
 from vllm_memprof.plans.plan_folder import write_row
@@ -47,7 +46,6 @@ from vllm_memprof.redact import redact_command
 from vllm_memprof.sim.runtime import (
     ENV_STATE,
     PACKAGE_DIR,
-    SimRuntime,
     own_state_file,
     prepare_runtime,
 )
@@ -106,24 +104,25 @@ def check(instances: Sequence[Instance], beside: int) -> None:
     """
     if len(instances) < 2 and not beside:
         raise UsageError(
-            "--share needs two instances",
-            hint="memprof plan MODEL_A [arguments] -- MODEL_B [arguments] --share; or --beside "
+            "memprof share needs two instances",
+            hint="memprof share MODEL_A [arguments] -- MODEL_B [arguments]; or --beside "
             "SIZE, held by a process that is no engine",
         )
     for each in instances:
         name, args = f"instance {each.name} ({each.plan.model})", each.plan.engine_args
         if each.plan.devices != 1:
             raise UsageError(
-                f"{name} takes {each.plan.devices} devices; --share divides one device"
+                f"{name} takes {each.plan.devices} devices; memprof share divides one device"
             )
         for option in FIXED_SIZE:
             if value_of(args, option) is not None:
-                raise UsageError(f"{name}: {option} fixes the KV cache, which --share divides")
+                raise UsageError(
+                    f"{name}: {option} fixes the KV cache, which memprof share divides"
+                )
         _ = each.fixed
-    device = instances[0].plan.own.get("device", "auto")
-    if not parse_device(device).simulated:
+    if not instances[0].plan.device.simulated:
         raise UsageError(
-            "--share starts the instances beside each other, on a simulated device alone",
+            "memprof share starts the instances beside each other, on a simulated device alone",
             hint="add --device sim:910b",
         )
 
@@ -420,10 +419,9 @@ def beside(job: ShareJob, environ: dict[str, str]) -> Iterator[int]:
     if not job.beside:
         yield 0
         return
-    own = job.instances[0].plan.own
-    runtime: SimRuntime = prepare_runtime(
-        parse_device(own["device"]).profile or "910b", own.get("stack")
-    )
+    plan = job.instances[0].plan
+    assert plan.device.profile is not None
+    runtime = prepare_runtime(plan.device.profile, plan.stack)
     command = [str(runtime.python), str(PACKAGE_DIR / "sim" / "engine" / "beside.py")]
     process = subprocess.Popen(
         [*command, str(job.beside)],

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from vllm_memprof.engines import engine_row
+from vllm_memprof.errors import UsageError
 from vllm_memprof.options import normal_form, options
 from vllm_memprof.plans.plan_folder import copy_folder, digest_of, read_row, row_of, write_row
 from vllm_memprof.plans.request import Plan
@@ -100,8 +100,8 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
     Raises:
         UsageError, SetupError: no such profile or stack.
     """
-    kind, _, profile = plan.own.get("device", "auto").partition(":")
-    if kind != "sim" or "python" in plan.own:
+    profile = plan.device.profile
+    if profile is None or "python" in plan.own:
         return None
     # arguments that ``resolve_model`` reads, so that a hub is asked once for a whole sweep
     named = [held for name, held in options(plan.engine_args) if name in _MODEL_OPTIONS]
@@ -118,8 +118,8 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
         "arguments": normal_form(plan.engine_args),
         "own": own,
         "env": env,
-        "stack": _stack_key(plan.own.get("stack") or engine_row(plan.engine).stack),
-        "profile": flat_text(load_profile(profile or "910b")),
+        "stack": _stack_key(plan.stack),
+        "profile": flat_text(load_profile(profile)),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -143,7 +143,10 @@ def _sources_digest() -> str:
 @cache
 def _model_key(model: str, engine_args: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the digest of a model's configuration, and of names and sizes of its weights."""
-    resolved = resolve_model(model, list(engine_args))
+    try:
+        resolved = resolve_model(model, list(engine_args))
+    except UsageError:
+        return None  # its plan says why
     if resolved.source == "preset":
         preset = find_preset(model)
         return None if preset is None else ("preset", preset.digest, *resolved.extra_args)
@@ -164,7 +167,10 @@ def _model_key(model: str, engine_args: tuple[str, ...]) -> tuple[str, ...] | No
 
 def model_config(model: str, engine_args: list[str]) -> dict[str, object] | None:
     """Return ``config.json`` of a model with a preset or a folder; None where there is none."""
-    resolved = resolve_model(model, engine_args)
+    try:
+        resolved = resolve_model(model, engine_args)
+    except UsageError:
+        return None  # a real device's engine may find it
     preset = find_preset(model) if resolved.source == "preset" else None
     folder = generate_model(preset) if preset is not None else Path(resolved.path)
     try:

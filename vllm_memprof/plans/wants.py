@@ -30,9 +30,9 @@ _TOO_SMALL = re.compile(
 )
 #: What no value changes: an option that the engine's parser does not know, or that takes another
 #: number of values; ranks that cannot be run. A value that it refuses is none of these.
-#: (vllm_memprof/engines/vllm/kv_plan_run.py::_require_batches)
+#: (vllm_memprof/engines/vllm/kv_plan_run.py::run)
 _REFUSED = re.compile(
-    r"^(memprof plan: )?--until ready|unrecognized arguments|ambiguous option|"
+    r"^(memprof plan: error: )?--until ready|unrecognized arguments|ambiguous option|"
     r"expected (one|at least one|0|\d+) argument|ignored explicit argument",
     re.IGNORECASE,
 )

@@ -23,16 +23,22 @@ class AliveStack:
 
 
 @dataclass(frozen=True)
-class AllocationTrace:
+class TraceTotals:
     """What was allocated and stayed while a number of requests ran, in one process."""
 
     memory: Annotated[str, Allowed(("device", "host"))]
     asked: int  # requests, as --trace-allocations says
     requests: int  # that ended while it was traced; fewer where the process ended before
     half_requests: int | None  # that had ended at the reading half-way; None: there was none
-    stacks: list[AliveStack] = field(default_factory=list)  # those that grew most first
-    other_stacks: int = 0  # stacks that are not listed
-    other_bytes: int = 0
-    untraced_bytes: int | None = None  # alive, allocated before tracing began
+    other_bytes: int = 0  # of stacks that the record does not list
+    untraced_bytes: int | None = None  # alive, allocated before tracing began; None of host memory
     snapshot: str | None = None  # in the run folder, for PyTorch's memory viewer
     reason: str | None = None  # why nothing was traced
+
+
+@dataclass(frozen=True)
+class AllocationTrace(TraceTotals):
+    """The same, by call stack."""
+
+    stacks: list[AliveStack] = field(default_factory=list)  # those that grew most first
+    other_stacks: int = 0  # stacks that are not listed

@@ -9,7 +9,7 @@ the field or property:
 - ``metadata={"json": Spread("side", ("low", "high"))}``: a tuple of objects that differ in this
   field, each under the key that the field names; ``null`` for one that is missing.
 - ``@property @computed``: a key that is written and not read.
-- ``SCHEMA: ClassVar[str]``: the first key, ``schema``, which has to be this.
+- ``SCHEMA: ClassVar[str]`` of the class itself: the first key, ``schema``, which has to be this.
 
 Types: dataclasses, str, int, float, bool, None, lists, tuples, dicts with keys str or int,
 unions of these, and ``object`` for JSON that nobody has described. Standard library only.
@@ -52,6 +52,14 @@ class Allowed:
 
 #: Bytes of something that cannot be negative.
 Size = Annotated[int, Allowed(minimum=0)]
+
+
+def left_out(default: Any = None) -> Any:
+    """Return an OPTIONAL field with this default, or with what this type makes."""
+    how = {"json": OPTIONAL}
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=how)
+    return dataclasses.field(default=default, metadata=how)
 
 
 def computed(method: _F) -> _F:
@@ -119,7 +127,8 @@ def to_json(value: Any, lazy: Sequence[str] = ()) -> Any:
         return {str(name): to_json(item) for name, item in value.items()}
     if not dataclasses.is_dataclass(value):
         return value
-    data: dict[str, Any] = {"schema": value.SCHEMA} if hasattr(value, "SCHEMA") else {}
+    schema = vars(kind).get("SCHEMA")
+    data: dict[str, Any] = {} if schema is None else {"schema": schema}
     for key in keys_of(kind):
         item, how = getattr(value, key.name), key.how
         if how is OPTIONAL and item == key.default:
@@ -219,7 +228,7 @@ def _checked(kinds: set[type], wanted: str, data: Any) -> Any:
 
 def _object(cls: Any, data: Any) -> Any:
     _checked({dict}, "an object", data)
-    schema = getattr(cls, "SCHEMA", None)
+    schema = vars(cls).get("SCHEMA")
     if schema is not None and data.get("schema") != schema:
         raise ValueError(f"schema {data.get('schema')!r}, this memprof reads {schema!r}")
     values: dict[str, Any] = {}

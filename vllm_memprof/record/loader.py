@@ -81,6 +81,15 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class PrintedSleep:
+    """What a log prints of one sleep of the engine."""
+
+    line: int
+    freed_bytes: int
+    in_use_bytes: int  # of the device, while asleep
+
+
+@dataclass(frozen=True)
 class ProcessRecord:
     """One event file."""
 
@@ -108,6 +117,7 @@ class ProcessRecord:
     failures: list[Failure] = field(default_factory=list)  # allocations, in the order of events
     losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
     allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
+    sleeps: list[PrintedSleep] = field(default_factory=list)  # from logs
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
     wall: float | None = None  # time.time() of the first event, s
     t_ns: int | None = None  # CLOCK_MONOTONIC at the same moment

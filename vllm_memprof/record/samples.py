@@ -88,30 +88,38 @@ class RequestRecord:
 
 
 @dataclass(frozen=True)
-class RequestMemory:
-    """A request as one worker knows it. Bytes unless the name says otherwise; unknown is None."""
+class RequestFigures:
+    """What a worker read of a request. Bytes unless the name says otherwise; unknown is None."""
 
     id: str
+    prompt_tokens: int | None = None
+    sampled_steps: int | None = None  # steps that had it and were read
+    #: Most other requests that were in a step with it; the memory is that of all of them.
+    others: int | None = None
+    allocated_before_bytes: int | None = None
+    allocated_peak_bytes: int | None = None  # highest that is known of the steps that had it
+    #: Whether the allocator's peak rose in them; else it is the highest reading.
+    peak_exact: bool = False
+    #: mm_encoder, mm_merge, mm_cache_insert, mm_cache_evict, or step for the rest of a step; None
+    #: where no reading was.
+    peak_stage: str | None = None
+    #: Allocated after it less before it; of all that happened meanwhile.
+    left_allocated_bytes: int | None = None
+    left_reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class RequestMemory(RequestFigures):
+    """A request as one worker knows it."""
+
     begin_ns: int | None = None  # before the first step that had it
     end_ns: int | None = None  # of the first reading without it
     first_step: int | None = None
     last_step: int | None = None
-    sampled_steps: int | None = None  # steps that had it and were read
-    others: int | None = None  # most other requests that were in a step with it: 0 is alone
-    allocated_before_bytes: int | None = None
     reserved_before_bytes: int | None = None
-    allocated_peak_bytes: int | None = None  # highest that is known of the steps that had it
-    #: Whether the allocator's peak rose in them; else it is the highest reading.
-    peak_exact: bool = False
     allocated_run_peak_bytes: int | None = None  # by the end: no step of it was above
-    #: Of STAGES, or "step" for the rest of a step; None where no reading was.
-    peak_stage: str | None = None
     peak_step: int | None = None
-    #: Allocated after it less before it; of all that happened meanwhile.
-    left_allocated_bytes: int | None = None
-    left_reserved_bytes: int | None = None
     finished: bool = True  # False: the process failed or ended with it
-    prompt_tokens: int | None = None  # as the worker got them, as are the items
     items: tuple[Item, ...] = ()
 
 

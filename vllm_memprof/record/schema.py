@@ -69,6 +69,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar
 
 from vllm_memprof.record.codec import Allowed, Size
+from vllm_memprof.units import minus
 
 RUN_SCHEMA = "memprof.run/1"
 EVENTS_SCHEMA = "memprof.events/1"
@@ -95,7 +96,7 @@ ENV_NODE_DIR = "MEMPROF_NODE_DIR"
 ENV_RAY_SHIP = "MEMPROF_RAY_SHIP"
 #: How often the engine's steps are sampled: "16" (every 16th step) or "5s". Without it never.
 ENV_SAMPLE = "MEMPROF_SAMPLE"
-#: Folder in which ``plan --share`` says where a plan stops and waits (``engines.vllm.hold``).
+#: Folder in which ``memprof share`` says where a plan stops and waits (``engines.vllm.hold``).
 ENV_HOLD = "MEMPROF_HOLD"
 #: Moments at which a plan to the end can wait: its largest batches are ahead, or have run.
 READY, SERVED = MOMENTS = ("ready", "served")
@@ -406,6 +407,11 @@ class Snapshot:
     )
     npu_workspace_streams: dict[str, int] | None = None  # stream, as a number -> bytes
     other_processes: dict[str, int] | None = None  # what other_processes_bytes is the sum of
+
+    @property
+    def used_bytes(self) -> int | None:
+        """Device memory in use, by whatever process."""
+        return minus(self.device_total_bytes, self.device_free_bytes)
 
 
 #: Keys of a snapshot event that hold an object, a figure per name; and those that hold a figure,

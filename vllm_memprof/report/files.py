@@ -9,6 +9,7 @@ from vllm_memprof.accounting.model import Report
 from vllm_memprof.files import write_atomically
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import REPORT_JSON, REPORT_MD
+from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.json_text import json_pieces
 from vllm_memprof.report.markdown import render_markdown
 
@@ -29,5 +30,6 @@ def write_reports(report: Report, run_dir: Path) -> None:
     Raises:
         MemprofError: the folder cannot be written to.
     """
-    for name, text in ((REPORT_JSON, report_json(report)), (REPORT_MD, [render_markdown(report)])):
+    screen = render_markdown(FirstScreen((report,), run_dir.name))
+    for name, text in ((REPORT_JSON, report_json(report)), (REPORT_MD, [screen])):
         write_atomically(Path(run_dir) / name, text)

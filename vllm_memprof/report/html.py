@@ -1,9 +1,9 @@
 """Draws documents as one self-contained page, with the plots of a report and of a sweep.
 
-Plotly and the page's own script and style are inlined, and a content security policy lets the page
-load nothing and run nothing else. Every name goes through Jinja2's autoescape; the plots' figures
-lie in a JSON block that cannot end its element. Needs the ``html`` extra: jinja2, and plotly for
-plots.
+The page's script and style are inlined, and Plotly's basic bundle where something is plotted over
+time or a sweep; a content security policy lets the page load nothing and run nothing else. Every
+name goes through Jinja2's autoescape; the plots' figures lie in a JSON block that cannot end its
+element.
 """
 
 from __future__ import annotations
@@ -18,25 +18,15 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from vllm_memprof.accounting.model import DERIVED, MODELLED, Report
-from vllm_memprof.compare.diff import Diff
 from vllm_memprof.document import (
     MUTED,
     NOT_MEASURED,
     PLAIN,
     TOTAL,
     Document,
-    Head,
-    Row,
     Section,
 )
-from vllm_memprof.errors import MemprofError
-from vllm_memprof.holders.rows import Who
-from vllm_memprof.plans.calibrated_rows import Calibrated
-from vllm_memprof.plans.rows import Fit, Sweep
-from vllm_memprof.plans.share_rows import DeviceShare
-from vllm_memprof.report.curves import FIGURES, Curve, CurveFigure, curves
 from vllm_memprof.report.documents import Found, document
-from vllm_memprof.report.documents.starts import Starts
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
 from vllm_memprof.report.sections.starts import starts_section
@@ -56,6 +46,15 @@ _SAID = re.compile(r'\bsay\("((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
+class _Bar:
+    """A bar beside a row of a table, in percent of the widest."""
+
+    left: float
+    width: float
+    tone: str  # a colour of the style
+
+
+@dataclass(frozen=True)
 class _Picture:
     """What stands beside the plots of a view: a sentence and a table for each."""
 
@@ -64,6 +63,7 @@ class _Picture:
     timeline: Section | None
     waterfall_text: str
     waterfall: Section | None
+    bars: list[_Bar]  # of the waterfall's rows
     serving_text: str = ""  # "" where the run was not sampled
 
 
@@ -72,18 +72,11 @@ class _ReportPlots:
     """The plots of a report."""
 
     pictures: list[_Picture]
+    drawn: bool  # something is plotted over time
     folded: str
     ranks: int
     skew: Section | None
     skew_drawn: bool
-
-
-@dataclass(frozen=True)
-class _SweepPlots:
-    """The plots of a sweep."""
-
-    figures: list[CurveFigure]
-    curves: list[Curve]
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ class _Page:
 
     document: Document
     slugs: list[str]  # of the sections, the same in every language
-    plots: _ReportPlots | _SweepPlots | None = None
+    plots: _ReportPlots | None = None
     data: str = ""  # JSON for the script
 
 
@@ -102,16 +95,15 @@ def render_html(*found: Found, lang: str = ENGLISH) -> str:
     Args:
         found: one, or several runs of one log, one below the other.
         lang: one of ``language.LANGUAGES``.
-
-    Raises:
-        MemprofError: jinja2 or plotly is not installed.
     """
     say = language(lang)
+    pages = [_page(each, say) for each in found]
     scripts = ["common.js"]
-    scripts += ["report.js"] if any(isinstance(each, Report) for each in found) else []
-    scripts += ["sweep.js"] if any(isinstance(each, Sweep) for each in found) else []
+    scripts += ["report.js"] if any(page.plots for page in pages) else []
+    scripts += ["sweep.js"] if any(page.document.curves for page in pages) else []
     script = "".join(map(_template, scripts))
-    library = _plotly() if len(scripts) > 1 else ""
+    plotted = any(page.document.curves or (page.plots and page.plots.drawn) for page in pages)
+    library = _template("../vendor/plotly-basic.min.js") if plotted else ""
     words = {english: say.catalogue.get(english, english) for english in _SAID.findall(script)}
     page = (
         _environment(say)
@@ -125,8 +117,8 @@ def render_html(*found: Found, lang: str = ENGLISH) -> str:
             policy=_policy(*(each for each in (library, script) if each)),
             words=script_json(words) if say.catalogue else "",
             starts=say(_starts(found)),
-            pages=[_page(each, say) for each in found],
-            modelled=any(map(_is_simulated, found)),
+            pages=pages,
+            modelled=any(page.document.simulated for page in pages),
         )
     )
     return page.strip() + "\n"
@@ -138,42 +130,9 @@ def _starts(found: Sequence[Found]) -> Section | None:
     return starts_section(reports, _WIDE) if len(reports) > 1 else None
 
 
-def _is_simulated(found: Found) -> bool:
-    if isinstance(found, Starts):
-        return any(report.run.simulated for report in found.reports)
-    if isinstance(found, Diff):
-        return found.a.simulated or found.b.simulated
-    if isinstance(found, Sweep):
-        return any(row.simulated for row in found.rows)
-    if isinstance(found, Fit):
-        return any(each.row.simulated for each in found.tries)
-    if isinstance(found, (DeviceShare, Who)):
-        return found.simulated
-    if isinstance(found, Calibrated):
-        return True
-    return found.run.simulated
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as exc:
-        raise _missing("plotly") from exc
-    library: str = get_plotlyjs()
-    if "</script" in library.lower():
-        raise MemprofError(
-            "this release of plotly cannot be inlined: it holds </script",
-            hint="pip install -U plotly",
-        )
-    # as the browser reads it, so that its hash holds
-    return library.replace("\r\n", "\n").replace("\r", "\n")
-
-
 def _environment(say: Language) -> jinja2.Environment:
-    try:
-        import jinja2
-    except ImportError as exc:
-        raise _missing("jinja2") from exc
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_template),
         autoescape=True,
@@ -187,11 +146,6 @@ def _environment(say: Language) -> jinja2.Environment:
         say.catalogue.get(template, template), params
     )
     return environment
-
-
-def _missing(name: str) -> MemprofError:
-    hint = "pip install 'vllm-memprof[html]', or another --format"
-    return MemprofError(f"--format html needs {name}, which is not installed", hint=hint)
 
 
 def _template(name: str) -> str:
@@ -239,6 +193,7 @@ def _page(found: Found, say: Language) -> _Page:
         drawn = plots(found)
         pictures = _ReportPlots(
             pictures=[_picture(view) for view in drawn.views],
+            drawn=any(view.timeline or view.serving for view in drawn.views),
             folded=drawn.folded,
             ranks=len(found.ranks),
             skew=_skew(drawn),
@@ -246,16 +201,10 @@ def _page(found: Found, say: Language) -> _Page:
         )
         data = script_json(say(drawn).to_json())
         return _Page(say(english), slugs, say(pictures), data)
-    if isinstance(found, Sweep):
-        curved = curves(found)
-        figures = [
-            figure
-            for figure in FIGURES
-            if any(getattr(row, figure.name) is not None for row in found.rows)
-        ]
-        shown = say(_SweepPlots(figures or [FIGURES[0]], curved))
-        return _Page(say(english), slugs, shown, script_json({"gib": GIB_BYTES, **asdict(shown)}))
-    return _Page(say(english), slugs)
+    shown = say(english)
+    if shown.curves is not None:
+        return _Page(shown, slugs, data=script_json({"gib": GIB_BYTES, **asdict(shown.curves)}))
+    return _Page(shown, slugs)
 
 
 def _picture(view: RankView) -> _Picture:
@@ -265,6 +214,7 @@ def _picture(view: RankView) -> _Picture:
         timeline=None if view.timeline is None else _timeline_table(view),
         waterfall_text=view.no_waterfall or _waterfall_text(view),
         waterfall=None if not view.waterfall else _waterfall_table(view),
+        bars=_bars(view),
         serving_text=_serving_text(view),
     )
 
@@ -329,19 +279,17 @@ def _timeline_text(view: RankView) -> str:
 def _timeline_table(view: RankView) -> Section:
     line = view.timeline
     assert line is not None
-    columns = [
-        Head(text("s")),
-        Head(text("Phase"), right=False),
-        Head(text("Edge"), right=False),
-        Head(text("in use")),
-        *(Head(modelled(owner.title, owner.how == MODELLED)) for owner in line.owners),
-    ]
-    rows = []
-    for i, moment in enumerate(line.moments):
-        sizes = [line.in_use[i], *(owner.bytes[i] for owner in line.owners)]
-        edge = text("before") if moment.edge == "before" else text("after")
-        cells = [f"{moment.seconds:.3f}", moment.phase, edge]
-        rows.append(Row([*cells, *(GIB4(size) for size in sizes)]))
+    edges = {"before": text("before"), "after": text("after")}
+    columns = (
+        Column("s", lambda i: f"{line.moments[i].seconds:.3f}", right=True),
+        Column("Phase", lambda i: line.moments[i].phase),
+        Column("Edge", lambda i: edges[line.moments[i].edge]),
+        Column("in use", line.in_use.__getitem__, GIB4),
+        *(
+            Column(modelled(owner.title, owner.how == MODELLED), owner.bytes.__getitem__, GIB4)
+            for owner in line.owners
+        ),
+    )
     notes: list[str] = [
         text("GiB; -: not read at that moment, so that its bytes are in another column")
     ]
@@ -350,7 +298,8 @@ def _timeline_table(view: RankView) -> Section:
         notes.append(text("derived: {titles}", titles=join(", ", derived)))
     if line.left_out:
         notes.append(text("{count} more readings are in report.json", count=line.left_out))
-    return Section(text("Readings of {rank}", rank=view.drawn), columns, rows, notes)
+    title = text("Readings of {rank}", rank=view.drawn)
+    return table(title, columns, range(len(line.moments)), notes)
 
 
 def _waterfall_text(view: RankView) -> str:
@@ -373,6 +322,19 @@ def _waterfall_table(view: RankView) -> Section:
         view.waterfall,
         look=lambda step: TOTAL if step.kind == "level" else PLAIN,
     )
+
+
+def _bars(view: RankView) -> list[_Bar]:
+    """Return a bar from 0 to each level, and from level to level for each change."""
+    widest = max((step.bytes for step in view.waterfall), default=0)
+    found, height = [], 0
+    for step in view.waterfall:
+        level = step.kind == "level"
+        start, height = (0, step.bytes) if level else (height, height + step.bytes)
+        low, high = (100 * max(each, 0) / (widest or 1) for each in sorted((start, height)))
+        tone = ("kv" if "KV" in step.title else "cached") if level else "context"
+        found.append(_Bar(round(low, 2), round(high - low, 2), tone))
+    return found
 
 
 def _skew(drawn: Plots) -> Section | None:

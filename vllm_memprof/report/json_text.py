@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from vllm_memprof.record.codec import to_json
+
 #: Levels with a line per key: in a report, down to the keys of a phase or of a reading of the
 #: device.
 _LEVELS = 5
@@ -52,3 +54,8 @@ def _joined(
         yield from _pieces(item, depth + 1, levels)
         before = ","
     yield f"\n{' ' * depth}{brackets[1]}" if before == "," else brackets
+
+
+def render_result_json(found: object) -> str:
+    """Return a result but a report as text; the first key names the schema."""
+    return json.dumps(to_json(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

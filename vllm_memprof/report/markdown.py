@@ -19,6 +19,7 @@ from vllm_memprof.document import (
     Section,
 )
 from vllm_memprof.report.documents import Found, document
+from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.sections.starts import starts_section
 from vllm_memprof.tables import fold
@@ -28,6 +29,8 @@ from vllm_memprof.text import text
 _WIDE = 200
 #: Bytes of the longest report. GitHub takes comments of 65,536 characters.
 MOST_BYTES = 60_000
+#: Bytes of a first screen with the tables that it has room for.
+SCREEN_BYTES = 12_000
 #: Bytes that the tables leave to the line that names those left out.
 _RESERVE = 2_000
 #: Rows of a table that is shown without a click.
@@ -62,6 +65,8 @@ def render_markdown(found: Found, lang: str = ENGLISH) -> str:
     """
     say = language(lang)
     page = say(document(found, _WIDE))
+    if isinstance(found, FirstScreen):
+        return _screen(page, say(document(found.report, _WIDE)), say)
     name = "memprof" if page.kind == "report" else f"memprof {page.kind}"
     lines = [f"# {name}: {escape(_cut(page.title))}", ""]
     opening = next((i for i, line in enumerate(page.head) if line.summary), 0)
@@ -88,6 +93,32 @@ def render_markdown(found: Found, lang: str = ENGLISH) -> str:
     if out:
         names = _cut(", ".join(out), _RESERVE // 4)
         told = text("Too long for a comment, in {whole}: {names}", whole=page.whole, names=names)
+        lines += ["", say(told)]
+    return "\n".join(lines) + "\n"
+
+
+def _screen(page: Document, whole: Document, say: Language) -> str:
+    """Return a first screen, and the sections that it has room for, folded away."""
+    lines = [f"# memprof: {escape(_cut(page.title))}", "", *_lines(page.head, page, say)]
+    for section in page.sections:
+        lines += ["", *_table(section)]
+    lines += ["", *_lines(page.tail, page, say)]
+    findings = _findings(whole.findings or [], page, say)
+    blocks = [(findings[0].lstrip("# "), findings[2:])] if whole.findings else []
+    blocks += [
+        (escape(section.title), [*_rows(section), *_notes(section)]) for section in whole.sections
+    ]
+    left, out = SCREEN_BYTES - _RESERVE - _size(lines), []
+    for title, rows in blocks:
+        block = ["", f"<details><summary>{title}</summary>", "", *rows, "", "</details>"]
+        if _size(block) <= left:
+            lines += block
+            left -= _size(block)
+        else:
+            out.append(title)
+    if out:
+        names = _cut(", ".join(out), _RESERVE // 2)
+        told = text("Too long for a comment, with --full: {names}", names=names)
         lines += ["", say(told)]
     return "\n".join(lines) + "\n"
 
@@ -150,6 +181,9 @@ def _lines(lines: list[Line], page: Document, say: Language) -> list[str]:
     """Return named lines as a list, cut where a run says more than anybody reads."""
     found = []
     for line in lines[:_LISTED_LINES]:
+        if not line.name:
+            found.append(f"- {_paragraph(_cut(line.value))}")
+            continue
         if line.style == CODE:
             value = _code(_cut(line.value, _COMMAND_CHARACTERS))
         else:
@@ -167,25 +201,39 @@ def _more(count: int, page: Document, say: Language) -> str:
 
 def _section(section: Section, say: Language) -> list[str]:
     """Return a table under its heading, and the notes below it; a long table is folded away."""
-    lines = [f"## {escape(section.title)}", ""]
-    folded = len(section.rows) > _OPEN_ROWS
-    if folded:  # between the tags, only what stands after a blank line is markdown
-        count = say(text("{count} rows", count=len(section.rows)))
-        lines += [f"<details><summary>{count}</summary>", ""]
-    if section.rows:
-        lines.append(_row([escape(column.title) for column in section.columns]))
-        lines.append(_row(["---:" if column.right else ":---" for column in section.columns]))
-        for row in section.rows:
-            cells = [escape(cell) for cell in (row.first, *row.cells[1:])]
-            if row.style in (TOTAL, BAD):
-                cells = [f"**{cell}**" if cell else cell for cell in cells]
-            cells[0] = "&nbsp;" * 2 * row.indent + cells[0]
-            lines.append(_row(cells))
-    if folded:
-        lines += ["", "</details>"]
-    if section.notes:
-        lines += ["", *(f"- {_paragraph(note)}" for note in section.notes)]
+    if len(section.rows) <= _OPEN_ROWS:
+        return _table(section)
+    count = say(text("{count} rows", count=len(section.rows)))
+    heading, rows = [f"## {escape(section.title)}", ""], _rows(section)
+    # between the tags, only what stands after a blank line is markdown
+    folded = [f"<details><summary>{count}</summary>", "", *rows, "", "</details>"]
+    return [*heading, *folded, *_notes(section)]
+
+
+def _table(section: Section) -> list[str]:
+    """Return a table under its heading, where it has one, and the notes below it."""
+    heading = [f"## {escape(section.title)}", ""] if section.title else []
+    return [*heading, *_rows(section), *_notes(section)]
+
+
+def _rows(section: Section) -> list[str]:
+    if not section.rows:
+        return []
+    lines = [
+        _row([escape(column.title) for column in section.columns]),
+        _row(["---:" if column.right else ":---" for column in section.columns]),
+    ]
+    for row in section.rows:
+        cells = [escape(cell) for cell in (row.first, *row.cells[1:])]
+        if row.style in (TOTAL, BAD):
+            cells = [f"**{cell}**" if cell else cell for cell in cells]
+        cells[0] = "&nbsp;" * 2 * row.indent + cells[0]
+        lines.append(_row(cells))
     return lines
+
+
+def _notes(section: Section) -> list[str]:
+    return ["", *(f"- {_paragraph(note)}" for note in section.notes)] if section.notes else []
 
 
 def _row(cells: list[str]) -> str:

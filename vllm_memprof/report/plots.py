@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from vllm_memprof.accounting.clock import host_starts
-from vllm_memprof.accounting.equations import STARTUP_PLAN, divisor_of
+from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, divisor_of
+from vllm_memprof.accounting.deployment.clock import host_starts
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
-from vllm_memprof.accounting.quantities import title_of
+from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report.sections.budget import term_title
 from vllm_memprof.report.serving import ServingMemory, serving_of
@@ -174,17 +175,12 @@ def _starts(ranks: Iterable[RankReport]) -> dict[str | None, int]:
 
 def _view(report: Report, members: list[RankReport], starts: dict[str | None, int]) -> RankView:
     rank = members[0]
-    drawn: Timeline | None = None
-    why: str | None = None
-    if report.run.source == "log":
-        why = text("a log names no moments in time: there is no timeline")
-    else:
-        drawn = timeline_of(rank, starts.get(rank.host, 0))
-        why = (
-            None
-            if drawn is not None
-            else text("no memory was read on this rank: there is no timeline")
-        )
+    drawn = timeline_of(rank, starts.get(rank.host, 0))
+    why = EVIDENCE[report.run.source].no_times
+    if drawn is not None:
+        why = None
+    elif why is None:
+        why = text("no memory was read on this rank: there is no timeline")
     steps, missing = waterfall(report, rank)
     return RankView(
         labels=labels_of(members),
@@ -293,7 +289,7 @@ def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
             [rank.budget.fits_device_bytes for rank in ranks],
         ),
         (text("free at the start"), [rank.initial_free_bytes for rank in ranks]),
-        (text("spare at the serving peak"), [rank.budget.spare_bytes for rank in ranks]),
+        (text("headroom at the serving peak"), [rank.budget.spare_bytes for rank in ranks]),
     ]
     rows = []
     for title, sizes in figures:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -23,13 +24,22 @@ from vllm_memprof.document import (
     Section,
 )
 from vllm_memprof.report.documents import Found, document
+from vllm_memprof.report.documents.first_screen import FirstScreen, most_lines
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.text import text
 
 _STYLES = {PLAIN: "", CODE: "", TOTAL: "bold", MUTED: "dim", BAD: "bold red", GOOD: "green"}
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 #: For terminals whose encoding lacks them.
-_ASCII = str.maketrans({"→": ">", "×": "x", "✓": "ok", "✗": "FAILED", "…": "...", "±": "+-"})
+_ASCII = str.maketrans(
+    {"→": ">", "×": "x", "✓": "ok", "✗": "FAILED", "…": "...", "±": "+-", "█": "#"}
+    | dict.fromkeys("▌▋▊▉", "#")
+    | dict.fromkeys("▏▎▍", "")
+)
+#: From this width on, names of a compact table are folded.
+_LONG_NAME = 50
+#: Rows that a first screen goes without, at most.
+_MOST_LESS = 40
 
 
 def render_table(
@@ -56,8 +66,23 @@ class _Tables:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        page = self.say(document(self.found, self.width or options.max_width))
-        draw = _Painter(options.ascii_only, self.say)
+        width = self.width or options.max_width
+        parts = self._parts(self.found, options, width)
+        found = self.found
+        while isinstance(found, FirstScreen) and found.less < _MOST_LESS:
+            over = _height(console, options, parts) - most_lines(width)
+            if over <= 0:
+                break
+            found = replace(found, less=found.less + over)
+            parts = self._parts(found, options, width)
+        for i, part in enumerate(parts):
+            if i:
+                yield RichText()
+            yield part
+
+    def _parts(self, found: Found, options: ConsoleOptions, width: int) -> list[RenderableType]:
+        page = self.say(document(found, width))
+        draw = _Painter(options.ascii_only, self.say, page.compact)
         parts = [draw.lines(page.head)] if page.head else []
         parts += [draw.section(section) for section in page.sections]
         parts += [draw.findings(page.findings)] if page.findings is not None else []
@@ -65,10 +90,12 @@ class _Tables:
         if page.verdict:
             style = "bold green" if page.verdict_style == GOOD else _STYLES[page.verdict_style]
             parts.append(draw.text(page.verdict, style))
-        for i, part in enumerate(parts):
-            if i:
-                yield RichText()
-            yield part
+        return parts
+
+
+def _height(console: Console, options: ConsoleOptions, parts: list[RenderableType]) -> int:
+    """Return the lines that blocks take, with a blank one between them."""
+    return sum(len(console.render_lines(part, options)) + 1 for part in parts) - 1
 
 
 @dataclass(frozen=True)
@@ -77,6 +104,7 @@ class _Painter:
 
     ascii_only: bool
     say: Language
+    compact: bool = False
 
     def text(self, words: str, style: str = "") -> RichText:
         shown = words.translate(_ASCII) if self.ascii_only else words
@@ -90,19 +118,26 @@ class _Painter:
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
         for line in lines:
-            table.add_row(self.text(line.name), self.text(line.value, _STYLES[line.style]))
+            style = _STYLES[line.style]
+            name = self.text(line.name, style if self.compact else "")
+            table.add_row(name, self.text(line.value, "" if line.style == GOOD else style))
         return table
 
     def section(self, section: Section) -> RenderableType:
         headless = all(not column.title for column in section.columns)
         table = Table(
-            box=box.SIMPLE_HEAD, show_header=not headless, padding=(0, 1, 0, 0), pad_edge=False
+            box=None if self.compact else box.SIMPLE_HEAD,
+            show_header=not headless,
+            padding=(0, 2 if self.compact else 1, 0, 0),
+            pad_edge=False,
         )
-        for column in section.columns:
+        for i, column in enumerate(section.columns):
+            names = [cell_len(row.cells[0]) for row in section.rows] if self.compact else []
             table.add_column(
                 self.text(column.title),
                 justify="right" if column.right else "left",
                 overflow="fold",
+                no_wrap=not i and max(names, default=_LONG_NAME) < _LONG_NAME,
             )
         marked = any(row.mark for row in section.rows)
         for row in section.rows:
@@ -121,7 +156,8 @@ class _Painter:
             )
         notes = [self.indented(note, "dim") for note in section.notes]
         shown = [table] if section.columns else []
-        return Group(self.text(section.title, "bold underline"), *shown, *notes)
+        title = self.text(section.title, "bold" if self.compact else "bold underline")
+        return Group(*([title] if section.title else []), *shown, *notes)
 
     def findings(self, views: list[FindingView]) -> RenderableType:
         if not views:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
-from vllm_memprof.accounting.clock import MOMENTS
+from vllm_memprof.accounting.deployment.clock import MOMENTS
 from vllm_memprof.accounting.model import DERIVED, MEASURED, RankReport
-from vllm_memprof.accounting.quantities import TORCH_ROWS
+from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import UNEXPLAINED, DeviceMemory, Edge, Span, ancestors, edges_of
 from vllm_memprof.text import text
@@ -125,7 +126,7 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
     rest = [reading.memory.unexplained_bytes for reading in drawn]
     how = drawn[-1].memory.unexplained_how
     owners.append(Owner(UNEXPLAINED, rest, how))
-    held = [_in_use(edge.snapshot) for _, edge in edges_of(rank.phases)]
+    held = [edge.snapshot.used_bytes for _, edge in edges_of(rank.phases)]
     held += [_reserved_between(span) for span in rank.phases]
     return Timeline(
         moments=[
@@ -133,7 +134,7 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
             for each in drawn
         ],
         owners=[owner for owner in owners if any(owner.bytes)],
-        in_use=[_in_use(reading.snapshot) for reading in drawn],
+        in_use=[reading.snapshot.used_bytes for reading in drawn],
         bands=_bands(rank, start),
         peaks=_peaks(rank, readings, start),
         worst_bytes=max((size for size in held if size is not None), default=None),
@@ -164,12 +165,8 @@ def _thinned(readings: list[_Reading]) -> list[_Reading]:
         stretches.setdefault(stretch, []).append(i)
     kept = {len(readings) - 1}
     for members in stretches.values():
-        kept |= {members[0], max(members, key=lambda i: _in_use(readings[i].snapshot) or 0)}
+        kept |= {members[0], max(members, key=lambda i: readings[i].snapshot.used_bytes or 0)}
     return [readings[i] for i in sorted(kept)]
-
-
-def _in_use(snapshot: Snapshot) -> int | None:
-    return minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
 
 
 def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
@@ -324,10 +321,6 @@ def _risen(
     return [peak for _, peak in found.values()]
 
 
-def _allocated(snapshot: Snapshot) -> int | None:
-    return snapshot.allocated_bytes
-
-
 def _allocated_between(row: Span) -> int | None:
     """Return the most that was allocated at once, where it was within this phase."""
     low = None if row.before is None else row.before.allocated_run_peak_bytes
@@ -338,7 +331,7 @@ def _allocated_between(row: Span) -> int | None:
 def _reserved_between(row: Span) -> int | None:
     """Return the most in use within a phase: reserved peak + the lesser non-torch of both ends.
 
-    As ``accounting.spare`` has it: non-torch memory at that moment is not known.
+    As ``accounting.budget.serving_peak`` has it: non-torch memory at that moment is not known.
     """
     before, after = row.before, row.after
     if (
@@ -358,8 +351,8 @@ def _reserved_between(row: Span) -> int | None:
 _KINDS_OF_PEAK: tuple[
     tuple[str, Callable[[Snapshot], int | None], Callable[[Span], int | None]], ...
 ] = (
-    ("in use", _in_use, _reserved_between),
-    ("allocated", _allocated, _allocated_between),
+    ("in use", lambda snapshot: snapshot.used_bytes, _reserved_between),
+    ("allocated", attrgetter("allocated_bytes"), _allocated_between),
 )
 
 

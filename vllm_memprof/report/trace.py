@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
-from vllm_memprof.accounting.clock import host_starts, passages
+from vllm_memprof.accounting.deployment.clock import host_starts, passages
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.errors import UsageError
 from vllm_memprof.record.spans import DeviceMemory, Span, edges_of
@@ -28,23 +29,18 @@ Event = dict[str, object]
 _PHASES = "phases"
 
 
-def render_trace(report: Report) -> str:
-    """The trace as text.
+def report_trace(report: Report) -> Iterator[str]:
+    """Return the trace piece by piece.
 
     Raises:
         UsageError: the run has no moments in time, as one that was read from a log.
     """
-    return "".join(report_trace(report))
-
-
-def report_trace(report: Report) -> Iterator[str]:
-    """The same piece by piece. Raises as ``render_trace`` does, before the first piece."""
-    if report.run.source == "log":
-        raise UsageError(
-            "--format trace needs a recorded run: a log tells of no moments in time",
-            hint="csv has its figures",
-        )
     if not any(passages(rank) for rank in report.ranks):
+        if EVIDENCE[report.run.source].no_times is not None:
+            raise UsageError(
+                "--format trace needs a recorded run: a log tells of no moments in time",
+                hint="csv has its figures",
+            )
         raise UsageError(
             "--format trace: no phase was recorded, so there is nothing to draw",
             hint="--format table",

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from vllm_memprof.errors import UsageError
+from vllm_memprof.errors import UsageError, nearest
 from vllm_memprof.options import options, value_of
 from vllm_memprof.sim import hubs, processors
 from vllm_memprof.sim.folders import JsonFiles, has_tokenizer, has_weights, write_folder
@@ -136,15 +136,15 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
 
     Files that a model without weights lacks besides are generated in a folder of the cache: a
     synthetic tokenizer, and with ``--quantization ascend`` the description of the quantized
-    weights. A name that none of them knows is passed on as it is: the engine's own message says
-    what is wrong.
+    weights.
 
     Args:
         model: a folder, or the name of a model on a hub.
         user_args: the engine arguments that the user gave; they are never overridden.
 
     Raises:
-        UsageError: a quantization is asked for that cannot be described for this kind of model.
+        UsageError: none of them has the model, or a quantization is asked for that cannot be
+            described for this kind of model.
     """
     asked = _Asked(model, user_args)
     if os.path.isdir(os.path.expanduser(model)):
@@ -157,8 +157,13 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
         if preset is None or not lacks or from_hub.path != model:
             return from_hub
     if preset is None:
-        why = "neither a folder nor a preset, and no hub answered for it"
-        return ResolvedModel(model, model, "hub", [], {}, why)
+        names = [name for each in list_presets() for name in (each.name, *each.also)]
+        near = nearest(model, names, 3) or nearest(f"Qwen/{model}", names, 3)
+        listed = f"nearest: {', '.join(near)}" if near else "`memprof sim list` has the presets"
+        raise UsageError(
+            f"no preset for {model}, and no hub answers that it has it",
+            hint=f"{listed}; or give a folder with config.json",
+        )
     note = "preset: the real architecture, a synthetic byte-level tokenizer, no weights"
     stand_ins = [f"{preset.name}: {preset.note}"] if preset.note else []
     if asked.quantized:

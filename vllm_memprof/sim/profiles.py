@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.errors import SetupError, UsageError
+from vllm_memprof.errors import SetupError, UsageError, did_you_mean
 from vllm_memprof.sim.folders import write_file
 
 if sys.version_info >= (3, 11):
@@ -46,6 +46,10 @@ class Device:
     l2_cache_bytes: int
     cann_version: str  # answer to the version query; empty refuses it. torch_npu chooses by it
     driver_version: str  # answer to the query for the driver's version
+    #: What all processes may have at a time, captured graphs included; 0: no limit. They hold where
+    #: MEMPROF_SIM_LIMITS asks for them. No figure of memory depends on them.
+    stream_count: int = field(default=0, repr=False)
+    event_count: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,11 @@ def list_profiles() -> list[DeviceProfile]:
     return [_parse(path) for path in sorted(PROFILES_DIR.glob("*.toml"))]
 
 
+def device_names() -> list[str]:
+    """Return what ``--device`` accepts for the profiles that are installed."""
+    return [f"sim:{name}" for each in list_profiles() for name in (each.name, *each.aliases)]
+
+
 def load_profile(name: str) -> DeviceProfile:
     """Read the profile of that name or alias, or of a TOML file given by its path.
 
@@ -126,9 +135,9 @@ def find_profile(name: str) -> Path:
         if name.lower() in (profile.name, *profile.aliases):
             return PROFILES_DIR / f"{profile.name}.toml"
     known = ", ".join(f"{profile.name} ({', '.join(profile.aliases)})" for profile in profiles)
-    raise UsageError(
-        f"no device profile named {name!r}", f"known: {known}; or give the path of a .toml file"
-    )
+    names = [each for profile in profiles for each in (profile.name, *profile.aliases)]
+    hint = f"known: {known}; or give the path of a .toml file"
+    raise UsageError(f"no device profile named {name!r}", did_you_mean(name, names, hint))
 
 
 def write_flat(profile: DeviceProfile, path: Path) -> None:
@@ -160,10 +169,12 @@ def _parse(path: Path) -> DeviceProfile:
     for kind in (Device, Memory, Simulation):
         section = kind.__name__.lower()
         rows = table[section]
-        types = {field.name: {"int": int, "str": str}[str(field.type)] for field in fields(kind)}
+        types = {each.name: {"int": int, "str": str}[str(each.type)] for each in fields(kind)}
         if unknown := ", ".join(sorted(set(rows) - set(types))):
             raise SetupError(f"{which} has unknown keys in [{section}]: {unknown}")
         for key, type_ in types.items():
+            if key not in rows and hasattr(kind, key):
+                continue  # it has a default
             value = rows.get(key)
             if type(value) is not type_ or (isinstance(value, int) and value < 0):
                 needs = f"{which} needs {key} in [{section}], a {type_.__name__}: {value!r}"

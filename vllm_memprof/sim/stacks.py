@@ -26,7 +26,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_memprof.errors import SetupError, UsageError
+from vllm_memprof.errors import SetupError, UsageError, did_you_mean
 from vllm_memprof.sim.folders import write_file
 
 if sys.version_info >= (3, 11):
@@ -158,8 +158,9 @@ def load_stack(name: str | None = None) -> Stack:
     wanted = name or DEFAULT_STACK
     path = STACKS_DIR / f"{wanted}.toml"
     if os.sep in wanted or not path.is_file():
-        known = ", ".join(stack.name for stack in list_stacks())
-        raise UsageError(f"no engine stack named {wanted!r}", f"known: {known}")
+        known = [stack.name for stack in list_stacks()]
+        hint = did_you_mean(wanted, known, f"known: {', '.join(known)}")
+        raise UsageError(f"no engine stack named {wanted!r}", hint)
     return _parse(path)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from vllm_memprof.engines.line_format import ENGINE, GRANT, LOAD, PLAN, LogLines, row
 
 FIGURES = {
@@ -20,6 +22,7 @@ LOG = LogLines(
     figures=FIGURES,
     needles=(b"Toy",),
     ready="Toy is ready",
+    speaks=re.compile(r"\btoy engine\b"),
     broken=("Toy failed",),
     phase_of={"load_weights": "weight_load"},
 )  # fmt: skip

@@ -9,13 +9,13 @@ import pytest
 from tests.support.mutations import figures_of, with_its_grant, workers
 from tests.unit.accounting.builders import DATA, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.audit import (
+from vllm_memprof.accounting.budget.equations import EQUATIONS
+from vllm_memprof.accounting.model import AuditRow, Report
+from vllm_memprof.accounting.readings.audit import (
     MOST_TOLERANCE_BYTES,
     audit,
 )
-from vllm_memprof.accounting.equations import EQUATIONS
-from vllm_memprof.accounting.model import AuditRow, Report
-from vllm_memprof.accounting.readings import LOAD_SLACK_BYTES, StartupReadings
+from vllm_memprof.accounting.readings.startup import LOAD_SLACK_BYTES, StartupReadings
 from vllm_memprof.engines.equation import Equation, Figures
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json

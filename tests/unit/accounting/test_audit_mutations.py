@@ -23,9 +23,9 @@ from tests.support.mutations import (
 )
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import build, build_report
-from vllm_memprof.accounting.engine_figures import engine_figures
-from vllm_memprof.accounting.equations import EQUATIONS, evaluate
+from vllm_memprof.accounting.budget.equations import EQUATIONS, evaluate
 from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.readings.startup import engine_figures
 from vllm_memprof.logs.to_record import read_engine_log
 from vllm_memprof.record.loader import Run
 
@@ -67,7 +67,7 @@ def listed() -> list[Unseen]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build what the audit, the residual and the checks of the KV cache need, and no more."""
     monkeypatch.setattr(build, "find", lambda run, ranks: [])
-    monkeypatch.setattr(build, "_phases_with_owners", lambda process, *_: process.phases)
+    monkeypatch.setattr(build, "device_memory", lambda *_: None)
     monkeypatch.setattr(build, "empty_cache_calls", lambda run, process: [])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.accounting.builders import span
 from tests.unit.accounting.findings.test_outside_torch import communicators, report
 from tests.unit.accounting.test_owners import BUFFERS, taken
-from vllm_memprof.accounting.communicators import communicators_of
+from vllm_memprof.accounting.owners.outside_torch import communicators_of
 from vllm_memprof.units import MIB
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.runs import RUNS
 from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.decomposition import decompose, granted_bytes
+from vllm_memprof.accounting.budget.decomposition import decompose, granted_bytes
 
 
 @pytest.mark.parametrize("name", RUNS)

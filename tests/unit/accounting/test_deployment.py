@@ -12,13 +12,12 @@ import pytest
 from tests.support.host_runs import SOURCE, part, write_host, write_hosts
 from tests.support.many_ranks import write_many_hosts
 from vllm_memprof.accounting.build import build_report
-from vllm_memprof.accounting.deployment import build_deployment
+from vllm_memprof.accounting.deployment.report import build_deployment
 from vllm_memprof.accounting.model import Finding, RankReport, Report
-from vllm_memprof.accounting.reread import report_from_json
-from vllm_memprof.accounting.skew import skew_by_owner
+from vllm_memprof.accounting.owners.skew import skew_by_owner
 from vllm_memprof.check.limits import FIGURES, read_figure
 from vllm_memprof.compare.diff import diff_reports
-from vllm_memprof.record.codec import to_json
+from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.deployment import load_parts
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.documents.report import report_document, verdict
@@ -189,7 +188,7 @@ def test_the_owner_that_makes_ranks_differ(tmp_path: Path) -> None:
 
 def test_report_json_is_read_again(tmp_path: Path) -> None:
     report = two_hosts(tmp_path)
-    again = report_from_json(json.loads(json.dumps(to_json(report))))
+    again = from_json(Report, json.loads(json.dumps(to_json(report))))
     assert again.deployment == report.deployment
     assert report_document(again, 100).sections == report_document(report, 100).sections
 
@@ -225,9 +224,9 @@ def test_many_hosts_are_a_row_each_and_outliers_alone(tmp_path: Path) -> None:
     folder = write_many_hosts(tmp_path, hosts=18, ranks=1)
     report = build_deployment(load_parts(sorted(folder.iterdir())))
     tables = {str(table.title): table for table in report_document(report, 100).sections}
-    hosts = tables["Hosts, the one with the least to spare first"]
+    hosts = tables["Hosts, the one with the least headroom first"]
     assert len(hosts.rows) == 16
-    assert "2 more hosts, with more to spare, are in report.json" in hosts.notes
+    assert "2 more hosts, with more headroom, are in report.json" in hosts.notes
     seconds = tables["Seconds by host and phase"]
     assert len(seconds.rows) == 17  # and the row that names the slowest
     assert seconds.rows[-1].cells[0] == "slowest"

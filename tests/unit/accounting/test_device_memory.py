@@ -19,8 +19,8 @@ from tests.unit.accounting.builders import (
 )
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.device_memory import device_memory
-from vllm_memprof.accounting.owners import owners_of
+from vllm_memprof.accounting.owners.device_memory import device_memory
+from vllm_memprof.accounting.owners.outside_torch import owners_of
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import TOTAL, gib
-from vllm_memprof.accounting.equations import (
+from vllm_memprof.accounting.budget.equations import (
     EQUATIONS,
     evaluate,
     select,
@@ -344,6 +344,13 @@ ENGINES: list[tuple[str, str, str, tuple[str, ...], Callable[[dict[str, Any]], i
     ("vllm-ascend", "0.30.0rc2", "", (), _plain),
     ("vllm-ascend", "0.23.0", "Ascend310P3", ("cleared_bytes",), _e4p),
     ("vllm-ascend", "0.30.0rc2", "Ascend310P3", ("cleared_bytes",), _e4p),
+    (
+        "vllm",
+        "0.6.4.post1",
+        "",
+        ("profile_after_allocated_peak_bytes", "used_less_allocated_bytes"),
+        lambda f: _e2(f, clamped=False),
+    ),
     ("vllm", "0.6.5", "E0", (), _plain),
     ("vllm", "0.11.0", "", (), _plain),
     ("vllm", "0.16.0", "", (), lambda f: _ceiled(f) - _relative(f)),

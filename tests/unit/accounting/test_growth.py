@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.accounting.findings.test_outside_torch import LEAK, report, start_up
-from vllm_memprof.accounting.growth import growth_by_owner
+from vllm_memprof.accounting.owners.growth import growth_by_owner
 from vllm_memprof.units import MIB
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.host_runs import part, write_hosts
-from vllm_memprof.accounting.clock import host_starts, passages
-from vllm_memprof.accounting.deployment import build_deployment
-from vllm_memprof.accounting.host_clocks import host_clocks
+from vllm_memprof.accounting.deployment.clock import host_starts, passages
+from vllm_memprof.accounting.deployment.host_clocks import host_clocks
+from vllm_memprof.accounting.deployment.report import build_deployment
 from vllm_memprof.accounting.model import COLLECTIVES, FIRST, UNKNOWN, WALL, HostClock, Report
 from vllm_memprof.record.deployment import load_parts
 from vllm_memprof.record.loader import load_run

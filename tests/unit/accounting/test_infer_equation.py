@@ -9,10 +9,10 @@ import pytest
 from tests.support.render import table
 from tests.unit.accounting.builders import DATA, gib
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.budgets import fits_request
-from vllm_memprof.accounting.equations import divisor_of, form_of, select
-from vllm_memprof.accounting.infer_equation import Printed, device_by_total, search
-from vllm_memprof.accounting.kv import tokens_for_bytes
+from vllm_memprof.accounting.budget.budgets import fits_request
+from vllm_memprof.accounting.budget.equations import divisor_of, form_of, select
+from vllm_memprof.accounting.budget.infer_equation import Printed, device_by_total, search
+from vllm_memprof.accounting.budget.kv import tokens_for_bytes
 from vllm_memprof.accounting.model import Finding, Report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.units import GIB
@@ -128,6 +128,19 @@ def test_a_device_of_43_gib_whose_kv_cache_is_not_halved_is_none(tmp_path) -> No
     (report,) = [build_report(run) for run in read_log(str(path))]
     assert report.ranks[0].budget.equation == "E4"
     assert report.ranks[0].budget.balanced
+    assert not found(report, "budget-halved")
+
+
+def test_the_form_of_the_lines_outranks_the_device(tmp_path) -> None:
+    """Releases before 0.18 have E2 on a 310P as well. (vllm-project/vllm-ascend#3479)"""
+    path = tmp_path / "310p.log"
+    path.write_text(
+        "INFO 10-15 16:32:11 [model_runner_v1.py:2661] Loading model weights took 7.5553 GB\n"
+        "INFO 10-15 16:32:15 [worker_v1.py:234] Available memory: 26954181529, total memory: 46431260672\n"
+        "INFO 10-15 16:32:15 [kv_cache_utils.py:1087] GPU KV cache size: 182,784 tokens\n"
+    )
+    (report,) = [build_report(run) for run in read_log(str(path))]
+    assert report.ranks[0].budget.equation == "E2"
     assert not found(report, "budget-halved")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import DATA, gib
-from vllm_memprof.accounting.kv import (
+from vllm_memprof.accounting.budget.kv import (
     blocks_per_request,
     build_kv,
     is_hybrid,
@@ -19,7 +19,12 @@ from vllm_memprof.accounting.kv import (
     tokens_for_bytes,
     worth_in_tokens,
 )
-from vllm_memprof.accounting.layers import LAYER_TYPES, RequestLimits, page_bytes, request_blocks
+from vllm_memprof.accounting.budget.layers import (
+    LAYER_TYPES,
+    RequestLimits,
+    page_bytes,
+    request_blocks,
+)
 from vllm_memprof.accounting.model import Check, Kv
 from vllm_memprof.record.codec import to_json
 

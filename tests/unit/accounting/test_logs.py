@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.render import table
 from tests.unit.accounting.builders import DATA, gib, process, run_of
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.equations import EQUATIONS
+from vllm_memprof.accounting.budget.equations import EQUATIONS
 from vllm_memprof.accounting.model import Finding, RankReport, Report
 from vllm_memprof.logs.formats import LOG_FIGURES
 from vllm_memprof.logs.to_record import read_log
@@ -538,7 +538,7 @@ def test_a_recorded_log_balances_on_both_ranks() -> None:
 
 
 def test_every_equation_has_a_source() -> None:
-    known = {"E0", "E1", "E2", "E3", "E4", "E4p", "E5", "E6", "CPU", "S1"}
+    known = {"E0", "E0a", "E1", "E2", "E3", "E4", "E4p", "E5", "E6", "CPU", "S1"}
     assert {row.id for row in EQUATIONS} == known
 
 
@@ -577,7 +577,9 @@ NAMES = sorted({*FIGURES, *LOG_FIGURES} - {"gpu_memory_utilization"})
         ]
     ),
     forms=st.lists(
-        st.sampled_from(["E0", "E2", "E4", "E4p", "E5", "E6", "CPU", "S1"]), max_size=2, unique=True
+        st.sampled_from(["E0", "E0a", "E2", "E4", "E4p", "E5", "E6", "CPU", "S1"]),
+        max_size=2,
+        unique=True,
     ),
     plan=st.dictionaries(
         st.sampled_from(["tokens", "max_model_len", "blocks", "block_size"]), st.integers(0, 2**24)

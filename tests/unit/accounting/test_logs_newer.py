@@ -9,11 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.accounting.test_logs import explained, rank_of
-from vllm_memprof.accounting.equations import STARTUP_PLAN
+from tests.unit.accounting.test_logs import explained, ids, rank_of
+from vllm_memprof.accounting.budget.equations import STARTUP_PLAN
 from vllm_memprof.report.documents.report import report_document
 from vllm_memprof.units import GIB
 
+#: What vllm-ascend 0.21 and 0.22 print of one rank. (vllm-project/vllm-ascend#10700)
+_ESTIMATED = (
+    "INFO 06-24 10:01:30 [gpu_model_runner.py:6806] Estimated CUDA graph memory: 0.59 GiB total",
+    "INFO 06-24 10:01:36 [worker.py:428] [vllm-ascend] - Available KV cache memory: 21.26 GiB",
+    "INFO 06-24 10:01:36 [worker.py:437] [vllm-ascend] - ACL graph memory profiling is enabled (default "
+    "since v0.21.0). The current --gpu-memory-utilization=0.9200 is equivalent to "
+    "--gpu-memory-utilization=0.9103 without ACL graph memory profiling.",
+    "INFO 06-24 10:02:13 [gpu_model_runner.py:6243] Graph capturing finished in 34 secs, took 0.44 GiB",
+    "INFO 06-24 10:02:13 [worker.py:589] [vllm-ascend] - ACL graph pool memory: 0.44 GiB (actual), "
+    "0.59 GiB (estimated), difference: 0.15 GiB (33.0%).",
+    "INFO 06-24 10:02:13 [worker.py:634] [vllm-ascend] - Free memory on device (60.6/60.96 GiB) on "
+    "startup. Desired GPU memory utilization is (0.92, 56.08 GiB). Actual usage: 30.16 GiB for weights, "
+    "2.0 GiB for peak activation, 2.07 GiB for non-torch memory, 0.44 GiB for NPU graph memory. Replace "
+    "gpu_memory_utilization with `--kv-cache-memory=22827512422` (21.26 GiB) to fit into requested "
+    "memory, or `--kv-cache-memory=27679779840` (25.78 GiB) to fully utilize NPU free memory. Current "
+    "KV cache memory: 21.26 GiB.",
+)
 _READY = (
     "INFO 01-01 00:00:00 [worker.py:900] Free memory on device (60.61/60.96 GiB) on startup. Desired "
     "GPU memory utilization is (0.9, 54.86 GiB). Actual usage: 12.0 GiB for weights, 1.0 GiB for "
@@ -85,6 +102,50 @@ def test_host_memory_is_no_memory_of_the_device(tmp_path: Path, release: str, li
     assert rank.budget.balanced is True
     assert (rank.budget.engine_kv_cache_bytes or 0) / GIB == pytest.approx(41.36, abs=0.01)
     assert rank.figures["kv_planner_bytes"] == pytest.approx(93.41 * GIB, abs=GIB / 100)
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        (
+            "Memory profiling results: total_gpu_memory=139.80GiB initial_memory_usage=2.71GiB "
+            "peak_torch_memory=2.38GiB memory_usage_post_profile=2.81Gib non_torch_memory=0.73GiB "
+            "kv_cache_size=122.71GiB gpu_memory_utilization=0.90",
+            122.71,
+        ),
+        (
+            "Memory profiling results: total_gpu_memory=47.54GiB initial_memory_usage=18.60GiB "
+            "peak_torch_memory=19.60GiB memory_usage_post_profile=18.62GiB non_torch_memory=0.44GiB "
+            "kv_cache_size=22.74GiB gpu_memory_utilization=0.90",
+            22.74,
+        ),
+    ],
+)
+def test_the_line_of_vllm_0_6_4(tmp_path: Path, line: str, left: float) -> None:
+    """One line has all of them: total x utilization - peak - what is in use beside torch."""
+    report = explained(
+        tmp_path,
+        "INFO 12-06 11:39:34 model_runner.py:1077] Loading model weights took 2.0512 GB",
+        f"INFO 12-06 11:39:36 worker.py:232] {line}",
+        "INFO 12-06 11:39:36 gpu_executor.py:113] # GPU blocks: 1207, # CPU blocks: 1365",
+        "INFO 12-06 11:40:01 model_runner.py:1518] Graph capturing finished in 21 secs, took 0.54 GiB",
+    )
+    rank = rank_of(report)
+    assert (rank.budget.equation, rank.budget.balanced) == ("E0a", True)
+    assert (rank.budget.engine_kv_cache_bytes or 0) / GIB == pytest.approx(left, abs=0.001)
+    assert "equation-unbalanced" not in ids(report)
+
+
+@pytest.mark.parametrize("lines", [_ESTIMATED, _ESTIMATED[3:]], ids=["whole", "as pasted"])
+def test_the_estimate_of_the_graphs_is_subtracted(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    """One start, whose books balance: 56.08 - 30.16 - 2.0 - 2.07 - 0.59 = 21.26."""
+    report = explained(tmp_path, *(f"(Worker_TP0 pid=1115) {line}" for line in lines))
+    budget = rank_of(report).budget
+    assert report.run.engine == "vllm-ascend"
+    assert (budget.equation, budget.balanced, budget.residual_bytes) == ("E4", True, 0)
+    assert (budget.term("graph_estimate") or 0) / GIB == pytest.approx(0.59, abs=0.01)
+    # the graphs are smaller than their estimate: nothing is left out
+    assert not {"graph-not-charged", "equation-unbalanced"} & ids(report)
 
 
 def test_a_start_up_plan_is_said(tmp_path: Path) -> None:

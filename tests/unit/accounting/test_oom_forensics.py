@@ -10,8 +10,8 @@ import pytest
 from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Oom, Remedy, TermRow
-from vllm_memprof.accounting.oom import divide_free
-from vllm_memprof.accounting.remedies import Case, remedies
+from vllm_memprof.accounting.oom.failed_allocation import divide_free
+from vllm_memprof.accounting.oom.remedies import Case, remedies
 from vllm_memprof.record.failures import Failure, Pool, StepItem, StepRequest
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.samples import RequestRecord, Served
@@ -203,8 +203,8 @@ def test_each_remedy_says_what_it_gives_and_whether_that_is_enough() -> None:
     assert fixed.argument == f"--kv-cache-memory-bytes {gib(28)}"
     assert (fixed.bytes, fixed.bound, fixed.enough) == (gib(2), "exact", True)
     share = remedy(oom, "utilization")
-    assert share.argument == "--gpu-memory-utilization 0.9171"
-    assert share.bytes == int((0.95 - 0.9171) * TOTAL)
+    assert share.argument == "--gpu-memory-utilization 0.91"
+    assert share.bytes == int((0.95 - 0.91) * TOTAL)
     assert share.bytes >= gib(2)
     images = remedy(oom, "image_size")
     # a quarter of the pixels leaves 0.75 of the 3 GiB, and 1 GiB is free

@@ -9,9 +9,9 @@ import pytest
 
 from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.accounting.equations import EQUATIONS, form_of
-from vllm_memprof.accounting.quantities import QUANTITIES, held_quantities
-from vllm_memprof.accounting.readings import StartupReadings
+from vllm_memprof.accounting.budget.equations import EQUATIONS, form_of
+from vllm_memprof.accounting.readings.quantities import QUANTITIES, held_quantities
+from vllm_memprof.accounting.readings.startup import StartupReadings
 from vllm_memprof.check.limits import of_quantity, read_figure
 from vllm_memprof.compare.causes import Cause
 from vllm_memprof.compare.diff import diff_reports

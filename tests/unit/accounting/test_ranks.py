@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.accounting.model import Budget, Kv, PeakItem, RankReport, Report, RunSummary
-from vllm_memprof.accounting.ranks import fullest_notes, rank_notes, spans, step_notes
+from vllm_memprof.accounting.deployment.ranks import fullest_notes, rank_notes, spans, step_notes
+from vllm_memprof.accounting.model import Budget, Kv, MemoryItem, RankReport, Report, RunSummary
 from vllm_memprof.compare.changes import changes
 from vllm_memprof.record.schema import FullStep, HoldsMore, ModalityStep, PlannedRanks
 
@@ -60,8 +60,8 @@ def test_ranks_not_run_that_hold_more_are_named_with_it():
 
 def held(label: str, pp_rank: int, reserved: int, other: int | None = 5 << 20) -> RankReport:
     rows = [
-        PeakItem("reserved_peak", "reserved, peak", reserved, "measured", "profile_run"),
-        PeakItem("non_torch_peak", "non-torch, peak", other, "modelled", "profile_run"),
+        MemoryItem("reserved_peak", "reserved, peak", reserved, "measured", "profile_run"),
+        MemoryItem("non_torch_peak", "non-torch, peak", other, "modelled", "profile_run"),
     ]
     numbers = (None, None, None, pp_rank, None, None, None, None)
     return RankReport(0, label, *numbers, [], Budget(held_at_peak=rows), Kv(), [])
@@ -86,21 +86,8 @@ def test_edges():
 
 def report(command: list[str], world_size: int | None) -> Report:
     ranks = None if world_size is None else planned("one", world_size, [0])
-    head = (
-        "r",
-        "hooks",
-        "ok",
-        "m",
-        "plan",
-        "vllm-ascend",
-        "0.23.0",
-        "Ascend910B3",
-        True,
-        "ascend910b",
-    )
-    return Report(
-        RunSummary(*head, ["memprof", "plan", "m", *command], None, None, ranks=ranks), []
-    )
+    command = ["memprof", "plan", "m", *command]
+    return Report(RunSummary("r", "plan", "m", command, ranks=ranks), [])
 
 
 def test_a_world_is_as_large_as_the_engine_believes():

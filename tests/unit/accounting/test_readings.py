@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.unit.accounting.builders import snapshot, span
-from vllm_memprof.accounting.readings import READINGS, StartupReadings, growth
+from vllm_memprof.accounting.readings.startup import READINGS, StartupReadings, growth
 from vllm_memprof.text import text
 from vllm_memprof.units import GIB
 

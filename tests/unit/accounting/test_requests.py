@@ -10,7 +10,7 @@ import pytest
 from tests.unit.accounting.builders import process, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import Finding
-from vllm_memprof.accounting.requests import MOST_POINTS, largest
+from vllm_memprof.accounting.serving.requests import MOST_POINTS, largest
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.samples import (
     Item,

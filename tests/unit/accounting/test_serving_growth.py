@@ -11,7 +11,7 @@ from tests.support.served import engine_core, leaking, sample, worker
 from tests.unit.accounting.builders import gib, process, run_of
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import OwnerGrowth
-from vllm_memprof.accounting.serving_growth import (
+from vllm_memprof.accounting.serving.growth import (
     ALLOCATED,
     CACHED,
     ENCODER_CACHE,
@@ -22,7 +22,7 @@ from vllm_memprof.accounting.serving_growth import (
     host_growth,
     with_room,
 )
-from vllm_memprof.accounting.trend import GREW, GROWING, STEADY, TOO_SHORT
+from vllm_memprof.accounting.serving.trend import GREW, GROWING, STEADY, TOO_SHORT
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.samples import RequestRecord, Served
 

@@ -10,9 +10,9 @@ import pytest
 from tests.support.runs import report_of
 from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.device_memory import device_memory
-from vllm_memprof.accounting.equations import evaluate, form_of
-from vllm_memprof.accounting.owners import owners_of
+from vllm_memprof.accounting.budget.equations import evaluate, form_of
+from vllm_memprof.accounting.owners.device_memory import device_memory
+from vllm_memprof.accounting.owners.outside_torch import owners_of
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.spans import edges_of, last_of
 from vllm_memprof.report.documents.report import verdict

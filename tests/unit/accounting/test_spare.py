@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.kv import infer_layout
+from vllm_memprof.accounting.budget.kv import infer_layout
+from vllm_memprof.accounting.budget.serving_peak import ServingPeak, serving_peak, unprofiled
 from vllm_memprof.accounting.model import ESTIMATED, Budget, Kv, Oom, Report
-from vllm_memprof.accounting.readings import StartupReadings
-from vllm_memprof.accounting.spare import ServingPeak, serving_peak, unprofiled
+from vllm_memprof.accounting.readings.startup import StartupReadings
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.spans import Span
 from vllm_memprof.text import text

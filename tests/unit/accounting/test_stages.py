@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from vllm_memprof.accounting.equations import counted_per_byte, evaluate, select
+from vllm_memprof.accounting.budget.equations import counted_per_byte, evaluate, select
 from vllm_memprof.engines.equation import Equation
 from vllm_memprof.units import GIB
 

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from tests.support.series import HEAVY, MIB, NOISE, PLATEAUS, simulated
-from vllm_memprof.accounting.serving_growth import LEAST_REQUESTS, LEAST_RISE_BYTES
-from vllm_memprof.accounting.trend import (
+from vllm_memprof.accounting.serving.growth import LEAST_REQUESTS, LEAST_RISE_BYTES
+from vllm_memprof.accounting.serving.trend import (
     CONFIDENCE,
     GREW,
     GROWING,

@@ -224,7 +224,7 @@ def test_variables_of_this_host_stay_here(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_docs_list_what_travels():
-    text = (ray_package.PACKAGE.parent / "docs/concepts/observing.md").read_text()
+    text = (ray_package.PACKAGE.parent / "docs/develop/observing.md").read_text()
     section = text.partition("## Workers on Ray nodes")[2].partition("\n## ")[0]
     listed = re.findall(r"`([A-Z_]+)`", section.partition("travel, which are")[2].partition(".")[0])
     assert [f"MEMPROF_{name}" for name in listed] == [*TRAVELS]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.quantities import QUANTITIES
+from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.check.limits import FIGURES, KEYS, figure_of, of_quantity, read_figure
 
 

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from tests.unit.accounting.builders import DATA, recorded
-from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.findings.table import FINDINGS
-from vllm_memprof.accounting.model import Finding, RankReport
-from vllm_memprof.accounting.reread import report_from_json
+from vllm_memprof.accounting.model import Finding, RankReport, Report
 from vllm_memprof.check.baseline import differences
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.limits import AT_LEAST, BUDGET, FIGURES, KEYS, REGRESSION, SAME_RANK
 from vllm_memprof.check.outcomes import CheckResult, Outcome, check_report
 from vllm_memprof.logs.to_record import read_log
-from vllm_memprof.record.codec import to_json
+from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory, Edge
 
@@ -354,7 +353,7 @@ def test_digits_of_both_sides_of_a_regression_count() -> None:
 
 def test_a_report_of_a_log_keeps_its_digits() -> None:
     report = log_report()
-    again = report_from_json(to_json(report))
+    again = from_json(Report, to_json(report))
     text = (
         '[budget]\nmin_kv_cache = "44.126GiB"\nmax_weights = "9.1716GiB"\nmax_graph = "0.27GiB"\n'
     )
@@ -368,7 +367,7 @@ def test_a_report_json_is_judged_as_its_run_folder(run: str) -> None:
     report = report_of(run)
     text = "[budget]\n" + "".join(f"{key.name} = 1\n" for key in KEYS if key.table == BUDGET)
     text += "fail_on = [" + ", ".join(f'"{name}"' for name in FINDINGS) + "]\n"
-    assert to_json(check(report_from_json(to_json(report)), text)) == to_json(check(report, text))
+    assert to_json(check(from_json(Report, to_json(report)), text)) == to_json(check(report, text))
 
 
 def test_an_older_equation_is_read_in_the_same_quantities() -> None:

@@ -48,8 +48,8 @@ def test_within_and_over() -> None:
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        ([RUN], 2, "--budget FILE is missing"),
-        ([], 2, "Missing argument 'RUN'"),
+        ([RUN], 2, "no limit is given"),
+        (["--min-kv-cache", "1"], 3, "no run is recorded in reports/"),
         (
             [RUN, "--budget", "missing.toml"],
             2,
@@ -85,7 +85,7 @@ def test_within_and_over() -> None:
             3,
             "there is no run folder and no file missing",
         ),
-        (["/dev/null", "--budget", PASSED], 3, "no line about memory"),
+        (["/dev/null", "--budget", PASSED], 3, "is a device, not a file"),
     ],
 )
 def test_what_cannot_be_checked(args: list[str | Path], code: int, words: str) -> None:

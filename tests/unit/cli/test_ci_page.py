@@ -50,7 +50,8 @@ def test_the_job_plans_and_checks_the_same_run() -> None:
 def test_commands_have_the_options_that_the_page_uses(command: list[str]) -> None:
     assert command[0] == "memprof"
     name = "sim-setup" if command[1] == "sim" else command[1]
-    known = (DOCS / "commands" / f"{name}.md").read_text()
+    pages = (f"{name}.md", "README.md")  # that of the command, and the options of several
+    known = "".join((DOCS / "commands" / page).read_text() for page in pages)
     engine = {"--max-model-len"}
     for word in command[2:]:
         if word.startswith("-") and word not in engine:

@@ -79,7 +79,7 @@ def test_help_is_quick_and_names_every_command(env, tmp_path):
     done = call(["--help"], env, tmp_path)
     assert done.returncode == 0
     for name in COMMANDS:
-        assert re.search(rf"^  {name} ", done.stdout, re.MULTILINE)
+        assert re.search(rf"^.{{8}}{name} ", done.stdout, re.MULTILINE)
     # Both with their bytecode, as after the first command of a user.
     env |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
     floor, needed = [], []
@@ -113,7 +113,7 @@ def test_version(env, tmp_path):
         (["offline", "M", "--prompts", "nowhere.jsonl"], 2, "does not exist"),
         (["plan", "M", "--device", "cpu", "--python", "/no/python"], 2, "no such program"),
         (["plan", "M", "--stack", "x"], 2, "--stack names a simulated stack"),
-        (["report", "nowhere"], 3, "does not exist"),
+        (["report", "nowhere"], 3, "there is no run folder and no file nowhere"),
         (["report", ".", "--format", "csv"], 3, "run.json"),
         (
             ["explain", "x.log", "--format", "trace"],

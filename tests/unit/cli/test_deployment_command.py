@@ -33,10 +33,10 @@ def printed(*words: object) -> str:
 
 
 def test_folders_a_folder_of_them_and_a_glob_are_one_report(hosts: Path) -> None:
-    one_by_one = printed("report", hosts / "node-a", hosts / "node-b")
+    one_by_one = printed("report", "--full", hosts / "node-a", hosts / "node-b")
     assert "hosts" in one_by_one
-    assert one_by_one == printed("report", hosts)
-    assert one_by_one == printed("report", hosts / "node-*")
+    assert one_by_one == printed("report", "--full", hosts)
+    assert one_by_one == printed("report", "--full", hosts / "node-*")
     assert re.search(r"(\+2\.9|\+3\.0)\d+ ± \d", one_by_one)
 
 
@@ -48,22 +48,22 @@ def test_one_folder_is_as_before(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_one_run_is_that_run_or_lacks_the_others(tmp_path: Path) -> None:
     shutil.copytree(SOURCE, tmp_path / "alone" / "run")
-    assert printed("report", tmp_path / "alone") == printed("report", SOURCE)
+    assert printed("report", "--full", tmp_path / "alone") == printed("report", "--full", SOURCE)
     first, _ = write_hosts(tmp_path / "half")
     shutil.rmtree(tmp_path / "half" / "node-b")
-    assert "no run folder of node rank 1 of 2" in printed("report", tmp_path / "half")
-    assert "no run folder" not in printed("report", first)
+    assert "no run folder of node rank 1 of 2" in printed("report", "--full", tmp_path / "half")
+    assert "no run folder" not in printed("report", "--full", first)
 
 
 def test_a_folder_given_twice_is_named(hosts: Path) -> None:
-    told = printed("report", hosts / "node-a", hosts / "node-b", hosts / "node-b")
+    told = printed("report", "--full", hosts / "node-a", hosts / "node-b", hosts / "node-b")
     assert "given twice, read once" in told
 
 
 def test_the_rest_is_reported_and_nothing_readable_is_status_3(
     hosts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "not read: nowhere" in printed("report", hosts / "node-a", "nowhere")
+    assert "not read: nowhere" in printed("report", "--full", hosts / "node-a", "nowhere")
     assert main(["report", "nowhere", "nor-here"]) == 3
     assert "nowhere" in capsys.readouterr().err
 
@@ -76,7 +76,7 @@ def test_several_deployments_are_a_mistake_that_names_them(
     said = capsys.readouterr().err
     assert "10.0.0.5:29500, other" in said
     assert "--deployment NAME" in said
-    assert "TP1" in printed("report", tmp_path, "--deployment", "other")
+    assert "TP1" in printed("report", "--full", tmp_path, "--deployment", "other")
 
 
 def test_csv_has_the_host_and_one_clock(hosts: Path) -> None:

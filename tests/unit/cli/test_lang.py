@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[2] / "data"
 @pytest.mark.parametrize("format_name", ["table", "markdown"])
 def test_a_report_in_chinese(format_name: str) -> None:
     done = CliRunner().invoke(
-        report, [str(DATA / "graph_tp2"), "--format", format_name, "--lang", "zh"]
+        report, [str(DATA / "graph_tp2"), "--full", "--format", format_name, "--lang", "zh"]
     )
     assert done.exit_code == 0
     for text in ("等式 E4 重算结果逐字节相等", "KV cache 预算，等式 E4", "激活峰值", "诊断结果："):
@@ -28,7 +28,7 @@ def test_a_report_in_chinese(format_name: str) -> None:
 
 def test_several_starts_of_a_log_in_chinese() -> None:
     log = str(DATA / "logs" / "two_methods_910b_tp2.md")
-    done = CliRunner().invoke(explain, [log, "--format", "markdown", "--lang", "zh"])
+    done = CliRunner().invoke(explain, [log, "--full", "--format", "markdown", "--lang", "zh"])
     assert done.exit_code == 0
     assert done.stdout.startswith("## 共 5 次引擎启动\n")
     assert "等式 E2 重算结果在舍入误差内相等" in done.stdout

@@ -37,12 +37,7 @@ def test_it_reaches_the_launch(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--fit", "devices", "--keep-secrets"], "--keep-secrets is for one run"),
         (["--device", "npu", "--share-device"], "--share-device is for a simulated device"),
-        (
-            ["--device", "sim:910b", "--fit", "devices", "--share-device"],
-            "--share-device is for one run",
-        ),
     ],
 )
 def test_where_it_means_nothing(arguments: list[str], said: str) -> None:

@@ -1,4 +1,4 @@
-"""``plan A -- B --share``: which token belongs to whom, and what is refused before a start."""
+"""``share A -- B``: which token belongs to whom, and what is refused before a start."""
 
 from __future__ import annotations
 
@@ -8,29 +8,36 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from vllm_memprof.cli import share as module
-from vllm_memprof.cli.commands.plan import app
-from vllm_memprof.cli.plans import Asked
+from vllm_memprof.cli.commands import share as module
+from vllm_memprof.cli.commands.plan import app as plan_app
+from vllm_memprof.cli.commands.share import app
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.share_file import Typed
 
-A, B = Typed("m/a", ["-tp", "1"], []), Typed("m/b", ["--max-model-len", "4096"], [])
+A, B = ("m/a", ["-tp", "1"], []), ("m/b", ["--max-model-len", "4096"], [])
 
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is to be started and with which options, instead of the starts."""
     calls: list[Any] = []
 
-    def share(asked: Asked, instances: list[Typed], own: Any, timeout: float, *rest: Any) -> int:
-        calls.append((module._from_file(instances), own, *rest, asked))
-        return 0
+    def answer(ctx: Any, title: str, make: Any, kept: str) -> Any:
+        job = make([], None)
+        typed = [
+            (each.plan.model, each.plan.engine_args, [want.text for want in each.wants])
+            for each in job.instances
+        ]
+        calls.append((typed, job, ctx.params))
+        raise typer.Exit(0)
 
-    monkeypatch.setattr(module, "share", share)
+    monkeypatch.setattr("vllm_memprof.cli.plans.answer", answer)
+    monkeypatch.setattr("vllm_memprof.cli.plans.check_setup", lambda plan: None)
+    monkeypatch.setattr("vllm_memprof.plans.share_starts.run_share", lambda job, runner: job)
     return calls
 
 
-def run(*args: str) -> None:
-    found = CliRunner().invoke(app, list(args))
+def run(*args: str, using: typer.Typer = app) -> None:
+    found = CliRunner().invoke(using, list(args))
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     assert found.exit_code == 0, found.output
@@ -39,54 +46,54 @@ def run(*args: str) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        "m/a -tp 1 -- m/b --max-model-len 4096 --share --device sim:910b",
-        "m/a -tp 1 --share --device sim:910b -- m/b --max-model-len 4096",
-        "--share m/a -tp 1 --device=sim:910b -- --max-model-len 4096 --model m/b",
-        "m/a -tp 1 -- m/b --max-model-len 4096 --device sim:910b -- --share",
+        "m/a -tp 1 -- m/b --max-model-len 4096 --device sim:910b",
+        "m/a -tp 1 --device sim:910b -- m/b --max-model-len 4096",
+        "--quiet m/a -tp 1 --device=sim:910b -- --max-model-len 4096 --model m/b",
+        "m/a -tp 1 -- m/b --max-model-len 4096 --device sim:910b -- --quiet",
     ],
 )
 def test_a_lone_dash_stands_between_instances(args: str, called: list[Any]) -> None:
-    if args.endswith("-- --share"):  # an option of memprof alone is no instance
+    if args.endswith("-- --quiet"):  # an option of memprof alone is no instance
         with pytest.raises(UsageError, match="no MODEL behind `--` number 2"):
             run(*args.split())
         return
     run(*args.split())
     assert called[0][0] == [A, B]
-    assert called[0][1]["device"] == "sim:910b"
+    assert {each.plan.own["device"] for each in called[0][1].instances} == {"sim:910b"}
 
 
 def test_a_want_is_that_of_its_instance_and_all_else_of_all(called: list[Any]) -> None:
     typed = (
         "m/a --want tokens=1 --want kv-cache=1GiB -tp 1 -- m/b --want=concurrency=2 "
-        "--beside 2GiB --headroom 1GiB --format json --share -- m/c"
+        "--beside 2GiB --headroom 1GiB --format json --device sim -- m/c"
     )
     run(*typed.split())
-    instances, _, beside, headroom, asked = called[0]
-    assert [each.wants for each in instances] == [
-        ["tokens=1", "kv-cache=1GiB"], ["concurrency=2"], [],
+    typed_as, job, options = called[0]
+    assert [wants for _, _, wants in typed_as] == [
+        ["KV tokens >= 1", "KV cache >= 1 GiB"], ["concurrency >= 2 at max_model_len"], [],
     ]  # fmt: skip
-    assert [each.engine_args for each in instances] == [["-tp", "1"], [], []]
-    assert (beside, headroom, asked.folder, asked.format_name) == ("2GiB", "1GiB", None, "json")
+    assert [arguments for _, arguments, _ in typed_as] == [["-tp", "1"], [], []]
+    assert (job.beside, job.headroom) == (2 << 30, 1 << 30)
+    assert (options["run_dir"], options["format_name"]) == (None, "json")
 
 
 def test_a_file_stands_for_the_instances(called: list[Any], tmp_path) -> None:
     path = tmp_path / "two.toml"
     path.write_text('[[instance]]\nmodel = "m/a"\nargs = ["-tp", "1"]\n[[instance]]\nmodel = "x"\n')
-    run("--share", str(path))
-    assert called[0][0] == [A, Typed("x")]
+    run("--device", "sim", str(path))
+    assert called[0][0] == [A, ("x", [], [])]
     with pytest.raises(UsageError, match="arguments and --want belong into it"):
-        run(str(path), "-tp", "1", "--share")
+        run(str(path), "-tp", "1", "--device", "sim")
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ("m/a -- m/b --share --fit devices", "--fit does not go with --share"),
-        ("m/a -- m/b --share --rank 0", "--rank does not go with --share"),
-        ("m/a -- m/b --share --engine sglang", "--share has no counterpart in SGLang"),
-        ("m/a -- --share -tp 2", "no MODEL behind `--` number 1"),
-        ("--share", "MODEL is missing"),
-        ("m/a --beside 2GiB", "--beside means nothing without --share"),
+        ("m/a -- m/b --engine sglang", "share has no counterpart in SGLang"),
+        ("m/a -- -tp 2", "no MODEL behind `--` number 1"),
+        ("--device sim", "MODEL is missing"),
+        ("m/a --device sim", "memprof share needs two instances"),
+        ("m/a -- m/b", "on a simulated device alone"),
     ],
 )
 def test_what_does_not_go_together(args: str, said: str) -> None:
@@ -94,7 +101,21 @@ def test_what_does_not_go_together(args: str, said: str) -> None:
         run(*args.split())
 
 
-def test_without_share_a_lone_dash_ends_options_of_memprof(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("option", "command"),
+    [
+        ("--share", "memprof share MODEL_A"),
+        ("--fit", "memprof fit MODEL --find OPTION"),
+        ("--calibrate=x.log", "memprof calibrate MODEL --run RUN_OR_LOG"),
+    ],
+)
+def test_options_of_plan_that_became_commands_name_them(option: str, command: str) -> None:
+    with pytest.raises(UsageError, match="is a command of its own") as caught:
+        run("m/a", option, using=plan_app)
+    assert str(caught.value.hint).startswith(command)
+
+
+def test_elsewhere_a_lone_dash_ends_options_of_memprof(monkeypatch) -> None:
     seen: list[list[str]] = []
 
     def request(mode: str, ctx: typer.Context, *args: Any, **own: Any) -> None:
@@ -102,7 +123,7 @@ def test_without_share_a_lone_dash_ends_options_of_memprof(monkeypatch) -> None:
         raise typer.Exit(0)
 
     monkeypatch.setattr("vllm_memprof.cli.run.request", request)
-    run("m/a", "-tp", "1", "--", "--device", "x")
+    run("m/a", "-tp", "1", "--", "--device", "x", using=plan_app)
     assert seen == [["-tp", "1", "--device", "x"]]
 
 

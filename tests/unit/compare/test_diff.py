@@ -20,12 +20,12 @@ from tests.unit.accounting.builders import (
     snapshot,
     span,
 )
-from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES
-from vllm_memprof.accounting.reread import report_from_json
+from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES
 from vllm_memprof.compare.diff import Diff, diff_reports
 from vllm_memprof.logs.to_record import read_log
-from vllm_memprof.record.codec import to_json
+from vllm_memprof.record.codec import from_json, to_json
 
 RELEASES = [
     ("vllm-ascend", "0.7.3", "E1"),
@@ -453,7 +453,7 @@ def test_a_run_does_not_differ_from_itself(name: str) -> None:
 @pytest.mark.parametrize("b", RUNS)
 def test_a_report_read_again_gives_the_same_comparison(a: str, b: str) -> None:
     reports = build_report(recorded(a)), build_report(recorded(b))
-    again = [report_from_json(json.loads(json.dumps(to_json(report)))) for report in reports]
+    again = [from_json(Report, json.loads(json.dumps(to_json(report)))) for report in reports]
     diff = diff_reports(*reports)
     assert to_json(diff_reports(*again)) == to_json(diff)
     assert_adds_up(diff)
@@ -468,7 +468,7 @@ def test_a_report_of_an_older_release_is_read() -> None:
         for rank in data["ranks"]:
             del rank["figures"]
         del data["run"]["versions"], data["run"]["env"]
-        reports.append(report_from_json(data))
+        reports.append(from_json(Report, data))
     diff = diff_reports(*reports)
     assert causes(diff) == {"least_rank": gib(0.25)}
     assert_adds_up(diff)
@@ -490,7 +490,7 @@ def test_a_report_of_an_older_release_is_read() -> None:
 )
 def test_what_is_no_report_is_refused(data: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        report_from_json(data)
+        from_json(Report, data)
 
 
 def test_what_was_given() -> None:

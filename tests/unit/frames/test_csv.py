@@ -11,7 +11,7 @@ import pytest
 from tests.support.runs import LOGS, RUNS, report_of
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.frames.csv import COLUMNS, render_csv
+from vllm_memprof.frames.csv import COLUMNS, report_csv
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.record.spans import edges_of
@@ -22,7 +22,7 @@ WHEN = ["label", "order", "edge"]
 
 def frame(*reports: Report) -> pd.DataFrame:
     """As pandas reads it without being told anything."""
-    return pd.read_csv(io.StringIO(render_csv(*reports)))
+    return pd.read_csv(io.StringIO("".join(report_csv(*reports))))
 
 
 @pytest.mark.parametrize("name", RUNS)

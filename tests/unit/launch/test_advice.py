@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
-from vllm_memprof.launch.advice import advise
+from vllm_memprof.engines import ENGINES, VLLM
+from vllm_memprof.launch import advice as module
 from vllm_memprof.launch.engine import LogPump
 from vllm_memprof.launch.verdict import find_error_line
 
@@ -97,3 +100,42 @@ def test_a_model_without_the_files_of_its_processor(said):
     assert advice is not None
     for name in ("preprocessor", "processor", "video_preprocessor"):
         assert f" {name}_config.json" in advice
+
+
+def advise(reason: str | None) -> str | None:
+    return module.advise(reason, sys.executable, VLLM)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--max-modl-len", "--max-model-len"),
+        ("--enforce_eagr", "--enforce-eager"),
+        ("--headles", "--headless"),
+        ("--devise", "--device"),  # memprof's own
+    ],
+)
+def test_a_misspelt_option_is_answered_from_the_engine_s_sources(
+    typed: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm" / "engine").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "vllm" / "engine" / "arg_utils.py").write_text(
+        "class EngineArgs:\n    max_model_len: int = 0\n    enforce_eager: bool = False\n"
+        "def add(parser):\n    parser.add_argument('--headless')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = advise(
+        f"the engine exited with status 2: vllm: error: unrecognized arguments: {typed} 8"
+    )
+    assert found is not None
+    assert found.startswith(f"to try: did you mean {meant}")
+
+
+def test_an_option_like_none_is_to_be_left_out() -> None:
+    found = advise("unrecognized arguments: --xyzzy")
+    assert found == "to try: leave --xyzzy out"
+
+
+def test_every_engine_that_parses_a_command_names_its_sources() -> None:
+    assert all(row.option_files for row in ENGINES.values() if "serve" in row.modes)

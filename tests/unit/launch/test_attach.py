@@ -154,12 +154,12 @@ def test_plain_lines_follow_the_run_to_its_end(run_dir: Path, holder: Any) -> No
     lines = []
     for line in attached.stdout:
         lines.append(line.rstrip())
-        if "| spare 2.11 GiB (m) |" in line:
+        if "| headroom 2.11 GiB (m) |" in line:
             holder.kill()
     attached.stdout.close()
     assert attached.wait(30) == 0
     assert any("TP0 weight_load" in line and "GiB reserved" in line for line in lines)
-    assert sum("| spare 2.11 GiB (m) |" in line for line in lines) == 1
+    assert sum("| headroom 2.11 GiB (m) |" in line for line in lines) == 1
     assert "the process that recorded this run is gone" in lines[-1]
 
 
@@ -192,6 +192,6 @@ def test_a_run_that_has_ended_in_chinese() -> None:
     done = CliRunner().invoke(app, ["attach", str(DATA / "graph_tp2"), "--once", "--lang", "zh"])
     assert done.exit_code == 0
     assert "memprof: 运行已结束：ok；全部内容：memprof report " in done.stdout
-    assert "已保留" in done.stdout
+    assert "推理峰值时的设备" in done.stdout
     refused = CliRunner().invoke(app, ["attach", str(DATA / "graph_tp2"), "--lang", "fr"])
     assert isinstance(refused.exception, UsageError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from vllm_memprof.launch.doctor import (
     find_ways,
     summarise_hooks,
 )
+from vllm_memprof.sim.stacks import load_stack
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,8 @@ def test_plugins_variable():
     assert trap.state == doctor.WARNING
     assert "NPU" in trap.todo
     assert "memprof" in trap.todo
+    added = doctor.check_plugins_variable({"VLLM_PLUGINS": "ascend"})[0]
+    assert added.state == doctor.INFO  # a run adds memprof itself
 
 
 def test_devices(tmp_path):
@@ -71,17 +75,19 @@ def test_ways_to_run():
     device = DoctorCheck("npu", doctor.GOOD, "")
     host = [DoctorCheck("CANN", doctor.GOOD, ""), DoctorCheck("libdcmi", doctor.WARNING, "")]
     bare = [DoctorCheck("CANN", doctor.WARNING, "")]
-    stack = DoctorCheck(doctor.STACK, doctor.GOOD, "")
+    old, default = load_stack("vllm-ascend-0.13.0"), load_stack()
+    sglang = load_stack("sglang-0.5.23")
     assert find_ways(facts, [device], host, []) == ["--device npu"]
     assert find_ways(facts, [device], bare, []) == []
     assert find_ways(facts, [DoctorCheck("cuda", doctor.GOOD, "")], bare, []) == ["--device cuda"]
     assert find_ways(None, [device], host, []) == []
-    assert find_ways(None, [], [], [stack]) == ["--device sim:910b"]
-    closed, absent = (
-        DoctorCheck("npu", doctor.WARNING, ""),
-        DoctorCheck(doctor.STACK, doctor.MISSING, ""),
-    )
-    assert find_ways(facts, [closed], host, [absent]) == []
+    assert find_ways(None, [], [], [old, default]) == ["--device sim:910b"]
+    assert find_ways(None, [], [], [old]) == ["--device sim:910b --stack vllm-ascend-0.13.0"]
+    assert find_ways(None, [], [], [sglang]) == ["--engine sglang --device sim:910b"]
+    closed = DoctorCheck("npu", doctor.WARNING, "")
+    assert find_ways(facts, [closed], host, []) == []
+    other = replace(facts, engines={"sglang": ("memprof",)})
+    assert find_ways(other, [device], host, []) == ["--engine sglang --device npu"]
 
 
 def libraries(folder: Path, *names: str) -> dict[str, str]:

@@ -163,18 +163,16 @@ def test_an_option_without_a_counterpart_says_what_to_do_instead():
             refuse(SGLANG, option)
         assert caught.value.hint == SGLANG.instead.get(option, "leave it out")
     assert set(SGLANG.instead) < set(SGLANG.without)
-    refuse(VLLM, "--fit")
+    refuse(VLLM, "memprof fit")
 
 
 def test_an_engine_without_a_plan_is_refused_before_anything_is_made(monkeypatch):
-    from vllm_memprof.cli.commands.plan import require_plan
-
     for engine in ("vllm", "sglang"):
-        require_plan(engine)
+        LaunchRequest("plan", "M", engine=engine)
     monkeypatch.setitem(ENGINES, "sglang", replace(SGLANG, modes=("serve", "offline")))
     with pytest.raises(UsageError, match="memprof plan does not run SGLang") as caught:
-        require_plan("sglang")
-    assert "memprof offline --engine sglang" in str(caught.value.hint)
+        LaunchRequest("plan", "M", engine="sglang")
+    assert "with --engine sglang: memprof serve, memprof offline" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

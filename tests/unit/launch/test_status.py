@@ -61,7 +61,7 @@ def line(progress: EngineProgress, now_s: float, **options: Any) -> str:
 
 def test_without_samples_the_line_says_what_is_not_measured() -> None:
     assert line(served(), 60) == (
-        "serving | reserved 51.00 GiB (TP1) at the last phase | spare 4.00 GiB | "
+        "serving | reserved 51.00 GiB (TP1) at the last phase | headroom 4.00 GiB | "
         "requests, KV cache in use and growth are not measured without --sample"
     )
     assert line(served(), 60, sampled=True).endswith("| no step has been sampled yet")
@@ -73,10 +73,10 @@ def test_a_sampled_line() -> None:
     progress.fold("w0", event("sample", 60, reserved_bytes=55 * GIB, allocated_bytes=None))
     assert line(progress, 61, sampled=True) == (
         "2 running, 1 waiting | KV cache in use 10.00 of 40.00 GiB | reserved 55.00 GiB (TP0) | "
-        "spare 4.00 GiB"
+        "headroom 4.00 GiB"
     )
     assert line(progress, 90, sampled=True).endswith("| sampled 30 s ago")
-    assert line(progress, 61, sampled=True, modelled=True).endswith("| spare 4.00 GiB (m)")
+    assert line(progress, 61, sampled=True, modelled=True).endswith("| headroom 4.00 GiB (m)")
 
 
 @pytest.mark.parametrize("width", [30, 50, 72, 80, 112, 120])

@@ -41,6 +41,21 @@ _ASCEND_SUGGESTED = {
     "kv_cache_bytes": "44.3 GiB",
 }
 
+#: DeepSeek-V4 on four Ascend A2, of two ranks: sized with 8-bit keys and values, allocated larger.
+DSV4 = """\
+[2026-08-07 17:33:36 TP0] Load weight begin. avail mem=60.51 GB
+[2026-08-07 17:33:36 TP1] Load weight begin. avail mem=60.57 GB
+[2026-08-07 17:35:48 TP1] Load weight end. elapsed=131.05 s, type=DeepseekV4ForCausalLM, avail mem=19.22 GB, mem usage=41.35 GB.
+[2026-08-07 17:35:48 TP0] Load weight end. elapsed=131.87 s, type=DeepseekV4ForCausalLM, avail mem=19.15 GB, mem usage=41.35 GB.
+[2026-08-07 17:35:58 TP0] DSV4 memory calculation: bytes_per_full_token=7705.45, available_bytes=11.89 GB, c128_state_fixed=0.11 GB, full_token=1641472
+[2026-08-07 17:35:58 TP0] DSV4 pool sizes: full=1641472, swa=164096, c4=410368, c128=12824, c4_state=10256, c128_state=0
+[2026-08-07 17:35:58 TP1] DSV4 memory calculation: bytes_per_full_token=7705.45, available_bytes=11.89 GB, c128_state_fixed=0.11 GB, full_token=1641472
+[2026-08-07 17:35:58 TP1] DSV4 pool sizes: full=1641472, swa=164096, c4=410368, c128=12824, c4_state=10256, c128_state=0
+[2026-08-07 17:35:59 TP1] Memory pool end. avail mem=1.68 GB
+[2026-08-07 17:35:59 TP0] Memory pool end. avail mem=1.62 GB
+[2026-08-07 17:36:17 TP0] max_total_num_tokens=1641472, chunked_prefill_size=2048, max_prefill_tokens=16384, max_running_requests=8, context_len=1048576, available_gpu_mem=0.81 GB
+"""
+
 #: As ``SAMPLES``, of SGLang. Its "GB" and "MB" are GiB and MiB.
 SGLANG: list[tuple[str, str, dict[str, object]]] = [
     (
@@ -53,6 +68,37 @@ SGLANG: list[tuple[str, str, dict[str, object]]] = [
         "[2025-10-16 09:06:09 TP7] Init torch distributed ends. mem usage=1.77 GB",
         {"init_growth_bytes": "1.77 GiB"},
     ),
+    (
+        "sglang 0.5.23",
+        "[2026-09-11 23:46:11 TP0 EP0] Reserving 0.10 GB of the KV budget for post-sizing multimodal allocations "
+        "(feature-transport pools + embedding cache).",
+        {"mm_reserved_bytes": "0.10 GiB"},
+    ),
+    (
+        "sglang 0.5.14",
+        DSV4.splitlines()[4],
+        {
+            "pools_budget_bytes": "11.89 GiB",
+        },
+    ),
+    (
+        "sglang 0.5.12",
+        "[2026-05-07 03:05:43 TP0] DSv4 memory calculation: bytes_per_full_token=15955.85, available_bytes=19.30 GB, "
+        "full_token=1298688",
+        {
+            "pools_budget_bytes": "19.30 GiB",
+        },
+    ),
+    (
+        "sglang main",
+        "[2026-09-20 10:00:00 TP0] DSV4 memory calculation: unified=False, unified_fp8=False, dspark_draft_bf16=False, "
+        "bytes_per_full_token=1670.75, available_bytes=8.84 GB, c128_state_fixed=0.00 GB, c2_state_fixed=0.00 GB, "
+        "swa_fixed=0.30 GB, swa_ring_fixed=0.00 GB, c4_state_fixed=0.00 GB, full_token=5491200",
+        {
+            "pools_budget_bytes": "8.84 GiB",
+        },
+    ),
+    ("sglang 0.5.14", DSV4.splitlines()[5], {"pools_tokens": 1641472}),
     (
         "sglang 0.5.23",
         "[2026-11-21 23:56:58] Memory baseline taken. mem usage=0.02 GB",
@@ -480,6 +526,55 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
             "graph_bytes": "0.1 GiB",
             "graph_estimate_bytes": "0.58 GiB",
             "graph_difference_bytes": "0.47 GiB",
+        },
+    ),
+    (
+        "vllm 0.6.4",
+        "INFO 12-06 11:39:36 worker.py:232] Memory profiling results: total_gpu_memory=7.92GiB initial_memory_usage=3.09GiB "
+        "peak_torch_memory=3.12GiB memory_usage_post_profile=3.12Gib non_torch_memory=0.47GiB kv_cache_size=3.54GiB "
+        "gpu_memory_utilization=0.90",
+        {
+            "device_total_bytes": "7.92 GiB",
+            "profile_after_allocated_peak_bytes": "3.12 GiB",
+            "used_less_allocated_bytes": "0.47 GiB",
+            "kv_cache_bytes": "3.54 GiB",
+            "gpu_memory_utilization": 0.9,
+        },
+    ),
+    (
+        "between vllm 0.6.4 and 0.6.5",
+        "INFO 12-25 14:00:28 worker.py:265] Memory profiling results: duration=18.41 seconds, total_gpu_memory=191.98GiB, "
+        "initial_memory_usage=71.40GiB, peak_torch_memory=86.79GiB, memory_usage_post_profile=73.77GiB, "
+        "non_torch_memory=6.07GiB, kv_cache_size=95.28GiB, gpu_memory_utilization=0.98.",
+        {
+            "device_total_bytes": "191.98 GiB",
+            "profile_after_allocated_peak_bytes": "86.79 GiB",
+            "used_less_allocated_bytes": "6.07 GiB",
+            "kv_cache_bytes": "95.28 GiB",
+            "gpu_memory_utilization": 0.98,
+        },
+    ),
+    (
+        "vllm-ascend 0.21 and 0.22",
+        "(Worker_TP0 pid=1115) INFO 06-24 10:02:13 [worker.py:589] [vllm-ascend] - ACL graph pool memory: 0.44 GiB (actual), "
+        "0.59 GiB (estimated), difference: 0.15 GiB (33.0%).",
+        {
+            "graph_bytes": "0.44 GiB",
+            "graph_estimate_bytes": "0.59 GiB",
+            "graph_difference_bytes": "0.15 GiB",
+        },
+    ),
+    (
+        "vllm-ascend 0.21 and 0.22",
+        "INFO 06-24 10:01:36 [worker.py:437] [vllm-ascend] - ACL graph memory profiling is enabled (default since v0.21.0). The "
+        "current --gpu-memory-utilization=0.9200 is equivalent to --gpu-memory-utilization=0.9103 without ACL graph memory "
+        "profiling. To maintain the same effective KV cache size as before, increase --gpu-memory-utilization to 0.9297. To "
+        "disable, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0.",
+        {
+            "gpu_memory_utilization": 0.92,
+            "equivalent_utilization": 0.9103,
+            "graph_estimate_charged": 1,
+            "suggested_utilization": 0.9297,
         },
     ),
     (

@@ -20,9 +20,8 @@ LINE = "INFO Available KV cache memory: 43.40 GiB\n"
 
 
 @pytest.fixture
-def explain(monkeypatch, capsys):
+def explain(capsys):
     """Runs the command; (exit status, stdout, stderr)."""
-    monkeypatch.setitem(cli.COMMANDS, "explain", "vllm_memprof.cli.commands.explain")
 
     def run(*args: str) -> tuple[int, str, str]:
         try:
@@ -75,7 +74,7 @@ def test_every_log_in_every_format(explain, name, format_name):
 
 @pytest.mark.parametrize("format_name", ["table", "markdown"])
 def test_several_starts_begin_with_a_table(explain, format_name):
-    _, out, _ = explain("--format", format_name, DATA / "two_methods_910b_tp2.md")
+    _, out, _ = explain("--full", "--format", format_name, DATA / "two_methods_910b_tp2.md")
     lines = out.replace("\\", "").splitlines()
     assert lines[0].lstrip("# ") == "5 engine starts"
     rows = [plain(line).replace("|", " ").split() for line in lines[4:9]]
@@ -89,7 +88,7 @@ def test_several_starts_begin_with_a_table(explain, format_name):
 def test_markdown_of_many_starts_fits_into_a_comment(explain, tmp_path, lang):
     log = tmp_path / "many.log"
     log.write_text((DATA / "recorded_tp2_0.23.0.log").read_text() * 70)
-    _, out, _ = explain(log, "--format", "markdown", "--lang", lang)
+    _, out, _ = explain(log, "--full", "--format", "markdown", "--lang", lang)
     assert len(out.encode()) < 60_000
     listed = [line for line in out.splitlines() if re.match(r"\| #\d+ \|", plain(line))]
     assert len(listed) == 60
@@ -100,10 +99,19 @@ def test_markdown_of_many_starts_fits_into_a_comment(explain, tmp_path, lang):
     said = {"en": "left out below: {} of 70 starts", "zh": "略去 70 次启动中的 {} 次"}[lang]
     assert said.format(71 - first_out) in out
     assert {"en": "10 more engine starts", "zh": "另有 10 次引擎启动"}[lang] in out
-    status, one, _ = explain(f"{log}#70", "--format", "markdown", "--lang", lang)
+    status, one, _ = explain(f"{log}#70", "--full", "--format", "markdown", "--lang", lang)
     assert status == 0
     assert "many.log#70" not in plain(one)  # one start needs no list
     assert one.count("# memprof: ") == 1
+
+
+def test_of_many_starts_the_last_ones_are_listed(explain, tmp_path):
+    log = tmp_path / "many.log"
+    log.write_text((DATA / "recorded_tp2_0.23.0.log").read_text() * 70)
+    _, out, _ = explain(log)
+    assert out.startswith("70 engine starts\n")
+    assert re.findall(r"^#(\d+) ", out, flags=re.M) == [str(number) for number in range(63, 71)]
+    assert len(out.splitlines()) <= 45
 
 
 def plain(text: str) -> str:
@@ -157,17 +165,18 @@ def test_a_failure_without_a_figure_is_an_answer(explain, tmp_path):
     (tmp_path / "x.log").write_text(f"(EngineCore pid=1) ERROR HF_TOKEN=hf_1234567890abcd {FAILED}")
     status, out, _ = explain(tmp_path / "x.log")
     assert status == 0
-    first, second, third = out.splitlines()[:3]
-    assert first.startswith("failed ")
+    _, first, second = out.splitlines()[:3]
+    assert first.startswith("FAILED ")
     assert "(profile-too-small, likely)" in first
-    assert second.startswith("because  line 1: ")
+    assert second.startswith("line 1 ")
     assert "1234567890abcd" not in out
-    assert "--gpu-memory-utilization" in third or "--gpu-memory-utilization" in out
+    assert "--gpu-memory-utilization" in out
+    assert out.count("profile-too-small") == 1
     status, out, _ = explain("--format", "json", tmp_path / "x.log")
     failure = json.loads(out)["failure"]
     assert (failure["kind"], failure["is_memory"]) == ("profile-too-small", True)
     _, out, _ = explain("--format", "markdown", tmp_path / "x.log")
-    assert out.splitlines()[2].startswith("- **failed**: ")
+    assert out.splitlines()[3].startswith("- **FAILED**: ")
 
 
 def test_a_failure_far_down_a_log_is_found(explain, tmp_path):
@@ -244,7 +253,7 @@ def test_no_permission(explain, monkeypatch):
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("pathlib.Path.stat", refuse)
     from vllm_memprof.logs.to_record import read_log
 
     with pytest.raises(RunRecordError, match="no permission to read"):

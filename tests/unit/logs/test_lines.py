@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 
-from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs import lines
 from vllm_memprof.logs.lines import NEEDLES, read_chunks, read_lines, strip_markup
 
@@ -34,11 +32,9 @@ def texts(data: bytes) -> list[str]:
         TEXT.encode("utf-16-le"),
         TEXT.encode("utf-16-be"),
         b"\xfe\xff" + TEXT.encode("utf-16-be"),
-        gzip.compress(TEXT.encode()),
-        gzip.compress(TEXT.encode("utf-16")),
         TEXT.replace("\n", "\r\n").encode(),
     ],
-    ids=["utf-8", "bom", "utf-16", "le", "be", "be bom", "gzip", "gzip utf-16", "crlf"],
+    ids=["utf-8", "bom", "utf-16", "le", "be", "be bom", "crlf"],
 )
 def test_encodings(data):
     assert texts(data) == TEXT.splitlines()
@@ -126,13 +122,6 @@ def test_a_figure_per_step_is_handed_on_once_per_process(monkeypatch):
     line += b"torch allocated memory: 4.00 GiB\n"
     data = b"".join(line % (i % 2, i % 60, i % 3) for i in range(600))
     assert len(texts(data)) == 6
-
-
-def test_damaged_gzip():
-    packed = gzip.compress(TEXT.encode() * 100)
-    with pytest.raises(RunRecordError, match="damaged gzip"):
-        texts(packed[:40] + b"\xff" * 20 + packed[60:])
-    assert texts(packed[:-12]) is not None  # cut short: what is there counts
 
 
 def test_needles_do_not_hit_ordinary_lines():

@@ -123,7 +123,7 @@ def test_the_traceback_names_the_phase_and_the_grant_what_gives_way() -> None:
         f"--kv-cache-memory-bytes {round(10.5 * GIB) - half - needed} gives at least 0.1338"
         in found.action
     )
-    assert "--gpu-memory-utilization lower by 0.0057 gives 0.1348 GiB" in found.action
+    assert "--gpu-memory-utilization lower by 0.01 gives 0.2365 GiB" in found.action
     assert "--enforce-eager" in found.action
 
 
@@ -168,9 +168,10 @@ def test_lines_before_the_message_tell_how_far_the_start_got() -> None:
 
 
 def test_an_argument_gives_what_is_missing_and_the_rounding_of_the_log() -> None:
-    """4.50 - 2.77 = 1.73 GiB, each to 0.005; 0.0286 x 60.96 = 1.7435 and 0.0285 x 60.96 = 1.7374."""
-    found = only(report_of(NPU), "out-of-memory")
-    assert "--gpu-memory-utilization lower by 0.0286 gives 1.74 GiB" in found.action
+    """4.50 - 2.77 = 1.73 GiB, each to 0.005, is 0.0286 of 60.96: in steps of 0.01, 0.03 gives 1.83."""
+    begins = "(EngineCore pid=1) Initializing a V1 LLM engine (v0.23.0) with config: model='m',\n"
+    found = only(report_of(begins + NPU), "out-of-memory")
+    assert "--gpu-memory-utilization lower by 0.03 gives 1.83 GiB" in found.action
     assert "expandable_segments" not in found.action  # 1.13 GiB are not enough
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
+from vllm_memprof.logs.to_record import sorted_lines, to_runs
 from vllm_memprof.units import GIB
 
 
@@ -120,6 +123,53 @@ def test_interleaved_instances(runs_of):
     assert [run.processes[-1].kv_plan["tokens"] for run in runs] == [100_000, 200_000]
     for run, size in zip(runs, (1, 2), strict=True):
         assert {p.figures["weights_bytes"] for p in workers(run).values()} == {size * GIB}
+
+
+def test_instances_that_say_their_set_up_before_any_figure(runs_of):
+    """Each has its own model, arguments, figures and end, also on one device each."""
+    api = "(APIServer pid={0}) INFO 11-22 10:00:00 [api_server.py:1] vLLM API server version 0.11.0\n(APIServer pid={0}) INFO 11-22 10:00:00 [utils.py:233] non-default args: {{'model': 'm{0}', 'gpu_memory_utilization': 0.{1}}}\n"
+    core = "(EngineCore_DP0 pid={0}) INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='m{1}', speculative_config=None, tensor_parallel_size=1,\n"
+    weights = (
+        "(EngineCore_DP0 pid={}) INFO [model_runner.py:1] Model loading took {}.27 GiB and 3 s\n"
+    )
+    granted = "(EngineCore_DP0 pid={}) INFO [worker.py:1] Available KV cache memory: {}.40 GiB\n"
+    for order in ((100, 200), (200, 100)):
+        text = "".join(api.format(pid, pid // 50) for pid in (100, 200))
+        text += "".join(core.format(pid + 10, pid) for pid in (100, 200))
+        text += "".join(weights.format(pid + 10, pid // 100) for pid in order)
+        text += "".join(granted.format(pid + 10, pid // 10) for pid in order)
+        text += f"(APIServer pid={order[0]}) INFO:     Application startup complete.\n"
+        text += f"(APIServer pid={order[1]}) RuntimeError: Engine core initialization failed.\n"
+        runs = runs_of(text)
+        assert [run.info.model for run in runs] == [f"m{pid}" for pid in order]
+        assert [run.info.status for run in runs] == ["ok", "failed"]
+        for run, pid in zip(runs, order, strict=True):
+            (worker,) = workers(run).values()
+            assert worker.figures["weights_bytes"] == round((pid // 100 + 0.27) * GIB)
+            assert worker.figures["gpu_memory_utilization"] == pid / 500
+            assert round(worker.figures["kv_cache_bytes"] / GIB, 1) == pid // 10 + 0.4
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["line by line", "entry by entry"])
+def test_an_export_that_shows_the_newest_line_first(together):
+    entries = [
+        "INFO 11-21 03:07:01 [core.py:113] Initializing a V1 LLM engine (v0.13.0) with config: model='org/model', max_seq_len=8192,\n",
+        "INFO 11-21 03:07:09 [model_runner_v1.py:1] Loading model weights took 9.1948 GB\n",
+        "INFO 11-21 03:07:09 [worker.py:1] Available KV cache memory: 43.40 GiB\n",
+        'ERROR 11-21 03:07:10 [core.py:1] Traceback (most recent call last):\n  File "worker.py", line 1, in capture_model\nRuntimeError: the moon is in the wrong house\n',
+        "ERROR 11-21 03:07:11 [core.py:1] EngineCore failed to start.\n",
+    ]
+    text = "".join(entries)
+    pieces = entries if together else text.splitlines(keepends=True)
+    sorter, failures = sorted_lines(io.BytesIO("".join(reversed(pieces)).encode()))
+    (run,) = to_runs(sorter, "log", failures)
+    assert (run.info.model, kv(run)) == ("org/model", {"the worker": 43.4})
+    assert run.failure.evidence[0].line == 6
+    assert any("newest first" in note for note in run.info.notes)
+    sorter, failures = sorted_lines(io.BytesIO(text.encode()))
+    (other,) = to_runs(sorter, "log", failures)
+    assert run.processes == other.processes
+    assert run.failure == other.failure
 
 
 def test_data_parallel_replicas_are_one_run(runs_of):
@@ -255,6 +305,82 @@ def test_lines_of_another_engine_are_of_another_start(runs_of):
         "kv_cache_bytes",
         "graph_bytes",
     ]
+
+
+def test_a_draft_model_is_of_the_start_of_its_target(runs_of):
+    """V0 prints the weights of both, the target's first. (vllm-project/vllm#13144)"""
+    init = "INFO 02-18 07:08:30 llm_engine.py:234] Initializing a V0 LLM engine (v0.7.2) with config: model='org/target', "
+    lines = (
+        "INFO 02-18 07:08:39 model_runner.py:1116] Loading model weights took 6.0160 GB\n"
+        "INFO 02-18 07:08:42 model_runner.py:1116] Loading model weights took 1.8879 GB\n"
+        "INFO 02-18 07:08:45 worker.py:267] the current vLLM instance can use total_gpu_memory (44.35GiB) x "
+        "gpu_memory_utilization (0.90) = 39.91GiB\n"
+        "INFO 02-18 07:08:45 worker.py:267] model weights take 6.02GiB; non_torch_memory takes 0.06GiB; PyTorch activation "
+        "peak memory takes 1.28GiB; the rest of the memory reserved for KV Cache is 32.56GiB.\n"
+    )
+    named = "speculative_config=SpeculativeConfig(draft_model='org/draft', num_spec_tokens=7), tensor_parallel_size=1, \n"
+    worker = "INFO spec_decode_worker.py:141] Configuring SpecDecodeWorker with proposer=<class 'vllm.MedusaWorker'>\n"
+    for text in (init + named + lines, worker + lines):
+        (run,) = runs_of(text)
+        (worker_process,) = workers(run).values()
+        figures = worker_process.figures
+        assert round(figures["weights_bytes"] / GIB, 3) == 6.016
+        assert round(figures["draft_weights_bytes"] / GIB, 4) == 1.8879
+        assert round(figures["kv_cache_bytes"] / GIB, 2) == 32.56
+    none = named.replace("org/draft", "[ngram]")
+    assert len(runs_of(init + none + lines)) > 1  # n-grams of the prompt are no model
+
+
+def test_a_draft_model_is_told_by_what_its_worker_loads(runs_of):
+    """A process loads one model after the other only for a draft. (vllm-project/vllm#22624)"""
+    target = (
+        "INFO 08-11 15:37:58 [model_runner.py:1108] Starting to load model /root/before...\n"
+        "INFO 08-11 15:37:58 [model_runner.py:1140] Model loading took 3.2137 GiB and 1.435951 seconds\n"
+    )
+    draft = (
+        "INFO 08-11 15:37:58 [model_runner.py:1108] Starting to load model /root/fusion_qw3_0_6b...\n"
+        "INFO 08-11 15:37:59 [model_runner.py:1140] Model loading took 1.1201 GiB and 0.535951 seconds\n"
+    )
+    sized = (
+        "INFO 08-11 15:38:10 [worker.py:287] the current vLLM instance can use total_gpu_memory (79.33GiB) x "
+        "gpu_memory_utilization (0.90) = 71.39GiB\n"
+        "INFO 08-11 15:38:10 [worker.py:287] model weights take 3.21GiB; non_torch_memory takes 0.09GiB; PyTorch activation "
+        "peak memory takes 1.40GiB; the rest of the memory reserved for KV Cache is 66.69GiB.\n"
+    )
+    (run,) = runs_of(target + draft + sized)
+    (worker,) = workers(run).values()
+    assert round(worker.figures["weights_bytes"] / GIB, 2) == 3.21
+    assert round(worker.figures["draft_weights_bytes"] / GIB, 2) == 1.12
+    assert kv(run) == {"the worker": 66.69}
+    # a larger one, and one that the next start loads, is no draft
+    assert len(runs_of(draft + target)) == 2
+    assert len(runs_of(target + sized + draft)) == 2
+
+
+def test_another_start_of_a_target_with_a_draft_is_another(runs_of):
+    text = (
+        "INFO Loading drafter model...\n"
+        "INFO Loading model weights took 6.0160 GB\n"
+        "INFO Available KV cache memory: 20.00 GiB\n"
+        "INFO Loading model weights took 5.0000 GB\n"
+        "INFO Available KV cache memory: 21.00 GiB\n"
+    )
+    assert [kv(run) for run in runs_of(text)] == [{"the worker": 20.0}, {"the worker": 21.0}]
+
+
+def test_a_kv_cache_may_be_sized_after_the_graphs(runs_of):
+    """vllm-project/vllm#21489"""
+    (run,) = runs_of(
+        "INFO 07-24 10:00:10 [gpu_model_runner.py:1746] Model loading took 14.9889 GiB and 5.2 seconds\n"
+        "INFO 07-24 10:00:40 [gpu_model_runner.py:2363] Graph capturing finished in 20 secs, took 0.54 GiB\n"
+        "INFO 07-24 10:00:41 [gpu_worker.py:262] Available KV cache memory: 68.11 GiB\n"
+        "INFO 07-24 10:00:41 [kv_cache_utils.py:833] GPU KV cache size: 557,920 tokens\n"
+    )
+    assert run.info.status == "ok"
+    assert kv(run) == {"the worker": 68.11}
+    # a second size behind it is of another start
+    again = "INFO Available KV cache memory: 68.11 GiB\nINFO Graph capturing finished in 2 secs, took 0.5 GiB\n"
+    assert len(runs_of(again + "INFO Available KV cache memory: 60.00 GiB\n")) == 2
 
 
 def test_nothing_follows_a_refused_start(runs_of):

@@ -7,6 +7,7 @@ from vllm_memprof.units import GIB
 
 def test_cuda_oom_gives_reserved_memory(runs_of):
     (run,) = runs_of(
+        "INFO non-default args: {'model': 'org/m', 'gpu_memory_utilization': 0.9}\n"
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 136.00 MiB. GPU 0 has a total capacity of 22.36 GiB of which 120.88 MiB is free. "
         "Including non-PyTorch memory, this process has 22.20 GiB memory in use. Of the allocated memory 20.00 GiB is allocated by PyTorch, with 0.40 GiB "
         "allocated in private pools (e.g., CUDA Graphs), and 1.50 GiB is reserved by PyTorch but unallocated.\n"

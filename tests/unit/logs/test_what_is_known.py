@@ -14,11 +14,10 @@ from tests.unit.logs.samples import CUDA_SUGGESTION
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.report import render_markdown
-from vllm_memprof.report.documents import document
 from vllm_memprof.report.documents.report import report_document, verdict
-from vllm_memprof.report.documents.starts import Starts
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.sections.printed import printed_sections
+from vllm_memprof.report.sections.starts import starts_document
 from vllm_memprof.units import GIB
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
@@ -210,7 +209,7 @@ def test_a_worker_that_failed_is_called_by_its_device() -> None:
 
 def test_several_starts_begin_with_one_table_that_compares_them() -> None:
     reports = reports_of((DATA / "two_methods_910b_tp2.md").read_text())
-    (section,) = document(Starts(reports), 120).sections
+    (section,) = starts_document(reports, 120).sections
     assert section.title == "5 engine starts"
     columns = [column.title for column in section.columns]
     rows = [dict(zip(columns, row.cells, strict=True)) for row in section.rows]
@@ -224,7 +223,7 @@ def test_several_starts_begin_with_one_table_that_compares_them() -> None:
         "out of memory",
         "equation equal",
     ]
-    narrow = document(Starts(reports), 80).sections[0]
+    narrow = starts_document(reports, 80).sections[0]
     assert len(narrow.columns) == len(columns) - 3
     page = render_html(*reports)
     assert page.index(">5 engine starts<") < page.index('class="brand"')
@@ -238,7 +237,7 @@ def test_starts_of_several_logs_are_named_by_their_log() -> None:
         for number, report in enumerate(reports)
         for run in [type(report.run)(**{**vars(report.run), "id": f"log-{number}"})]
     ]
-    (section,) = document(Starts(reports), 120).sections
+    (section,) = starts_document(reports, 120).sections
     assert [row.cells[0] for row in section.rows] == ["log-0", "log-1"]
 
 

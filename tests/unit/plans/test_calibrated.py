@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.cli import main
-from vllm_memprof.cli.calibrate import read_hardware
+from vllm_memprof.cli.commands.calibrate import read_hardware
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.plans import hardware
 from vllm_memprof.plans.calibrated import CalibratedJob, run_calibrated
@@ -123,17 +123,13 @@ def test_the_plan_of_the_run_itself_is_no_evidence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--fit", "devices"], "--fit and --calibrate do not go together"),
-        (["--device", "npu"], "--calibrate corrects what a simulated device models"),
-        (["--share-device"], "--share-device is for one run"),
-        (["--keep-secrets"], "--keep-secrets is for one run"),
-        (["--want", "tokens=5"], "--want does not go with --calibrate"),
-        (["--engine", "sglang"], "--calibrate has no sglang yet"),
+        (["--device", "npu"], "memprof calibrate corrects what a simulated device models"),
+        (["--engine", "sglang"], "memprof calibrate has no counterpart in SGLang"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(
     options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     device = [] if "--device" in options else ["--device", "sim:910b"]
-    assert main(["plan", MODEL, *device, "--calibrate", f"{TWO}#3", *options]) == 2
+    assert main(["calibrate", MODEL, *device, "--run", f"{TWO}#3", *options]) == 2
     assert said in capsys.readouterr().err

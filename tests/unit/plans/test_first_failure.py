@@ -10,8 +10,8 @@ from vllm_memprof.accounting.model import (
     Budget,
     Finding,
     Kv,
+    MemoryItem,
     Oom,
-    PeakItem,
     RankReport,
     Report,
     RunSummary,
@@ -21,18 +21,14 @@ from vllm_memprof.plans.first_failure import beyond
 from vllm_memprof.plans.wants import Miss
 
 GIB = 1 << 30
-RUN = RunSummary(
-    id="1", source="hooks", status="ok", model="m", mode="plan", engine="vllm-ascend",
-    engine_version="0.23.0", device=None, simulated=False, device_profile=None, command=[],
-    started=None, seconds=None, until="ready",
-)  # fmt: skip
+RUN = RunSummary("1", "plan", "m", [], status="ok", until="ready")
 
 
 def rank(label: str, activation: int, kv_cache: int, spare: int | None) -> RankReport:
     held = [
-        PeakItem("reserved_peak", "", 5 * GIB + activation, "measured", ""),
-        PeakItem("non_torch_peak", "", GIB, "measured", ""),
-        PeakItem("late_device", "", None, "derived", "", "not reached"),
+        MemoryItem("reserved_peak", "", 5 * GIB + activation, "measured", ""),
+        MemoryItem("non_torch_peak", "", GIB, "measured", ""),
+        MemoryItem("late_device", "", None, "derived", "", "not reached"),
     ]
     budget = Budget(
         spare_bytes=spare,

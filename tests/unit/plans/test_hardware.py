@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.cli.calibrate import read_hardware
+from vllm_memprof.cli.commands.calibrate import read_hardware
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.options import value_of
 from vllm_memprof.plans import hardware
@@ -94,7 +94,7 @@ def test_the_same_release_is_planned_on_its_stack(ready: set[str]) -> None:
         (LOGS / "vllm-project__vllm-11251.log", "is of vllm: the plan is of vllm-ascend"),
         (LOGS / "sglang_0.5.23_server.log", "is of sglang: the plan is of vllm-ascend"),
         (f"{TWO}#4", "tells no figure of memory outside torch"),
-        (LOGS / "vllm-project__vllm-ascend-1617.log", "tells no figure of memory outside torch"),
+        (LOGS / "vllm-project__vllm-ascend-1617.log", "is of an engine that it does not name"),
         (TWO, "holds 5 starts"),
         (LOGS / "none.log", "there is no run folder and no file"),
     ],

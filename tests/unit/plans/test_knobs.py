@@ -132,7 +132,7 @@ def test_a_search_that_another_option_leaves_without_effect_is_refused() -> None
 @pytest.mark.parametrize(
     ("name", "goal", "message"),
     [
-        ("devices", "largest", "--goal largest does not go with --fit devices"),
+        ("devices", "largest", "--goal largest does not go with --find devices"),
         ("max-num-seqs", "best", "--goal 'best' is not known"),
     ],
 )
@@ -148,7 +148,7 @@ def test_a_goal_that_is_none_is_refused(name: str, goal: str, message: str) -> N
         ("what is it", "1:9", None, "is no option"),
         ("max-num-seqs", "0:9", None, "--between 0:9 is not a range of this option"),
         ("gpu-memory-utilization", "0:0.5", None, "is not a range of this option"),
-        ("kv-cache-dtype", "1:9", None, "mean nothing with --fit kv-cache-dtype"),
+        ("kv-cache-dtype", "1:9", None, "mean nothing with --find kv-cache-dtype"),
         ("max-model-len", "1024", None, "is not a range"),
         ("max-model-len", "9:1", None, "is not a range"),
         ("max-model-len", "1:x", None, "is not a range"),
@@ -156,7 +156,7 @@ def test_a_goal_that_is_none_is_refused(name: str, goal: str, message: str) -> N
         ("max-model-len", "1.5:9", "1", "take whole numbers here"),
         ("max-model-len", "1:9000000", "0.000001", "take whole numbers here"),
         ("gpu-memory-utilization", "0.5:1.5", None, "is at most 1"),
-        ("devices", None, "2", "--step means nothing with --fit devices"),
+        ("devices", None, "2", "--step means nothing with --find devices"),
         ("devices", "65:70", None, "has no tensor-parallel size"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``sweep`` and ``plan --fit`` as a user runs them, on an engine that takes no time
+"""``sweep`` and ``fit`` as a user runs them, on an engine that takes no time
 (``fake_python.py``).
 """
 
@@ -273,32 +273,29 @@ def test_a_sweep_that_is_none_is_refused(refused: Refused, args: list[str], mess
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--fit", "speed"], "a numeric option of the engine takes --between LOW:HIGH"),
-        (["--fit", "devices", "--goal", "largest"], "does not go with --fit devices"),
-        (["--fit", "devices", "--until", "done"], "--until 'done' is not known"),
+        (["--find", "speed"], "a numeric option of the engine takes --between LOW:HIGH"),
+        (["--find", "devices", "--goal", "largest"], "does not go with --find devices"),
+        (["--find", "devices", "--until", "done"], "--until 'done' is not known"),
         (
-            ["--fit", "max-cudagraph-capture-size", "--enforce-eager"],
+            ["--find", "max-cudagraph-capture-size", "--enforce-eager"],
             "has no effect with --enforce-eager",
         ),
-        (["--goal", "largest"], "--goal means nothing without --fit"),
-        (["--fit", "max-model-len", "--want", "tokens=many"], "'many' is not a whole number"),
-        (["--fit", "max-model-len", "--headroom", "2GB"], "not a size"),
-        (["--fit", "max-model-len", "--between", "5"], "is not a range"),
+        (["--find", "max-model-len", "--want", "tokens=many"], "'many' is not a whole number"),
+        (["--find", "max-model-len", "--headroom", "2GB"], "not a size"),
+        (["--find", "max-model-len", "--between", "5"], "is not a range"),
         (
-            ["--fit", "max-model-len", "--format", "trace"],
+            ["--find", "max-model-len", "--format", "trace"],
             "--format 'trace' is not known",
         ),
-        (["--engine", "sglang", "--fit", "devices"], "--fit has no counterpart in SGLang"),
-        (["--want", "tokens=5"], "--want means nothing without --fit"),
-        (["--headroom", "2GiB"], "--headroom means nothing without --fit"),
+        (["--engine", "sglang", "--find", "devices"], "memprof fit has no counterpart in SGLang"),
     ],
 )
 def test_a_search_that_is_none_is_refused(refused: Refused, args: list[str], message: str) -> None:
-    assert message in refused("plan", "some/model", *ENGINE, *args)
+    assert message in refused("fit", "some/model", *ENGINE, *args)
 
 
 def fit(env: dict[str, str], tmp_path: Path, *args: str) -> tuple[int, dict[str, Any]]:
-    done = call(env, tmp_path, "plan", *args, "--format", "json")
+    done = call(env, tmp_path, "fit", *args, "--format", "json")
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -307,7 +304,7 @@ def test_the_fewest_devices(env: dict[str, str], tmp_path: Path) -> None:
     wanted = 300_000
     assert tokens("--tensor-parallel-size", "2") < wanted <= tokens("--tensor-parallel-size", "4")
     code, found = fit(
-        env, tmp_path, "--fit", "devices", "--want", f"tokens={wanted}", "--run-dir", "fit"
+        env, tmp_path, "--find", "devices", "--want", f"tokens={wanted}", "--run-dir", "fit"
     )
     assert (code, found["answer"], found["flag"]) == (0, "4", "--tensor-parallel-size 4")
     assert [(row["value"], row["holds"]) for row in found["tries"]] == [
@@ -327,7 +324,7 @@ def test_the_longest_requests_are_those_of_an_exhaustive_search(
     blocks = int(figures_of([])["kv_cache_bytes"]) // (BLOCK * BYTES_PER_TOKEN)
     best = max(length for length in lengths if blocks / -(-length // BLOCK) >= 8)
     args = ["--want", "concurrency=8", "--between", "2048:32768", "--step", "2048"]
-    code, found = fit(env, tmp_path, "--fit", "max-model-len", *args)
+    code, found = fit(env, tmp_path, "--find", "max-model-len", *args)
     assert (code, found["answer"], found["ordered"]) == (0, str(best), True)
     assert len(found["tries"]) == len(starts(tmp_path)) <= 6
 
@@ -335,7 +332,7 @@ def test_the_longest_requests_are_those_of_an_exhaustive_search(
 @pytest.mark.full  # CI: the longest requests and the fewest devices, by the same search
 def test_the_highest_utilization_leaves_the_headroom(env: dict[str, str], tmp_path: Path) -> None:
     code, found = fit(
-        env, tmp_path, "--fit", "gpu-memory-utilization", "--headroom", "5GiB", "--step", "0.02",
+        env, tmp_path, "--find", "gpu-memory-utilization", "--headroom", "5GiB", "--step", "0.02",
         "--until", "kv",
     )  # fmt: skip
     values = figures_of([])
@@ -353,7 +350,7 @@ def test_a_value_passes_if_it_survives_its_largest_batches(
     env: dict[str, str], tmp_path: Path
 ) -> None:
     """The plan of the answer was served; that of the next value ran out of memory in a batch."""
-    args = ["--fit", "gpu-memory-utilization", "--between", "0.9:0.99", "--max-num-seqs", "8"]
+    args = ["--find", "gpu-memory-utilization", "--between", "0.9:0.99", "--max-num-seqs", "8"]
     code, found = fit(env, tmp_path, *args)
     values = figures_of(["--max-num-seqs", "8"])
     beside = values["profile_after_allocated_peak_bytes"] + values["profile_after_non_torch_bytes"]
@@ -381,17 +378,20 @@ def test_a_value_passes_if_it_survives_its_largest_batches(
     assert "whether a value survives serving was not tried" in " ".join(planned_only["notes"])
 
 
+@pytest.mark.parametrize(
+    "args", [["--find", "speed", "--between", "1:100"], ["--find", "devices", "--speed", "3"]]
+)
 def test_an_option_that_the_engine_does_not_know_ends_the_search(
-    env: dict[str, str], tmp_path: Path
+    args: list[str], env: dict[str, str], tmp_path: Path
 ) -> None:
-    code, found = fit(env, tmp_path, "--fit", "speed", "--between", "1:100")
+    code, found = fit(env, tmp_path, *args)
     assert (code, found["answer"], len(starts(tmp_path))) == (1, None, 1)
     assert "the first plan was refused, for a reason that no value changes" in found["notes"]
     assert "unrecognized arguments: --speed" in found["beyond"]["text"]
 
 
 def test_ctrl_c_ends_a_search_and_its_plan(env: dict[str, str], tmp_path: Path) -> None:
-    command = [*MEMPROF, "plan", "some/model", *ENGINE, "--fit", "max-num-seqs", "--run-dir", "fit"]
+    command = [*MEMPROF, "fit", "some/model", *ENGINE, "--find", "max-num-seqs", "--run-dir", "fit"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
                                start_new_session=True,
                                env={**env, "FAKE_PLAN_SECONDS": "60"})  # fmt: skip
@@ -409,7 +409,7 @@ def test_ctrl_c_ends_a_search_and_its_plan(env: dict[str, str], tmp_path: Path) 
 
 def test_no_answer_is_said_and_is_exit_status_1(env: dict[str, str], tmp_path: Path) -> None:
     args = [
-        "--fit",
+        "--find",
         "gpu-memory-utilization",
         "--want",
         "tokens=900000000",
@@ -418,7 +418,7 @@ def test_no_answer_is_said_and_is_exit_status_1(env: dict[str, str], tmp_path: P
         "--run-dir",
         "fit",
     ]
-    done = call(env, tmp_path, "plan", *args)
+    done = call(env, tmp_path, "fit", *args)
     assert done.returncode == 1
     assert re.search(r"^answer +none$", done.stdout, re.MULTILINE)
     assert "no value tried passes" in done.stdout

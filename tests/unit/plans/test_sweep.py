@@ -208,7 +208,7 @@ def test_a_figure_that_is_not_even_is_said_where_the_next_value_is_that_close(
 
     answer, notes = notes_with(50)
     assert answer == "3"
-    assert "not even: what is spare rises by up to 0.0000 GiB" in notes  # 20 bytes, and 5 short
+    assert "not even: the headroom rises by up to 0.0000 GiB" in notes  # 20 bytes, and 5 short
     answer, notes = notes_with(5)
     assert (answer, "not even" in notes) == ("5", False)  # no rise among those tried
     spare[2] = 90

@@ -45,7 +45,7 @@ def test_wants_are_read() -> None:
     [
         ("driver.py: error: unrecognized arguments: --speed 5", "refused"),
         ("driver.py: error: argument --x: expected one argument", "refused"),
-        ("memprof plan: --until ready: a pipeline stage alone gets no batch", "refused"),
+        ("memprof plan: error: --until ready: a pipeline stage alone gets no batch", "refused"),
         ("error: argument --dtype: invalid choice: '5' (choose from auto)", "plan"),
         ("Value error, max_num_batched_tokens (512) must be greater than or equal to max_num_seqs "
          "(1024).", "small"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -15,15 +16,15 @@ from tests.unit.report.test_schemas import schema_of
 from tests.unit.test_docs import lacking
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.plans.calibrated_document import calibrated_document
 from vllm_memprof.plans.calibrated_rows import Calibrated, HardwareSource
 from vllm_memprof.plans.corrections import ComparedRank, correct, figures_of
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.loader import load_run
-from vllm_memprof.report.documents import document
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.report.markdown import render_markdown
-from vllm_memprof.report.results import render_result_json
 from vllm_memprof.report.table import render_table
 from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.units import GIB, MIB
@@ -51,7 +52,7 @@ def row(name: str, kv: int, spare: int) -> PlanRow:
 
 FOUND = Calibrated(
     model="some/model",
-    command=["memprof", "plan", "some/model", "--calibrate", "a.log"],
+    command=["memprof", "calibrate", "some/model", "--run", "a.log"],
     source=HardwareSource(
         name="a.log", kind="log", model="some/model", engine="vllm-ascend", engine_version=None,
         device=None, arguments=["--tensor-parallel-size", "2"], devices=2, rank="worker 1 of 2",
@@ -72,7 +73,7 @@ FOUND = Calibrated(
 def table(found: Calibrated, width: int, lang: str = "en") -> str:
     console = Console(width=width, no_color=True, file=io.StringIO())
     with console.capture() as capture:
-        console.print(render_table(found, lang=lang))
+        console.print(render_table(partial(calibrated_document, found), lang=lang))
     return capture.get()
 
 
@@ -85,14 +86,14 @@ def test_each_correction_has_both_sides_and_the_answer_both_profiles(width: int)
     assert "context 0.3500 ±0.0050 0.3500 (m) +0.0000 -" in joined
     assert "kernels_bytes 0 -> 102,173,245, per process and device" in joined
     assert "KV cache, GiB 40.0000 39.9043 -0.0957" in joined
-    assert "Spare, GiB 0.0879 (m) -0.0078 (m) -0.0957" in joined
+    assert "Headroom, GiB 0.0879 (m) -0.0078 (m) -0.0957" in joined
     assert "fits the device yes no" in joined
     assert "With, estimated" in joined
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_every_heading_has_an_entry_in_the_glossary(width: int) -> None:
-    assert list(lacking(document(FOUND, width), "Calibrated")) == []
+    assert list(lacking(calibrated_document(FOUND, width), "Calibrated")) == []
 
 
 def test_a_plan_that_fails_says_why() -> None:
@@ -106,10 +107,10 @@ def test_it_is_there_in_chinese_markdown_and_html() -> None:
     text = table(FOUND, 120, "zh")
     assert "对建模显存的校正" in text
     assert "每进程每设备" in text
-    markdown = render_markdown(FOUND)
+    markdown = render_markdown(partial(calibrated_document, FOUND))
     assert "Corrections of modelled memory" in markdown
     assert "+0.0952" in markdown
-    assert "+0.0952" in render_html(FOUND)
+    assert "+0.0952" in render_html(partial(calibrated_document, FOUND))
 
 
 def test_its_json_obeys_the_schema_and_can_be_read() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from rich.cells import cell_len
@@ -16,12 +17,12 @@ from tests.support.runs import check_result
 from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.check.budget_file import parse_budget
+from vllm_memprof.check.document import check_document, sentences
+from vllm_memprof.check.github import render_check_github
+from vllm_memprof.check.junit import render_check_junit
 from vllm_memprof.check.outcomes import CheckResult, check_report
-from vllm_memprof.report.check_github import render_check_github
-from vllm_memprof.report.check_junit import render_check_junit
-from vllm_memprof.report.documents.check import sentences
+from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.report.markdown import render_markdown
-from vllm_memprof.report.results import render_result_json
 
 WIDTHS = (60, 80, 120, 200)
 CASES = sorted({case for case, _ in CHECKS.values()}, key=str)
@@ -40,7 +41,9 @@ def test_all_reporters_give_the_same_figures(case: tuple[str, str, str | None]) 
         result.ok,
         len(result.failures),
     )
-    texts = [check_table(result, width) for width in WIDTHS[1:]] + [render_markdown(result)]
+    texts = [check_table(result, width) for width in WIDTHS[1:]] + [
+        render_markdown(partial(check_document, result))
+    ]
     for limit in data["limits"]:
         for text in texts:
             plain = text.replace("\\", "")
@@ -162,7 +165,7 @@ def validate_junit(root: ET.Element) -> None:
 
 
 def test_markdown_is_text() -> None:
-    text = render_markdown(nasty())
+    text = render_markdown(partial(check_document, nasty()))
     assert "<img" not in text
     assert "@all" not in text
     assert not re.search(r"^::", text, re.MULTILINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from rich.cells import cell_len
@@ -13,9 +14,10 @@ from tests.support.render import diff_table
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.compare.diff import Diff, diff_reports
+from vllm_memprof.compare.document import diff_document
 from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.report.markdown import render_markdown
-from vllm_memprof.report.results import render_result_json
 
 WIDTHS = (60, 80, 120, 200)
 PAIRS = [
@@ -43,7 +45,7 @@ def diff_of(a: str, b: str) -> Diff:
 def texts(diff: Diff) -> dict[str, str]:
     return {
         **{f"table {width}": diff_table(diff, width) for width in WIDTHS},
-        "markdown": render_markdown(diff),
+        "markdown": render_markdown(partial(diff_document, diff)),
     }
 
 
@@ -123,7 +125,7 @@ def test_names_of_a_run_cannot_act_as_markup() -> None:
         a.run, model=nasty, command=["memprof", "--x", nasty], env={"A": nasty}, exit_reason=nasty
     )
     diff = diff_reports(a, replace(a, run=run))
-    text = render_markdown(diff)
+    text = render_markdown(partial(diff_document, diff))
     assert "<img" not in text
     assert "@all" not in text
     assert " `a`" not in text

@@ -21,11 +21,10 @@ from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import DATA
 from tests.unit.accounting.builders import device_memory as device_edges
 from tests.unit.report.test_plots import serving
-from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.accounting.model import Finding
-from vllm_memprof.accounting.reread import report_from_json
-from vllm_memprof.errors import MemprofError
+from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.model import Finding, Report
 from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.spans import Edge
 from vllm_memprof.report import render_json
 from vllm_memprof.report.documents.report import head, verdict
@@ -61,8 +60,10 @@ def test_the_figures_of_logs(log) -> None:
 def check_page(report: Report) -> Page:
     """Text, tables and plots against report.json, and against what the other reporters draw."""
     source = render_html(report)
-    assert len(source.encode()) < 6_000_000
     page = Page(source)
+    timed = any(view["timeline"] or view["serving"] for view in page.data[0]["views"])
+    assert len(source.encode()) < (1_600_000 if timed else 300_000)
+    assert ("Plotly, Inc." in source) == timed
     flat = " ".join(page.text.split())
     for text in [verdict(report), *(line.value for line in head(report))]:
         assert " ".join(text.split()) in flat
@@ -130,7 +131,7 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
 def test_report_json_alone_makes_the_same_page() -> None:
     for name in ("recorded_023_tp2", "recorded_killed_tp2", "recorded_oom"):
         report = report_of(name)
-        again = Page(render_html(report_from_json(json.loads(render_json(report)))))
+        again = Page(render_html(from_json(Report, json.loads(render_json(report)))))
         page = Page(render_html(report))
         assert again.data == page.data
         assert again.outline() == page.outline()
@@ -155,14 +156,14 @@ def test_a_log_says_that_it_has_no_timeline() -> None:
     assert not any(table.caption.startswith("Readings") for table in page.tables)
 
 
-def test_several_starts_are_one_page_with_one_library() -> None:
+def test_several_starts_are_one_page_without_a_library() -> None:
     reports = [
         build_report(run) for run in read_log(str(DATA / "logs" / "two_methods_910b_tp2.md"))
     ]
     page = Page(render_html(*reports))
     assert page.count["article"] == len(reports) == len(page.data)
     assert "engine start 5 of 5" in page.text
-    assert sum(len(script) > 10**6 for script in page.scripts) == 1
+    assert not any(len(script) > 10**6 for script in page.scripts)
     ids = [attributes["id"] for _, attributes in page.attributes if "id" in attributes]
     assert len(ids) == len(set(ids))
     for tag, attributes in page.attributes:
@@ -269,7 +270,7 @@ def test_what_assistive_programs_need_is_there() -> None:
     assert len(regions) == len(page.tables)
     assert all(a["tabindex"] == "0" and a["aria-label"] for a in regions)
     plots = [a for a in by_tag["div"] if "plot" in (a.get("class") or "").split()]
-    assert len(plots) == 3
+    assert len(plots) == 2
     assert all(a["role"] == "group" for a in plots)
     assert "The same as a table" in page.text
     (control,) = by_tag["select"]
@@ -377,7 +378,7 @@ def test_512_ranks_from_the_record_to_the_page(tmp_path: Path) -> None:
     skew = next(
         table for table in page.tables if table.caption == "Figures by rank: least, most, median"
     )
-    headroom = next(row for row in skew.rows if row[0] == "spare at the serving peak")
+    headroom = next(row for row in skew.rows if row[0] == "headroom at the serving peak")
     assert headroom[2] == "TP300"
 
 
@@ -391,26 +392,11 @@ def test_64_hosts_of_8_ranks_are_one_page(tmp_path: Path) -> None:
     page = Page(target.read_text(encoding="utf-8"))
     hosts = next(table for table in page.tables if table.caption.startswith("Hosts, the one with"))
     assert hosts.rows[0][:2] == ["node32", "DP32 TP0-TP7"]
-    assert "48 more hosts, with more to spare, are in report.json" in page.text
+    assert "48 more hosts, with more headroom, are in report.json" in page.text
 
 
-def test_thousands_of_requests_are_one_page_below_6_mb() -> None:
+def test_thousands_of_requests_are_one_page_below_2_5_mb() -> None:
     report = report_of("recorded_023_tp2")
     source = render_html(replace(report, ranks=[serving(report.ranks[0], requests=5000)]))
-    assert len(source.encode()) < 6_000_000
+    assert len(source.encode()) < 2_500_000
     assert "more readings are in report.json" in Page(source).text
-
-
-# --- without the extra
-
-
-@pytest.mark.parametrize("name", ["jinja2", "plotly"])
-def test_without_the_extra_it_says_what_to_install(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = report_of("recorded_tp1")
-    monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, "plotly.offline", None) if name == "plotly" else None
-    with pytest.raises(MemprofError, match=f"needs {name}, which is not installed") as caught:
-        render_html(report)
-    assert "vllm-memprof[html]" in (caught.value.hint or "")

@@ -20,11 +20,11 @@ ZH = language("zh")
 QUOTED = ("Loading model weights took", "NPU out of memory. Tried to allocate", "::")
 #: Sentences that are no ``Text``, by where they come from; only ever fewer.
 PLAIN = (
-    "requested - allocated peak",  # accounting.budgets: formulas
+    "requested - allocated peak",  # accounting.budget.budgets: formulas
     "growth (at|in|of) |less (all|the|what|torch)|blocks handed to tensors|the rest of its segments"
     "|non-torch at the first|the allocator's list|the driver's list",  # owners: sources
     "memprof plan stops|not reached",  # why a phase was not measured
-    "per block|planned bytes",  # accounting.kv: names of checks
+    "per block|planned bytes",  # accounting.budget.kv: names of checks
     "killed by|exited with|less was free|the KV cache is",  # exit reasons, recorded as English
     "npu-smi|is taken to be|is set",  # notes of logs
     "rror: |out of memory|emory: |memory in use",  # lines of the log, as evidence of a failure

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,15 @@ from rich.console import Console
 from scripts.browser import Browser
 from tests.support.page import Page
 from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
+from vllm_memprof.document import Layout
+from vllm_memprof.plans.curves import FIGURES, MOST_NAMED, curves
+from vllm_memprof.plans.documents import CSV_COLUMNS, fit_document, render_sweep_csv, sweep_document
 from vllm_memprof.plans.rows import FirstFailure, Fit, Knob, OwnerChange, PlanRow, Sweep, Try
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_table
-from vllm_memprof.report.curves import FIGURES, MOST_NAMED, curves
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.report.markdown import render_markdown
-from vllm_memprof.report.results import COLUMNS, render_result_json, render_sweep_csv
 from vllm_memprof.text import text
 
 GIB = 1 << 30
@@ -80,10 +83,16 @@ FIT = Fit(
 )  # fmt: skip
 
 
+def layout(found: Sweep | Fit) -> Layout:
+    if isinstance(found, Fit):
+        return partial(fit_document, found)
+    return partial(sweep_document, found)
+
+
 def drawn(found: Sweep | Fit, width: int) -> str:
     console = Console(width=width, no_color=True, file=io.StringIO())
     with console.capture() as capture:
-        console.print(render_table(found))
+        console.print(render_table(layout(found)))
     return capture.get()
 
 
@@ -112,10 +121,21 @@ def test_tables_fit_and_have_a_line_for_each_plan(width: int) -> None:
 
 
 def test_what_is_said_of_a_search_is_said_in_chinese() -> None:
-    page = render_markdown(FIT, lang="zh")
+    page = render_markdown(layout(FIT), lang="zh")
     assert "不通过" in page
     assert "KV token 数 200,000 &lt; 300,000" in page
     assert "与 4 相比" in page
+
+
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [(80, "try 1, 2: no such option"), (200, "no: no such option"), (200, "no: as try 1")],
+)
+def test_what_several_tries_lack_is_said_once(width: int, said: str) -> None:
+    refused = [replace(each, missing=["no such option"]) for each in FIT.tries[:2]]
+    text = " ".join(drawn(replace(FIT, tries=[*refused, FIT.tries[2]], beyond=None), width).split())
+    assert said in text
+    assert text.count("no such option") == 1
 
 
 def test_no_answer_has_no_flag() -> None:
@@ -128,7 +148,7 @@ def test_no_answer_has_no_flag() -> None:
 
 def test_the_csv_is_tidy_and_unknown_is_empty() -> None:
     rows = list(csv.DictReader(io.StringIO(render_sweep_csv(SWEEP))))
-    assert list(rows[0]) == ["tensor-parallel-size", "max-model-len", *COLUMNS]
+    assert list(rows[0]) == ["tensor-parallel-size", "max-model-len", *CSV_COLUMNS]
     assert [line["tokens"] for line in rows] == ["", "", "200000", "180000", "500000", "480000"]
     assert rows[2]["weights_bytes"] == str(15 * GIB)
     assert {line["non_torch_bytes"] for line in rows} == {""}
@@ -140,7 +160,7 @@ def test_the_csv_is_tidy_and_unknown_is_empty() -> None:
 
 def test_the_columns_are_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "concepts" / "plans.md").read_text()
-    assert [name for name in COLUMNS if f"`{name}`" not in page] == []
+    assert [name for name in CSV_COLUMNS if f"`{name}`" not in page] == []
 
 
 def test_json_obeys_its_schema() -> None:
@@ -163,7 +183,7 @@ def test_json_has_the_rows_whole() -> None:
 
 
 def test_curves_are_the_rows() -> None:
-    by_size, by_length = curves(SWEEP)
+    by_size, by_length = curves(SWEEP).curves
     assert [(line.name, line.places, line.figures["tokens"]) for line in by_size.lines] == [
         ("max-model-len 8192", [1, 2, 4], [None, 200_000, 500_000]),
         ("max-model-len 16384", [1, 2, 4], [None, 180_000, 480_000]),
@@ -181,7 +201,7 @@ def test_values_that_are_no_numbers_stand_in_their_order() -> None:
     rows = [
         PlanRow({"kv-cache-dtype": name}, "ok", tokens=i) for i, name in enumerate(["auto", "fp8"])
     ]
-    (curve,) = curves(Sweep("m", [], [Knob("kv-cache-dtype", ["auto", "fp8"])], rows))
+    (curve,) = curves(Sweep("m", [], [Knob("kv-cache-dtype", ["auto", "fp8"])], rows)).curves
     assert curve.ticks == [(0.0, "auto"), (1.0, "fp8")]
     assert curve.lines[0].figures["tokens"] == [0, 1]
 
@@ -201,7 +221,7 @@ def many(*counts: int) -> Sweep:
 
 
 def test_so_many_lines_have_no_legend() -> None:
-    few, lots = curves(many(MOST_NAMED, MOST_NAMED + 1))
+    few, lots = curves(many(MOST_NAMED, MOST_NAMED + 1)).curves
     assert [few.named, lots.named] == [False, True]
     assert "no legend" in few.text
     assert "no legend" not in lots.text
@@ -214,7 +234,7 @@ def hostile() -> Sweep:
 
 @pytest.mark.parametrize("sweep", [SWEEP, hostile()], ids=["sweep", "hostile"])
 def test_the_page_holds_every_plan_and_nothing_that_runs(sweep: Sweep) -> None:
-    text = render_html(sweep)
+    text = render_html(layout(sweep))
     page = Page(text)
     assert len(page.tables) == 1
     assert len(page.tables[0].rows) == len(sweep.rows)
@@ -238,13 +258,13 @@ def test_the_page_in_a_browser(
     chromium: Browser, tmp_path: Path, sweep: Sweep, width: int, dark: bool
 ) -> None:
     chromium.events.clear()
-    (tmp_path / "sweep.html").write_text(render_html(sweep), encoding="utf-8")
+    (tmp_path / "sweep.html").write_text(render_html(layout(sweep)), encoding="utf-8")
     chromium.size(width, 900, dark)
     chromium.open(tmp_path / "sweep.html")
     assert chromium.value("document.documentElement.scrollWidth") <= width
     heights = "[...document.querySelectorAll('.plot.curve')].map(p => p.data.map(t => [...t.y]))"
     before = chromium.value(heights)
-    assert len(before) == len(curves(sweep))
+    assert len(before) == len(curves(sweep).curves)
     if sweep is SWEEP:
         assert before[0][0] == [None, 200_000, 500_000]
         chromium.value("document.querySelector('select.figure').focus()")
@@ -270,9 +290,9 @@ def test_a_page_of_1000_plans_is_soon_written_and_open(
 ) -> None:
     """By what a browser has to do, which no other process changes. (scripts/bench_sweep.py: time)"""
     sweep, begin = many(*counts), time.process_time()
-    text = render_html(sweep)
+    text = render_html(layout(sweep))
     assert time.process_time() - begin < 2
-    assert len(text) - len(render_html(SWEEP)) < 1_500_000
+    assert len(text) - len(render_html(layout(SWEEP))) < 1_500_000
     chromium.events.clear()
     (tmp_path / "sweep.html").write_text(text, encoding="utf-8")
     chromium.size(1280, 900)

@@ -342,7 +342,7 @@ def test_of_many_ranks_the_outliers_are_kept() -> None:
     drawn = plots(replace(report, ranks=ranks))
     assert len(drawn.views) == MOST_VIEWS
     assert any(view.labels == "TP300" for view in drawn.views)
-    headroom = next(row for row in drawn.skew if row.title == "spare at the serving peak")
+    headroom = next(row for row in drawn.skew if row.title == "headroom at the serving peak")
     assert (headroom.least_label, headroom.spread) == ("TP300", gib(3))
     assert "TP300" not in drawn.folded.split(", ")
     shown = sum(view.ranks for view in drawn.views)

@@ -24,7 +24,7 @@ from tests.unit.accounting.builders import device_memory as device_edges
 from tests.unit.accounting.builders import gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.frames.csv import render_csv
+from vllm_memprof.frames.csv import report_csv
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import PlannedRanks
@@ -35,10 +35,11 @@ from vllm_memprof.report import (
     write_atomically,
     write_reports,
 )
+from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.documents.report import verdict
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape
-from vllm_memprof.report.trace import render_trace
+from vllm_memprof.report.trace import report_trace
 from vllm_memprof.tables import fold
 
 WIDTHS = (80, 120, 200)
@@ -97,10 +98,10 @@ def assert_same_figures(report: Report) -> None:
 
 def same_in_csv_and_trace(report: Report, data: dict[str, Any]) -> None:
     """Formats without thousands separators: figures by rank and name, those of the equation and of the device."""
-    rows = list(csv.DictReader(io.StringIO(render_csv(report))))
+    rows = list(csv.DictReader(io.StringIO("".join(report_csv(report)))))
     counters = set()
     if report.run.source != "log":
-        events = json.loads(render_trace(report))["traceEvents"]
+        events = json.loads("".join(report_trace(report)))["traceEvents"]
         counters = {(e["pid"], e["name"], e["args"]["bytes"]) for e in events if e["ph"] == "C"}
     for track, rank in enumerate(data["ranks"], start=1):
         found = {
@@ -280,7 +281,7 @@ def test_modelled_figures_are_marked_on_a_simulated_device_only() -> None:
 
 
 def test_phases_come_in_the_order_in_which_they_occurred() -> None:
-    text = table(report_of("graph_tp2"), 80)
+    _, _, text = table(report_of("graph_tp2"), 80).partition("\nPhases, ")
     names = [
         "device_init",
         "hccl_init",
@@ -480,7 +481,9 @@ def test_files_are_whole_private_and_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.md"]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
     assert json.loads((tmp_path / "report.json").read_text()) == to_json(report)
-    assert (tmp_path / "report.md").read_text() == render_markdown(report)
+    assert (tmp_path / "report.md").read_text() == render_markdown(
+        FirstScreen((report,), tmp_path.name)
+    )
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
@@ -560,6 +563,7 @@ def test_512_ranks_in_every_format(
         PEAK,
         "report",
         str(many_ranks),
+        "--full",
         "--format",
         format_name,
         "-o",

@@ -90,7 +90,10 @@ def test_what_the_files_no_longer_hold_is_said() -> None:
 
 def test_bars_of_requests_that_overlap_are_in_lanes_of_their_own() -> None:
     def row(name: str, begin: float, end: float) -> RequestRow:
-        return RequestRow(name, 1, 1, [], 1, 0, 0, "step", begin_seconds=begin, end_seconds=end)
+        return RequestRow(
+            name, 1, output_tokens=1, allocated_peak_bytes=1, left_allocated_bytes=0,
+            left_reserved_bytes=0, peak_stage="step", begin_seconds=begin, end_seconds=end,
+        )  # fmt: skip
 
     rank = replace(
         many(1).ranks[0],

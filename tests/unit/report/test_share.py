@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from rich.console import Console
 
 from tests.unit.report.test_schemas import assert_obeys
 from vllm_memprof.plans.share import Figures, SharedDevice, SharingRule, ways
+from vllm_memprof.plans.share_document import share_document
 from vllm_memprof.plans.share_rows import DeviceShare, InstanceStart, SharingPlan, SoloPlan, Started
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_markdown, render_table
-from vllm_memprof.report.results import render_result_json
+from vllm_memprof.report.json_text import render_result_json
 
 GIB = 1 << 30
 TOTAL = 60 * GIB
@@ -45,7 +47,7 @@ def share(equation: str, status: str = "ok") -> DeviceShare:
     figures = [each for row in rows if (each := Figures.of(row)) is not None]
     found = ways(SharedDevice(TOTAL, SharingRule.of(equation)), figures)
     return DeviceShare(
-        ["memprof", "plan", "some/model-a", "--", "some/model-b", "--share"], rows, equation,
+        ["memprof", "share", "some/model-a", "--", "some/model-b"], rows, equation,
         TOTAL, 0, 0, [started(way, status) if way.flags else way for way in found],
         seconds=1.0, notes=["a note"], simulated=True,
     )  # fmt: skip
@@ -54,7 +56,7 @@ def share(equation: str, status: str = "ok") -> DeviceShare:
 def drawn(found: DeviceShare, width: int, lang: str = "en") -> str:
     console = Console(width=width, no_color=True, file=io.StringIO())
     with console.capture() as capture:
-        console.print(render_table(found, lang=lang))
+        console.print(render_table(partial(share_document, found), lang=lang))
     return capture.get()
 
 
@@ -106,7 +108,7 @@ def test_why_there_is_nothing_to_compute() -> None:
 
 
 def test_markdown_has_the_same() -> None:
-    text = render_markdown(share("E2"))
+    text = render_markdown(partial(share_document, share("E2")))
     assert text.startswith("# memprof share: A some/model-a, B some/model-b")
     for way in share("E2").ways:
         for each in way.flags:

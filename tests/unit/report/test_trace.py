@@ -20,7 +20,7 @@ from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import UsageError
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report import render_json
-from vllm_memprof.report.trace import render_trace
+from vllm_memprof.report.trace import report_trace
 
 #: Phase of an event -> the keys it has besides these, with their types.
 ALWAYS = ("ph", "ts", "pid", "tid", "name", "args")
@@ -36,7 +36,7 @@ EXACT = 2**53
 
 
 def trace_of(report: Report) -> dict[str, Any]:
-    trace = json.loads(render_trace(report))
+    trace = json.loads("".join(report_trace(report)))
     check_rules(trace)
     return trace
 
@@ -261,12 +261,12 @@ def test_unknown_is_no_event_never_zero() -> None:
 def test_a_log_has_no_trace(log) -> None:
     for run in read_log(str(log)):
         with pytest.raises(UsageError, match="a log tells of no moments in time"):
-            render_trace(build_report(run))
+            "".join(report_trace(build_report(run)))
 
 
 def test_a_run_that_died_before_its_first_phase_has_no_trace() -> None:
     with pytest.raises(UsageError, match="no phase was recorded"):
-        render_trace(build_report(run_of(process([]))))
+        "".join(report_trace(build_report(run_of(process([])))))
 
 
 def test_names_stay_text() -> None:

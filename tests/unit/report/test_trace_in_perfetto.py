@@ -26,7 +26,7 @@ from tests.unit.accounting.builders import SECOND, process, run_of, span
 from tests.unit.report.test_trace import taken
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.trace import render_trace
+from vllm_memprof.report.trace import report_trace
 
 Query = Callable[[str], list[list[Any]]]
 #: A moment is a slice without length; what was never left has none either, -1.
@@ -81,7 +81,7 @@ def perfetto(chromium: Browser) -> Iterator[Callable[[Report], Query]]:
 
     def show(report: Report) -> Query:
         title = next(titles)
-        chromium.value(OPEN % (json.dumps(title), json.dumps(render_trace(report))))
+        chromium.value(OPEN % (json.dumps(title), json.dumps("".join(report_trace(report)))))
         begins = f"document.title.startsWith({title + ' '!r})"
         chromium.wait(
             lambda: bool(

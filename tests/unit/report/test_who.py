@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from tests.support.render import printed
 from tests.unit.report.test_schemas import problems, schema_of
 from tests.unit.test_docs import lacking
+from vllm_memprof.holders.document import waiting_lines, who_document
 from vllm_memprof.holders.rows import (
     ELSEWHERE,
     ENDED,
@@ -23,9 +25,7 @@ from vllm_memprof.holders.rows import (
 )
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_markdown, render_table
-from vllm_memprof.report.documents import document
-from vllm_memprof.report.documents.who import waiting_lines
-from vllm_memprof.report.results import render_result_json
+from vllm_memprof.report.json_text import render_result_json
 
 GIB = 1 << 30
 
@@ -65,7 +65,7 @@ NPU = Who(
 
 
 def table(who: Who, width: int, lang: str = "en") -> str:
-    return printed(render_table(who, lang=lang), width)
+    return printed(render_table(partial(who_document, who), lang=lang), width)
 
 
 def test_the_table_at_120() -> None:
@@ -175,7 +175,7 @@ def test_json_obeys_its_schema_and_can_be_read_back() -> None:
 
 
 def test_markdown() -> None:
-    shown = render_markdown(NPU)
+    shown = render_markdown(partial(who_document, NPU))
     assert "| **0** | **4321** | **30.00** |" in shown
     assert "engine processes left behind: 1, which hold 30.00 GiB" in shown
     assert "its parent, 4300, has ended" in shown
@@ -183,4 +183,4 @@ def test_markdown() -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_every_heading_has_an_entry_in_the_glossary(width: int) -> None:
-    assert list(lacking(document(NPU, width), "Who")) == []
+    assert list(lacking(who_document(NPU, width), "Who")) == []

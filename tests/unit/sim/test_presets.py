@@ -218,10 +218,19 @@ def test_a_modelscope_cache_wins_over_a_preset(tmp_path, monkeypatch):
     assert resolve_model("Qwen/Qwen3-14B", []).path == str(folder)
 
 
-def test_an_unknown_name_passes_through():
-    model = resolve_model("someone/some-model", ["--dtype", "float16"])
-    assert (model.path, model.extra_args, model.env) == ("someone/some-model", [], {})
-    assert "no hub answered" in model.note
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("someone/some-model", "`memprof sim list` has the presets"),
+        ("Qwen/Qwen3-14", "nearest: Qwen/Qwen3-14B, "),
+        ("qwen3-32b", "nearest: Qwen/Qwen3-32B, "),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_preset(name, hint):
+    with pytest.raises(UsageError, match=f"no preset for {name}, and no hub answers") as caught:
+        resolve_model(name, ["--dtype", "float16"])
+    assert caught.value.hint.startswith(hint)
+    assert caught.value.hint.endswith("; or give a folder with config.json")
 
 
 @pytest.mark.parametrize("path", sorted(presets.PRESETS_DIR.glob("*.json")), ids=lambda p: p.stem)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from vllm_memprof.accounting.engine_options import share_of
-from vllm_memprof.accounting.equations import divisor_of, form_of
+from vllm_memprof.accounting.budget.engine_options import share_of
+from vllm_memprof.accounting.budget.equations import divisor_of, form_of
+from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.text import text
+from vllm_memprof.units import GIB
+
+#: Less KV cache than this is not worth a change.
+_LEAST_GAIN_BYTES = GIB // 10
 
 
 def device_total(rank: RankReport) -> int | None:
@@ -108,6 +114,44 @@ def make_up_for(rank: RankReport, size: int, ranks: list[RankReport]) -> str:
             most=most,
         )
     return text("--gpu-memory-utilization {share:.4f} makes up for it", share=share)
+
+
+@dataclass(frozen=True)
+class MoreKvCache:
+    """Headroom that the KV cache could take; bytes."""
+
+    argument: str
+    bytes: int  # by which the KV cache of every rank grows
+    tokens: int | None
+    left_bytes: int  # headroom that is left on the rank with the least
+
+
+def more_kv_cache(ranks: list[RankReport]) -> MoreKvCache | None:
+    """Return the argument that turns headroom into KV cache, None where there is too little.
+
+    What serving may use beyond the profile run is left free on every rank
+    (``accounting.budget.serving_peak.unprofiled``).
+    """
+    if any(rank.budget.device_verdict != "fits" for rank in ranks) or not ranks:
+        return None
+    if any(item.name == "held_at_worst" for rank in ranks for item in rank.budget.held_at_peak):
+        return None  # the engine ran no step of full size
+    rank = min(ranks, key=lambda each: each.budget.spare_bytes or 0)
+    budget, granted = rank.budget, least_granted(ranks)
+    spare = budget.spare_bytes or 0
+    size = spare - (budget.unprofiled_bytes or 0)
+    asked, most = share_of(rank), most_accepted(ranks)
+    argument = ""
+    if granted is not None and budget.takes_fixed_size:
+        argument = f"--kv-cache-memory-bytes {granted + size}"
+    if asked.base_bytes and asked.value is not None and budget.override is None:
+        share = asked.value + size * divisor_of(budget.equation) / asked.base_bytes
+        share = math.floor(min(share, 1.0 if most is None else most) * 1000) / 1000
+        size = int((share - asked.value) * asked.base_bytes / divisor_of(budget.equation))
+        argument = f"{asked.option} {share:g}"
+    if not argument or size < _LEAST_GAIN_BYTES:
+        return None
+    return MoreKvCache(argument, size, worth_in_tokens(rank.kv, size), spare - size)
 
 
 def keep_apart(rank: RankReport) -> str:

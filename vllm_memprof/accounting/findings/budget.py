@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.equations import form_of
+from vllm_memprof.accounting.budget.equations import form_of
+from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.findings.advice import keep_apart, leave_a_kv_cache, most_accepted
 from vllm_memprof.accounting.findings.needs import GRANTED, GRANTED_OR_REFUSED, NOTHING
 from vllm_memprof.accounting.findings.registry import (
@@ -17,7 +18,6 @@ from vllm_memprof.accounting.findings.registry import (
     finding_of_run,
     known,
 )
-from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.text import join, text
 from vllm_memprof.units import sum_or_none

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from vllm_memprof.accounting.findings.needs import HOOKS
+from vllm_memprof.accounting.findings.needs import CYCLES_TOLD, HOOKS
 from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, finding, known
 from vllm_memprof.accounting.model import Cycle, RankReport
 from vllm_memprof.text import Text, join, text
@@ -82,7 +82,7 @@ def reserved_grows_without_empty_cache(context: RankContext) -> Iterator[Found]:
     "residue-per-cycle",
     severity=WARNING,
     title=text("Every cycle leaves memory behind"),
-    needs=HOOKS,
+    needs=CYCLES_TOLD,
 )
 def residue_per_cycle(context: RankContext) -> Iterator[Found]:
     """Find cycles after which more memory is in use than after the one before.
@@ -95,10 +95,11 @@ def residue_per_cycle(context: RankContext) -> Iterator[Found]:
         Growth of allocated memory, of non-torch memory, and, where empty_cache was called in every
         cycle, of reserved less allocated; each counts where it is 1 MiB or more in every cycle but
         the first, of three or more (`vllm_memprof/accounting/empty_cache.py::cycles`). The bytes
-        are the median of their sum per cycle.
+        are the median of their sum per cycle. From a log: growth of what the engine prints as still
+        in use while asleep.
 
     To do:
-        Allocated: compare two `torch.npu.memory_snapshot()`. Non-torch after a sleep:
+        Allocated, or asleep: compare two `torch.npu.memory_snapshot()`. Non-torch after a sleep:
         `enable_sleep_mode_extra_cleanup` ends communicators and graph workspaces (vllm-ascend 0.23
         on).
     """
@@ -113,6 +114,10 @@ def residue_per_cycle(context: RankContext) -> Iterator[Found]:
             (text("allocated {sizes}"), allocated),
             (text("non-torch {sizes}"), non_torch),
             (text("reserved, not allocated (empty_cache does not free it) {sizes}"), kept),
+            (
+                text("in use while asleep {sizes}"),
+                _growing([cycle.asleep_residue_bytes for cycle in later]),
+            ),
         ]
         growing = [sizes for _, sizes in rows if sizes is not None]
         if not growing:
@@ -132,6 +137,11 @@ def residue_per_cycle(context: RankContext) -> Iterator[Found]:
                 "--additional-config '{setting}' (vllm-ascend 0.23 on) ends communicators and "
                 "graph workspaces with each sleep",
                 setting='{"enable_sleep_mode_extra_cleanup": true}',
+            )
+        elif kind == "sleep" and kept is None:
+            action = text(
+                "sleep mode gives back weights and KV cache alone: compare "
+                "torch.npu.memory_snapshot() of two sleeps"
             )
         title = text("Every {cycle} leaves memory behind", cycle=_KINDS[kind])
         yield Found(_until_full(evidence, cycles, per_cycle), per_cycle, action, title)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_memprof.accounting.budget.serving_peak import MARGIN_BYTES
 from vllm_memprof.accounting.findings.advice import device_total, make_up_for
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import (
@@ -14,7 +15,6 @@ from vllm_memprof.accounting.findings.registry import (
     RankContext,
     finding,
 )
-from vllm_memprof.accounting.suggestions import MARGIN_BYTES
 from vllm_memprof.text import text
 from vllm_memprof.units import GIB
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from packaging.specifiers import SpecifierSet
 
-from vllm_memprof.accounting.audit import audit_title
 from vllm_memprof.accounting.findings.needs import AUDITED, RECOMPUTED
 from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, RankContext, finding
 from vllm_memprof.accounting.model import Budget, Tried
-from vllm_memprof.accounting.quantities import title_of
+from vllm_memprof.accounting.readings.audit import audit_title
+from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.text import join, text
 
 
@@ -32,8 +32,8 @@ def equation_unbalanced(context: RankContext) -> Iterator[Found]:
 
     Computed:
         KV cache granted by the engine less the KV cache by the equation; more than the rounding of
-        the printed figures. `vllm_memprof/accounting/equations.py::EQUATIONS` has the equations,
-        `vllm_memprof/accounting/infer_equation.py::search` tries them.
+        the printed figures. `vllm_memprof/accounting/budget/equations.py::EQUATIONS` has the
+        equations, `vllm_memprof/accounting/budget/infer_equation.py::search` tries them.
 
     To do:
         Report it with the run folder: the row of the equation for this release needs a correction.
@@ -138,9 +138,9 @@ def engine_term_off(context: RankContext) -> Iterator[Found]:
 
     Computed:
         The engine's figure less memprof's reading, beyond the tolerance of the row
-        (`vllm_memprof/accounting/audit.py::audit`). The bytes are those of the KV cache: granted
-        less what the equation gives with memprof's readings; where that is within its tolerance,
-        the largest difference of a figure.
+        (`vllm_memprof/accounting/readings/audit.py::audit`). The bytes are those of the KV cache:
+        granted less what the equation gives with memprof's readings; where that is within its
+        tolerance, the largest difference of a figure.
 
     To do:
         Look at the edges that the audit names. Where another process took or released memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.findings.needs import DEVICE_BUDGET, NOTHING
 from vllm_memprof.accounting.findings.registry import (
@@ -14,7 +15,6 @@ from vllm_memprof.accounting.findings.registry import (
     RankContext,
     finding,
 )
-from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.text import Text, join, text
 
@@ -36,7 +36,8 @@ def kv_cache_beyond_device(context: RankContext) -> Iterator[Found]:
     Computed:
         Allocated peak of the profile run + non-torch memory without operator workspace + tensors
         that came after the profile run + KV cache - device total
-        (`vllm_memprof/accounting/spare.py::serving_peak`), more than the rounding of a log.
+        (`vllm_memprof/accounting/budget/serving_peak.py::serving_peak`), more than the rounding of
+        a log.
 
     To do:
         Give the KV cache the size that the finding names, lower `--gpu-memory-utilization`, or
@@ -76,7 +77,7 @@ def reserved_peak_beyond_device(context: RankContext) -> Iterator[Found]:
     Computed:
         Everything held at the serving peak (reserved and non-torch) + KV cache - device total,
         where that takes a KV block and more than the rounding of a log
-        (`vllm_memprof/accounting/spare.py::serving_peak`).
+        (`vllm_memprof/accounting/budget/serving_peak.py::serving_peak`).
 
     To do:
         Give the KV cache the size that the finding names, where the release takes
@@ -93,7 +94,7 @@ def reserved_peak_beyond_device(context: RankContext) -> Iterator[Found]:
 @finding(
     "spare-small",
     severity=WARNING,
-    title=text("Little of the device is spare at the serving peak"),
+    title=text("Little headroom is left on the device at the serving peak"),
     needs=DEVICE_BUDGET,
 )
 def spare_small(context: RankContext) -> Iterator[Found]:
@@ -108,7 +109,7 @@ def spare_small(context: RankContext) -> Iterator[Found]:
         vLLM and vllm-ascend keep in the sizes that they suggest because profiling may underestimate
         memory outside torch. The quarter is a margin and no reading: engines that were driven to
         their limits held up to a fifth of the activation peak more than the profile run, which has
-        no attention over a KV cache (`vllm_memprof/accounting/spare.py::unprofiled`).
+        no attention over a KV cache (`vllm_memprof/accounting/budget/serving_peak.py::unprofiled`).
 
     To do:
         Give the KV cache the size that the finding names, or lower `--gpu-memory-utilization`.
@@ -137,7 +138,7 @@ def engine_suggestion_beyond_device(context: RankContext) -> Iterator[Found]:
 
     Computed:
         The suggested size less the KV cache that fits the device
-        (`vllm_memprof/accounting/suggestions.py::computed`).
+        (`vllm_memprof/accounting/budget/serving_peak.py::computed`).
 
     To do:
         Take the size that fits the device instead.

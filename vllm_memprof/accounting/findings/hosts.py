@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import WARNING, Context, Found, finding_of_run
-from vllm_memprof.accounting.readings import first_device_total
+from vllm_memprof.accounting.readings.startup import first_device_total
+from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.options import given_options
 from vllm_memprof.record.loader import Run
 from vllm_memprof.text import join, text
@@ -96,7 +97,7 @@ def _facts(run: Run) -> dict[str, str]:
     found = dict(sorted(run.versions.items()))
     given = {
         "model": info.model,
-        "engine": " ".join(part for part in (info.engine, info.engine_version) if part),
+        "engine": engine_name(info),
         "device": next(
             (each.identity.soc for each in run.processes if each.identity.soc), info.device
         ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.equations import divisor_of
+from vllm_memprof.accounting.budget.equations import divisor_of
+from vllm_memprof.accounting.budget.kv import ALLOCATED, is_hybrid, tokens_for_blocks
 from vllm_memprof.accounting.findings.advice import keep_apart
 from vllm_memprof.accounting.findings.needs import KV_ALLOCATED, NOTHING
 from vllm_memprof.accounting.findings.registry import (
@@ -16,7 +17,6 @@ from vllm_memprof.accounting.findings.registry import (
     finding,
     finding_of_run,
 )
-from vllm_memprof.accounting.kv import ALLOCATED, is_hybrid, tokens_for_blocks
 from vllm_memprof.text import join, text
 
 
@@ -75,7 +75,7 @@ def kv_allocation_off_plan(context: RankContext) -> Iterator[Found]:
     Computed:
         Growth of allocated memory in kv_cache_alloc less the planned bytes, where it is negative,
         or more than 1 % and the padding of a KV connector
-        (`vllm_memprof/accounting/kv.py::ALLOCATED`).
+        (`vllm_memprof/accounting/budget/kv.py::ALLOCATED`).
 
     To do:
         Report it with the run folder; until then give the KV cache a fixed size that leaves the

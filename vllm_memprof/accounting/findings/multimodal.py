@@ -40,7 +40,7 @@ def mm_profile_under(context: RankContext) -> Iterator[Found]:
         Tokens of the items that the encoder ran in one step, the step with most of them, beside
         items times tokens of the profiled batch; or the most that any passage of the encoder took
         beside what the profiled one took, where the allocator's peak rose in both
-        (`vllm_memprof/accounting/requests.py::mm_profile`). The bytes are the difference.
+        (`vllm_memprof/accounting/serving/requests.py::mm_profile`). The bytes are the difference.
 
     To do:
         Limit what one request may hold (`--limit-mm-per-prompt`, `--mm-processor-kwargs` with a
@@ -78,7 +78,7 @@ def mm_profile_over(context: RankContext) -> Iterator[Found]:
     Computed:
         Tokens of the items that the encoder ran in one step, the step with most of them, less than
         half of items times tokens of the profiled batch
-        (`vllm_memprof/accounting/requests.py::mm_profile`). The bytes are the most that the
+        (`vllm_memprof/accounting/serving/requests.py::mm_profile`). The bytes are the most that the
         profiled encoder took less the most that one took while serving, where the allocator's peak
         rose in both.
 
@@ -119,7 +119,7 @@ def merge_not_profiled(context: RankContext) -> Iterator[Found]:
         `embed_input_ids` was observed and not called with multimodal embeddings during the profile
         run, and was while serving. The bytes are those that the allocator handed out during the
         largest such call, whether or not they were freed within it
-        (`vllm_memprof/accounting/requests.py::mm_profile`).
+        (`vllm_memprof/accounting/serving/requests.py::mm_profile`).
 
     To do:
         Leave these bytes free: lower `--gpu-memory-utilization`, or smaller images.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.accounting.trend import TOO_SHORT
+from vllm_memprof.accounting.serving.trend import TOO_SHORT
 from vllm_memprof.text import Text, text
 
 
@@ -29,11 +30,11 @@ def _need(said: str, *conditions: Condition) -> Need:
     return Need(said, lacking)
 
 
-def _from_hooks(report: Report, rank: RankReport) -> bool:
-    return report.run.source != "log"
+def _recorded(report: Report, rank: RankReport) -> bool:
+    return not EVIDENCE[report.run.source].partial
 
 
-_HOOKS = text("a log does not tell"), _from_hooks
+_HOOKS = text("a log does not tell"), _recorded
 _NONE_GRANTED = text("no KV cache was granted")
 _GRANTED: Condition = (
     _NONE_GRANTED,
@@ -55,7 +56,14 @@ OOM_TOLD = _need(
     "the run was recorded by hooks, or the log holds the message",
     (
         text("a log need not hold the message"),
-        lambda report, rank: rank.oom is not None or _from_hooks(report, rank),
+        lambda report, rank: rank.oom is not None or _recorded(report, rank),
+    ),
+)
+CYCLES_TOLD = _need(
+    "the run was recorded by hooks, or the log prints its sleeps",
+    (
+        text("a log need not print its sleeps"),
+        lambda report, rank: rank.cycles or _recorded(report, rank),
     ),
 )
 GRANTED = _need("the KV cache that the engine granted is known", _GRANTED)

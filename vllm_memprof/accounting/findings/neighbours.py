@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.equations import divisor_of, form_of
+from vllm_memprof.accounting.budget.equations import divisor_of, form_of
+from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.findings.advice import keep_apart, make_up_for
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, finding
-from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES
-from vllm_memprof.accounting.readings import others_at_start, others_in
+from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES
+from vllm_memprof.accounting.readings.startup import others_at_start, others_in
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, MIB
@@ -49,7 +49,7 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
         - Of E2: what is used on the device beside torch's allocations, more than 16 GiB.
         - Later: the most that the driver's list showed in any phase, less what it showed first.
 
-        Sources: `vllm_memprof/accounting/readings.py::others_in`,
+        Sources: `vllm_memprof/accounting/readings/startup.py::others_in`,
         `vllm_ascend/worker/worker.py::NPUWorker.determine_available_memory` (vllm-ascend#7308).
 
     To do:
@@ -60,7 +60,25 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
     # a front end of the engine may hold a context of its own
     own = context.whole.pids.get(context.rank.host, frozenset())
     yield from _at_the_start(context.rank, own, context.ranks)
-    yield from _later(context.rank, own)
+    first = others_at_start(context.rank.phases, own)
+    if first is None:
+        return
+    held = [
+        (others, span.phase)
+        for span, edge in edges_of(context.rank.phases)
+        if (others := others_in(edge.snapshot, own)) is not None
+    ]
+    most, phase = max(held, key=lambda entry: entry[0])
+    if most - first >= NOTEWORTHY_BYTES:
+        evidence = text(
+            "other processes held {first:gib} GiB at the start and {most:gib} GiB in {phase} (the "
+            "driver's list of processes)",
+            first=first,
+            most=most,
+            phase=phase,
+        )
+        title = text("Another process took device memory while this one ran")
+        yield Found(evidence, most - first, title=title)
 
 
 def _at_the_start(
@@ -180,25 +198,3 @@ def _subtracted_as_cleared(rank: RankReport, parts: int) -> int | None:
         known = [size for size in terms if size is not None]
         together = sum(known) if len(known) == len(terms) else None
     return None if together is None else asked - int(together) - granted * parts
-
-
-def _later(rank: RankReport, own: frozenset[str]) -> Iterator[Found]:
-    first = others_at_start(rank.phases, own)
-    if first is None:
-        return
-    held = [
-        (others, span.phase)
-        for span, edge in edges_of(rank.phases)
-        if (others := others_in(edge.snapshot, own)) is not None
-    ]
-    most, phase = max(held, key=lambda entry: entry[0])
-    if most - first >= NOTEWORTHY_BYTES:
-        evidence = text(
-            "other processes held {first:gib} GiB at the start and {most:gib} GiB in {phase} (the "
-            "driver's list of processes)",
-            first=first,
-            most=most,
-            phase=phase,
-        )
-        title = text("Another process took device memory while this one ran")
-        yield Found(evidence, most - first, title=title)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.engine_options import share_of
+from vllm_memprof.accounting.budget.engine_options import share_of
 from vllm_memprof.accounting.findings.advice import device_total, leave_room
 from vllm_memprof.accounting.findings.needs import item_known
 from vllm_memprof.accounting.findings.registry import INFO, Found, RankContext, by_bytes, finding
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.accounting.quantities import HOW_TITLES
+from vllm_memprof.accounting.readings.quantities import HOW_TITLES
 from vllm_memprof.text import text
 
 
@@ -60,7 +60,7 @@ def uncharged_persistent_torch(context: RankContext) -> Iterator[Found]:
 
     Computed:
         Allocated before the profile run (its peak, right after the engine resets it) less weights
-        (`vllm_memprof/accounting/quantities.py::_persistent_torch`).
+        (`vllm_memprof/accounting/readings/quantities.py::QUANTITIES`).
 
     To do:
         Give the KV cache a fixed size that is smaller by as much, or lower the utilization.
@@ -83,7 +83,7 @@ def graph_not_charged(context: RankContext) -> Iterator[Found]:
 
     Computed:
         The engine's figure for its graph capture, less the estimate that its equation subtracts
-        (`vllm_memprof/accounting/quantities.py::_graph`).
+        (`vllm_memprof/accounting/readings/quantities.py::_graph`).
 
     To do:
         Give the KV cache a fixed size that is smaller by as much, capture fewer batch sizes
@@ -107,7 +107,7 @@ def non_torch_read_after_empty_cache(context: RankContext) -> Iterator[Found]:
 
     Computed:
         Non-torch memory before the last empty_cache of the profile run less the same after it, not
-        below zero (`vllm_memprof/accounting/quantities.py::_non_torch_cleared`).
+        below zero (`vllm_memprof/accounting/readings/quantities.py::_non_torch_cleared`).
 
     To do:
         Give the KV cache a fixed size that is smaller by as much, or lower the utilization.

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.engine_options import is_cuda
+from vllm_memprof.accounting.budget.engine_options import is_cuda
 from vllm_memprof.accounting.findings.needs import NOTHING, OOM_TOLD
-from vllm_memprof.accounting.findings.oom_words import (
-    gib_of,
-    merge_not_profiled,
-    room_for,
-    where,
-)
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
-    INFO,
     WARNING,
     WARNING_BYTES,
     Found,
@@ -23,7 +16,14 @@ from vllm_memprof.accounting.findings.registry import (
     known,
 )
 from vllm_memprof.accounting.model import Oom, RankReport
-from vllm_memprof.accounting.oom import HELD, kv_cache_state
+from vllm_memprof.accounting.oom.failed_allocation import (
+    HELD,
+    gib_of,
+    kv_cache_state,
+    merge_not_profiled,
+    where,
+)
+from vllm_memprof.accounting.oom.remedies import room_for
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus
 
@@ -76,8 +76,6 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
     oom = rank.oom
     if oom is None:
         return
-    missing = minus(oom.requested_bytes, oom.free_bytes)
-    missing = None if missing is not None and missing <= 0 else missing  # free, but in pieces
     kv_cache = kv_cache_state(rank, oom)
     sentences = [*where(oom), join(", ", _held(rank, oom))]
     if largest := _largest(rank, oom, kv_cache):
@@ -88,11 +86,8 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
     planned = next(
         (s.after for s in rank.phases if s.phase == "kv_cache_alloc" and s.error is None), None
     )
-    if planned is not None:
-        used = minus(oom.device_total_bytes, oom.free_bytes)
-        grown = minus(used, minus(planned.device_total_bytes, planned.device_free_bytes))
-        if grown:
-            sentences.append(text("taken since kv_cache_alloc: {size:gib4} GiB", size=grown))
+    if grown := oom.taken_since(planned):
+        sentences.append(text("taken since kv_cache_alloc: {size:gib4} GiB", size=grown))
     if oom.phase is None:
         last = _LAST_PHASE.get(oom.last_phase or "")
         sentences.append(
@@ -108,7 +103,7 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         else text("The device ran out of memory in {phase}", phase=oom.phase)
     )
     action = room_for(rank, oom, kv_cache)
-    yield Found(join("; ", [part for part in sentences if part]), missing, action, title)
+    yield Found(join("; ", [part for part in sentences if part]), oom.missing_bytes, action, title)
 
 
 def _held(rank: RankReport, oom: Oom) -> list[str]:
@@ -181,7 +176,7 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
 
     Meaning:
         The allocator had reserved memory that was not allocated, in pieces that did not fit the
-        request. Info where it would not have been enough even in one piece.
+        request. In one piece, with what was free, it would have been enough.
 
     Computed:
         Reserved less allocated at the OOM, 128 MiB or more, from the allocator's message; of its
@@ -196,9 +191,9 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
     if oom is None:
         return
     size, wanted = oom.fragmentation_bytes, oom.requested_bytes
-    if size is None or size < WARNING_BYTES:
-        return
     reserved, free = oom.reserved_bytes or 0, oom.free_bytes
+    if size is None or size < WARNING_BYTES or (wanted or 0) > size + (free or 0):
+        return
     held = reserved - size
     parts = [
         text("reserved {size:gib} GiB", size=reserved),
@@ -227,6 +222,4 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
                 freed=blocks.freed_bytes,
             )
         )
-    enough = wanted is None or size + (free or 0) >= wanted
-    severity = WARNING if enough else INFO
-    yield Found(join(", ", parts), size, action, severity=severity)
+    yield Found(join(", ", parts), size, action)

@@ -14,8 +14,8 @@ from vllm_memprof.accounting.findings.registry import (
     by_bytes,
     finding,
 )
-from vllm_memprof.accounting.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.owners.growth import Growth, growth_by_owner
 from vllm_memprof.record.spans import AFTER, edges_of, first_of, is_within
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, MIB
@@ -45,7 +45,7 @@ def allocation_outside_torch(context: RankContext) -> Iterator[Found]:
         Growth of the remainder `other` in a phase, less that of the phases inside it, or between
         two phases; 16 MiB or more, and still held at the last reading before the shutdown. `other`
         is what the process holds of the device less torch, operator workspace, ATB and
-        communicators (`vllm_memprof/accounting/device_memory.py::device_memory`).
+        communicators (`vllm_memprof/accounting/owners/device_memory.py::device_memory`).
 
     To do:
         Find the library by the phase that the evidence names. Leave room for it with a smaller KV
@@ -133,7 +133,7 @@ def communicator_buffers(context: RankContext) -> Iterator[Found]:
         - All communicators together hold 1 GiB or more: info.
 
         Sizes are those with which the communicator was created
-        (`vllm_memprof/accounting/communicators.py::communicators_of`).
+        (`vllm_memprof/accounting/owners/outside_torch.py::communicators_of`).
 
     To do:
         Leave the variable out, or set it to 200; larger transfers are then cut into pieces.

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.findings.advice import least_granted
 from vllm_memprof.accounting.findings.needs import Need
-from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import Finding, RankReport
 from vllm_memprof.record.loader import Identity, Run
 from vllm_memprof.text import Text, text

@@ -7,12 +7,11 @@ host memory that grows (vllm-ascend#5847).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from vllm_memprof.accounting.findings.needs import GROWTH_JUDGED
 from vllm_memprof.accounting.findings.registry import WARNING, Context, Found, finding_of_run
-from vllm_memprof.accounting.model import HostGrowth, OwnerGrowth
-from vllm_memprof.accounting.serving_growth import (
+from vllm_memprof.accounting.model import OwnerGrowth, RankReport
+from vllm_memprof.accounting.serving.growth import (
     ALLOCATED,
     CACHED,
     NON_TORCH,
@@ -21,7 +20,8 @@ from vllm_memprof.accounting.serving_growth import (
     process_title,
     traced,
 )
-from vllm_memprof.accounting.trend import GROWING
+from vllm_memprof.accounting.serving.trend import GROWING
+from vllm_memprof.record.loader import Identity
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_rate
 
@@ -44,9 +44,9 @@ def growth_while_serving(context: Context) -> Iterator[Found]:
         Of each owner the Theil-Sen slope over requests finished and over time, after the first
         tenth of the run, with an interval of 99.8 % that has to lie above 0; growth of 16 MiB or
         more that persists in the last third and the last fifth; or all of that in the second half
-        of the run alone (`vllm_memprof/accounting/trend.py`). 150 requests at least, or ten
+        of the run alone (`vllm_memprof/accounting/serving/trend.py`). 150 requests at least, or ten
         minutes where requests are unknown. The bytes are the growth over that window. Until the
-        device is full: what was spare at the serving peak, less what has grown, at this rate.
+        device is full: the headroom at the serving peak, less what has grown, at this rate.
         What the engine gave a fixed room (KV blocks, the encoder cache) is left out.
 
     To do:
@@ -55,63 +55,73 @@ def growth_while_serving(context: Context) -> Iterator[Found]:
     """
     for rank in context.ranks:
         for row in rank.growth:
-            if row.verdict != GROWING or row.bounded:
-                continue
-            told = [_evidence(owner_title(row.owner), row), *_until_full(row)]
-            action = _action(row)
-            site = None
-            if row.owner == ALLOCATED:
-                site = _most_grown(context, "device", rank.host, rank.pid)
-            if site is not None:
-                told.append(site.said)
-                action = site.action
-            evidence = join("; ", told)
-            title = text("Grows while the engine serves: {owner}", owner=owner_title(row.owner))
-            yield Found(evidence, row.grown_bytes, action, title, about=rank)
+            if row.verdict == GROWING and not row.bounded:
+                owner = owner_title(row.owner)
+                title = text("Grows while the engine serves: {owner}", owner=owner)
+                memory = "device" if row.owner == ALLOCATED else None
+                yield _found(context, memory, owner, row, _action(row), title, rank)
     by_pid = {(each.identity.host, each.identity.pid): each for each in context.run.processes}
     for host in host_growth(context.run):
         if host.growth.verdict == GROWING:
-            name = process_title(host)
+            name, about = process_title(host), by_pid[host.host, host.pid].identity
             title = text("Grows while the engine serves: host memory of {process}", process=name)
-            told, action = [_evidence(name, host.growth)], _host_action(host)
-            site = _most_grown(context, "host", host.host, host.pid)
-            if site is not None:
-                told.append(site.said)
-                action = site.action
-            yield Found(
-                join("; ", told),
-                host.growth.grown_bytes,
-                action,
-                title,
-                about=by_pid[host.host, host.pid].identity,
+            action = text("a heap profiler on process {pid} names what allocates it", pid=host.pid)
+            if "engine_core" in host.roles:
+                action = text(
+                    "--trace-allocations {requests} names the lines of Python code of the engine "
+                    "core whose objects stay",
+                    requests=200,
+                )
+            yield _found(context, "host", name, host.growth, action, title, about)
+
+
+def _found(
+    context: Context,
+    memory: str | None,
+    name: str,
+    row: OwnerGrowth,
+    action: Text,
+    title: Text,
+    about: RankReport | Identity,
+) -> Found:
+    """Return growth with the line of code that grew most, where memory of this kind was traced."""
+    told = [_evidence(name, row)]
+    if row.requests_until_full is not None and row.hours_until_full is not None:
+        told.append(
+            text(
+                "at this rate the device is full after {requests:,} more requests, {hours:,.1f} "
+                "hours at this load",
+                requests=int(row.requests_until_full),
+                hours=row.hours_until_full,
             )
-
-
-class _Site(NamedTuple):
-    said: Text
-    action: Text
-
-
-def _most_grown(context: Context, memory: str, host: str | None, pid: int | None) -> _Site | None:
-    """Return the line of code whose memory grew most while it was traced; None without one."""
+        )
+    elif row.hours_until_full is not None:
+        told.append(
+            text(
+                "at this rate the device is full after {hours:,.1f} more hours",
+                hours=row.hours_until_full,
+            )
+        )
     for process in traced(context.run):
-        if (process.memory, process.host, process.pid) != (memory, host, pid):
-            continue
         site = next(iter(process.sites), None)
+        if (process.memory, process.host, process.pid) != (memory, about.host, about.pid):
+            continue
         if site is not None and (site.grown_bytes or 0) > 0:
-            said = text(
-                "grew most while traced: {site}, {grown:mib} MiB in {requests:,} requests",
-                site=site.site,
-                grown=site.grown_bytes,
-                requests=process.requests - (process.half_requests or 0),
+            told.append(
+                text(
+                    "grew most while traced: {site}, {grown:mib} MiB in {requests:,} requests",
+                    site=site.site,
+                    grown=site.grown_bytes,
+                    requests=process.requests - (process.half_requests or 0),
+                )
             )
             action = text(
                 "what keeps a reference to what {site} makes? Its callers are in report.json, "
                 "allocations",
                 site=site.site,
             )
-            return _Site(said, action)
-    return None
+            break
+    return Found(join("; ", told), row.grown_bytes, action, title, about=about)
 
 
 def _evidence(name: str, row: OwnerGrowth) -> Text:
@@ -145,26 +155,6 @@ def _evidence(name: str, row: OwnerGrowth) -> Text:
     return join("; ", [grown, *parts])
 
 
-def _until_full(row: OwnerGrowth) -> list[Text]:
-    if row.requests_until_full is not None and row.hours_until_full is not None:
-        return [
-            text(
-                "at this rate the device is full after {requests:,} more requests, {hours:,.1f} "
-                "hours at this load",
-                requests=int(row.requests_until_full),
-                hours=row.hours_until_full,
-            )
-        ]
-    if row.hours_until_full is not None:
-        return [
-            text(
-                "at this rate the device is full after {hours:,.1f} more hours",
-                hours=row.hours_until_full,
-            )
-        ]
-    return []
-
-
 def _action(row: OwnerGrowth) -> Text:
     if row.owner == ALLOCATED:
         return text(
@@ -182,13 +172,3 @@ def _action(row: OwnerGrowth) -> Text:
             "memory outside torch, or another process on the device: npu-smi info lists those"
         )
     return text("memory outside torch, held by the runtime for this process")
-
-
-def _host_action(row: HostGrowth) -> Text:
-    if "engine_core" in row.roles:
-        return text(
-            "--trace-allocations {requests} names the lines of Python code of the engine core "
-            "whose objects stay",
-            requests=200,
-        )
-    return text("a heap profiler on process {pid} names what allocates it", pid=row.pid)

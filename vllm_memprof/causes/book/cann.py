@@ -14,6 +14,9 @@ _CODES = "hiascend.com: aclError"
 #: Codes of memory: rows above know them better.
 _MEMORY = r"EL0004|EI0007|EI0011|out of memory|alloc device memory failed|Alloc sq cq fail"
 
+#: How a code is printed.
+_CODE = r"(?:error ?(?:code)?(?: is|:)?|runtime result =|ret:|ret =) ?"
+
 ROWS = (
     Row(
         kind="not-memory-at-all",
@@ -28,7 +31,7 @@ ROWS = (
     Row(
         kind="not-memory-at-all",
         title=text("a kernel took too long on the device: a fault or an old driver, not memory"),
-        pattern=r"(?:error code(?: is|:)?|runtime result =|ret:) ?5070(?:12|14|17|28|34|46)"
+        pattern=_CODE + r"5070(?:12|14|17|28|34|46)"
         r"|[Aa]i(?:core|cpu|vector|vec|v)?.{0,20}(?:execution times out|timeout)|aicore timeout"
         r"|[Ss]tream sync(?:hronize)? timeout",
         unless=_MEMORY,
@@ -41,7 +44,7 @@ ROWS = (
     Row(
         kind="not-memory-at-all",
         title=text("a kernel of the AI CPU failed: the driver and CANN do not fit together"),
-        pattern=r"(?:error code(?: is|:)?|runtime result =|ret:) ?5070(?:18|19|20)|errcode:11\d{3}"
+        pattern=_CODE + r"5070(?:18|19|20)|errcode:11\d{3}"
         r"|aicpu exception|AICPU Kernel task happen error|E39999|E30008",
         unless=_MEMORY,
         example="E39999: an exception occurred during AICPU execution, errcode:21008, "
@@ -53,7 +56,7 @@ ROWS = (
     Row(
         kind="not-memory-at-all",
         title=text("a kernel faulted on the device: an address or value that it cannot take"),
-        pattern=r"(?:error code(?: is|:)?|runtime result =|ret:) ?5070(?:15|16|35|36|11|27|13|57)"
+        pattern=_CODE + r"5070(?:15|16|35|36|11|27|13|57)"
         r"|aicore exception|vector core exception|MTE.{0,30}(?:fault|rror)|DDR address of the MTE"
         r"|sdma copy error|[Aa]icore error|EZ9903|EI0012|mte error|errcode.{0,8}address",
         unless=_MEMORY + "|npu_format_cast",
@@ -77,7 +80,7 @@ ROWS = (
     Row(
         kind="not-memory-at-all",
         title=text("the device or its driver stopped answering"),
-        pattern=r"(?:error code(?: is|:)?|runtime result =|ret:) ?507(?:000|001|010|033|89\d|90\d)"
+        pattern=_CODE + r"507(?:000|001|010|033|89\d|90\d)"
         r"|ts lost heartbeat|[Dd]evice.{0,20}(?:heartbeat|offline|lost)|fell off the bus"
         r"|GPU is lost"
         r"|hdc disconnect|drv internal error",

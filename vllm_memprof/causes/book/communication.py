@@ -75,7 +75,8 @@ ROWS = (
         title=text("ranks did not reach each other in time"),
         pattern=r"EI0006|Getting socket times out|wait socket establish timeout|EI0015"
         r"|LINK_ERROR_INFO|[Tt]ransport init error|EI0009|EI0010|create Dest error|EI0002"
-        r"|Notify register waits? (?:for|timeout)|EI0013|EI0018|error cqe|CQE error",
+        r"|Notify register waits? (?:for|timeout)|EI0013|EI0018|error cqe|CQE error"
+        r"|hccl fftsplus task timeout|stuck notify|Hccl\w*TimeoutError",
         unless=r"resource\[qp\]|EL0004|EI0007|Alloc sq cq fail",
         example="EI0006: [PID: 7] Getting socket times out. Reason: Remote Rank did not send the "
         "data in time.",
@@ -106,7 +107,8 @@ ROWS = (
         pattern=r"ncclRemoteError|ncclSystemError|ncclInternalError|ncclInvalidUsage"
         r"|Watchdog caught collective operation timeout|NCCL error(?: in)?:"
         r"|unhandled system error|ncclUnhandledCudaError"
-        r"|ProcessGroup(?:NCCL|HCCL).{0,120}(?:timeout|timed out)",
+        r"|ProcessGroup(?:NCCL|HCCL).{0,120}(?:timeout|timed out)"
+        r"|HCCL watchdog thread terminated",
         unless=r"out of memory|No space left|/dev/shm",
         example="torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:1, remote "
         "process "
@@ -117,7 +119,9 @@ ROWS = (
     Row(
         kind="not-memory-at-all",
         title=text("a collective operation of HCCL failed"),
-        pattern=r"H(?:CCL|ccl) function error|OPS function error: Hccl|hcclCommInit\w+.{0,60}error",
+        pattern=r"H(?:CCL|ccl) function error|OPS function error: Hccl"
+        r"|[Hh]cclCommInit\w+.{0,60}error"
+        r"|DIST call hccl api failed",
         unless=r"out of memory|EL0004|EI00|Alloc sq cq fail|2070\d\d",
         example="RuntimeError: HCCL function error: HcclGetRootInfo(&hcclID), error code is 7",
         cures=(c.FIRST_RANK, c.LINK, c.HCCL_PORT),
@@ -143,7 +147,8 @@ ROWS = (
         title=text("a rank was lost: another failed before it, or the network did"),
         pattern=r"Connection closed by peer|Connection reset by peer|Broken pipe"
         r"|remote process exit"
-        r"|RPC call to \w+ timed out|Timed? ?out waiting for (?:engine|worker|core)",
+        r"|RPC call to \w+ timed out|Timed? ?out waiting for (?:engine|worker|core)"
+        r"|ActorDiedError|RayActorError|main process disappeared|exit code: -15\b",
         example="RuntimeError: [gloo/transport/tcp/pair.cc:544] Connection closed by peer",
         unless=r"out of memory|EL0004|EI0007|20700\d",
         cures=(c.FIRST_RANK, c.NETWORK),

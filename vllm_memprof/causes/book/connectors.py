@@ -28,11 +28,24 @@ ROWS = (
     ),
     Row(
         kind="connector",
+        title=text("the code of a KV connector met what it does not handle"),
+        pattern=r"File \"[^\"\n]*(?:nixl|mooncake|lmcache|p2p_nccl|ascend_store|llmdatadist)"
+        r"[^\"\n]*\", line \d+, in \w+\n(?:.*\n){0,2}?.{0,160}?(?:Assertion|Runtime|Value|Key|Type)"
+        r"Error\b",
+        unless="out of memory|EL0004",
+        example='  File "/opt/nixl_connector.py", line 7, in add_remote_agent\n    assert a == b\n'
+        "AssertionError",
+        cures=(c.CONNECTOR_SET,),
+        source="vllm#23086",
+    ),
+    Row(
+        kind="connector",
         title=text("the KV transfer between servers failed"),
         pattern=r"(?:[Mm]ooncake|[Nn]ixl|NIXL|KVTransfer|kv_transfer|TransferEngine|AscendStore"
         r"|LLMDataDist|llm_datadist).{0,160}(?:[Ff]ail|rror|refused|timed? ?out)"
         r"|Failed to (?:transfer|pull|load|send) (?:the )?(?:KV|kv)|KV transfer.{0,60}fail"
-        r"|Failed to connect to (?:metadata|master) server",
+        r"|Failed to connect to (?:metadata|master) server|KVTransferError"
+        r"|(?:Decode|Prefill) (?:transfer|bootstrap) failed|Failed to connect to segment",
         unless=r"out of memory|No module named|cannot import name|GLIBC|cannot open shared",
         example="ERROR mooncake_connector.py] Mooncake transfer engine initialization failed.",
         cures=(c.CONNECTOR_SET, c.NETWORK),
@@ -41,14 +54,23 @@ ROWS = (
     Row(
         kind="host-memory",
         title=text("pinned host memory of this size is refused"),
-        pattern=r"register ptr failed|cudaHostRegister.{0,60}(?:fail|rror)|aclrtHostRegister.{0,60}"
-        r"(?:fail|rror)|cudaHostAlloc.{0,60}(?:fail|out of memory)|cudaMallocHost.{0,40}fail"
-        r"|(?:aclrtMallocHost|MallocHostWithCfg|rtMallocHost|halHostRegister|HostRegister)\w*"
-        r".{0,120}(?:fail|20\d{4}|rror)|(?i:pinned|pin) memory.{0,40}(?:fail|could not)",
+        pattern=r"register ptr failed",
         unless=r"mooncake|Mooncake",
         example="RuntimeError: register ptr failed",
         cures=(c.LMCACHE_SIZE, c.MEMLOCK, c.HOST_FEWER),
         source="LMCache-Ascend#242",
+    ),
+    Row(
+        kind="host-memory",
+        title=text("pinned host memory of this size is refused"),
+        pattern=r"cudaHostRegister.{0,60}(?:fail|rror)|aclrtHostRegister.{0,60}"
+        r"(?:fail|rror)|cudaHostAlloc.{0,60}(?:fail|out of memory)|cudaMallocHost.{0,40}fail"
+        r"|(?:aclrtMallocHost|MallocHostWithCfg|rtMallocHost|halHostRegister|HostRegister)\w*"
+        r".{0,120}(?:fail|20\d{4}|rror)|(?i:pinned|pin) memory.{0,40}(?:fail|could not)",
+        unless=r"mooncake|Mooncake",
+        example="NPU function error: aclrtMallocHostWithCfg, error code is 207001",
+        cures=(c.MEMLOCK, c.HOST_FEWER),
+        source="docs.docker.com: --ulimit memlock",
     ),
     Row(
         kind="host-memory",

@@ -23,7 +23,9 @@ REFUSED = (
     r"|CUDNN_STATUS_ALLOC_FAILED|Triton Error \[CUDA\]: out of memory|EL0004|EL0005"
     r"|alloc device memory failed|error code(?: is|:) ?2070(?:01|18)|NPUWorkspaceAllocator tried"
     r"|Call rtMalloc fail|resource\[DeviceMemory\]|resource DeviceMemory|EI0011"
-    r"|hipErrorOutOfMemory)"
+    r"|hipErrorOutOfMemory|HSA_STATUS_ERROR_OUT_OF_RESOURCES|halMemAlloc failed"
+    r"|[Mm]alloc device memory|(?:DevMemAlloc|MallocPhysical|aclrtMalloc\b)\w*.{0,80}"
+    r"(?:fail|20700[1-9])|ret(?: is|=) ?207001|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"
 )
 #: Torch's message with its figures, of either form.
 FIGURES = (
@@ -64,7 +66,7 @@ ROWS = (
     Row(
         kind="engine-bug",
         title=text("a size was computed wrongly: no device has so much memory"),
-        pattern=r"ried to allocate (?:more than 1EB|\d{5,}(?:\.\d+)? GiB|[\d.]+ [PE]iB)",
+        pattern=r"ried to allocate (?:more than 1EB|\d{4,}(?:\.\d+)? GiB|[\d.]+ [TPE]iB)",
         example="NPU out of memory. Tried to allocate more than 1EB memory",
         cures=(c.ENGINE_FIX,),
     ),
@@ -113,6 +115,15 @@ ROWS = (
     ),
     _refused(
         kind="format-conversion",
+        title=text("a weight is converted to another layout, which needs a second copy of it"),
+        beside=r"(?:process_weights_after_loading|in load_model\b)[\s\S]{1,4000}npu_format_cast",
+        example="in process_weights_after_loading\n    torch_npu.npu_format_cast(weight, 29)\n"
+        + _NPU_OOM,
+        cures=(c.TENSOR, c.TENSOR_SGLANG, c.QUANTIZED),
+        source="vllm_ascend/utils.py::maybe_trans_nz",
+    ),
+    _refused(
+        kind="format-conversion",
         title=text("a tensor is converted to another layout, which needs a second copy of it"),
         beside=r"npu_format_cast|_convert_torch_format|FRACTAL_NZ.{0,40}fail",
         example="    tensor = torch_npu.npu_format_cast(tensor, 29)\n" + _NPU_OOM,
@@ -122,7 +133,8 @@ ROWS = (
     _refused(
         kind="prompt-logprobs",
         title=text("logits of every token of a prompt were kept for prompt_logprobs"),
-        beside=r"prompt_logprobs|in compute_logprobs|log_softmax\(logits, dim=-1",
+        beside=r"_get_prompt_logprobs|prompt_logprobs=[1-9]|in compute_logprobs"
+        r"|log_softmax\(logits, dim=-1",
         unless=r"_dummy_sampler_run|dummy requests",
         example="    prompt_logprobs_dict = self._get_prompt_logprobs_dict(\n" + _CUDA_OOM,
         cures=(c.NO_LOGPROBS, c.BATCHED, c.SHARE_DOWN),
@@ -141,7 +153,7 @@ ROWS = (
     _refused(
         kind="sleep-wake",
         title=text("what was given back for sleep could not be taken again at wake-up"),
-        beside=r"wake_up|wakeup|resume_memory_occupation|cumem_allocator|camem|cumem\.py",
+        beside=r"wake_?up|resume_memory_occupation|cumem_allocator|camem|cumem\.py",
         example='  File "worker.py", line 9, in wake_up\n' + _NPU_OOM,
         cures=(c.SLEEP_DEVICE, c.SHARE_DOWN, c.STATIC_DOWN),
     ),
@@ -185,6 +197,7 @@ ROWS = (
         title=text("the encoder of images or videos needs more than was left"),
         beside=r"_execute_mm_encoder|embed_multimodal|get_multimodal_embeddings|get_image_feature"
         r"|_process_(?:image|video)_input|in _gather_mm|multi-modal embeddings in the worst case"
+        r"|in split_qkv|self\.visual|siglip|intern_?vit|vision\w*\.py|pixel_values"
         r"|_merge_multimodal|general_mm_embed|VisionTransformer|vision_tower|profile_multimodal",
         example='  File "gpu_model_runner.py", line 1, in _execute_mm_encoder\n' + _CUDA_OOM,
         cures=(c.MM_LIMIT, c.MM_PIXELS, c.SHARE_DOWN, c.STATIC_DOWN),
@@ -220,6 +233,17 @@ ROWS = (
         "of the memory reserved for KV Cache is 40.00GiB.\n" + _CUDA_OOM,
         cures=(c.SHARE_DOWN,),
         source="vllm#22624",
+    ),
+    _refused(
+        kind="profile-too-small",
+        title=text("the KV cache has a size that was given, and the device has less"),
+        beside=r"kv[-_]cache[-_]memory[-_]bytes'?(?:=|: | )\d[\s\S]{0,20000}"
+        r"(?:_allocate_kv_cache|in initialize_from_config|in initialize_kv_cache)",
+        unless="sglang",
+        example="non-default args: {'kv_cache_memory_bytes': 107374182400}\n"
+        '  File "gpu_model_runner.py", line 1, in _allocate_kv_cache_tensors\n' + _NPU_OOM,
+        cures=(c.KV_BYTES, c.FREE_DEVICE),
+        source="vllm/config/cache.py::CacheConfig.kv_cache_memory_bytes",
     ),
     _refused(
         kind="profile-too-small",

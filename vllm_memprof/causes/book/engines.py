@@ -12,12 +12,64 @@ _LENGTHS = {
     "--context-length": v.longest,
 }
 
+_FREE_AT_START = (
+    r"Free memory on device.{0,16}\((?P<free>[\d.]+) ?/ ?(?P<total>[\d.]+) GiB\) on startup is less"
+)
+
 ROWS = (
+    Row(
+        kind="not-returned-after-kill",
+        title=text("a start before this one did not end: its processes still use the device"),
+        pattern=_FREE_AT_START + r"|Error in memory profiling\.",
+        beside=r"\[\[after a start that did not end\]\]",
+        unless="wake_up",
+        example="INFO Starting vLLM API server on http://0.0.0.0:8000\nINFO Initializing a V1 LLM "
+        "engine\nValueError: Free memory on device (8.0/64.0 GiB) on startup is less than desired "
+        "GPU memory utilization (0.9, 57.6 GiB).",
+        cures=(c.KILL_LEFT, c.FREE_DEVICE, c.SHARE_DOWN),
+        values={"--gpu-memory-utilization": v.share_of_free},
+        certain=False,
+        source="vllm/v1/worker/utils.py::request_memory",
+    ),
+    Row(
+        kind="static-share",
+        title=text("the share asks for more than an empty device has free"),
+        pattern=_FREE_AT_START,
+        holds=v.is_empty,
+        example="ValueError: Free memory on device (60.61/60.96 GiB) on startup is less than "
+        "desired GPU memory utilization (0.995, 60.65 GiB).",
+        cures=(c.SHARE_DOWN,),
+        values={"--gpu-memory-utilization": v.share_of_free},
+        source="vllm/v1/worker/utils.py::request_memory",
+    ),
+    Row(
+        kind="not-returned-after-kill",
+        title=text("no process is shown that holds what is in use: one was killed, or is not seen"),
+        pattern=_FREE_AT_START,
+        beside=r"No running processes found|defunct|<zombie>|no such process",
+        example="ValueError: Free memory on device (8.0/64.0 GiB) on startup is less than desired "
+        "GPU memory utilization (0.9, 57.6 GiB).\n| No running processes found in NPU 0 |",
+        cures=(c.KILL_LEFT, c.NOT_RETURNED),
+        certain=False,
+        source="vllm#42017",
+    ),
+    Row(
+        kind="not-returned-after-kill",
+        title=text("as much is in use as this engine asks for: most often the server before it"),
+        pattern=_FREE_AT_START + r"\s+than desired GPU memory utilization \([\d.]+,"
+        r" (?P<asked>[\d.]+) GiB",
+        holds=v.another_engine,
+        unless="wake_up",
+        example="ValueError: Free memory on device (3.0/64.0 GiB) on startup is less than desired "
+        "GPU memory utilization (0.9, 57.6 GiB).",
+        cures=(c.KILL_LEFT, c.FREE_DEVICE, c.NOT_RETURNED),
+        certain=False,
+        source="vllm#42017",
+    ),
     Row(
         kind="neighbour",
         title=text("less of the device is free at the start than the engine's share asks for"),
-        pattern=r"Free memory on device.{0,16}\((?P<free>[\d.]+) ?/ ?(?P<total>[\d.]+) GiB\) on"
-        r" startup is less",
+        pattern=_FREE_AT_START,
         unless=r"wake_up|\b(?:orphan|zombie|defunct|left over|leftover)\b",
         example="ValueError: Free memory on device (8.0/64.0 GiB) on startup is less than desired "
         "GPU memory utilization (0.9, 57.6 GiB).",
@@ -83,7 +135,30 @@ ROWS = (
     Row(
         kind="negative-kv",
         title=text("the static share holds the weights and no KV pool"),
+        pattern=r"profiled value -\d",
+        example="[2026-01-01 00:00:00 TP0] max_total_tokens=1000 is larger than the profiled value "
+        "-561981. Use the profiled value instead.",
+        cures=(c.STATIC_UP, c.TENSOR_SGLANG, c.QUANTIZED),
+        rank=SYMPTOM,
+        quiet=True,
+        source="sglang/srt/model_executor/model_runner.py::init_memory_pool",
+    ),
+    Row(
+        kind="negative-kv",
+        title=text("the KV pool's size came out negative: the weights take the whole share"),
+        pattern=r"Trying to create tensor with negative dimension",
+        beside=r"memory_pool|mem_pool|init_memory|profiled value|sglang|kv_cache|KV [Cc]ache"
+        r"|negative dimension -\d{4,}",
+        example="RuntimeError: Trying to create tensor with negative dimension -561980: [-561980]",
+        cures=(c.STATIC_UP, c.SHARE_UP, c.TENSOR_SGLANG, c.QUANTIZED),
+        rank=SYMPTOM,
+        certain=False,
+    ),
+    Row(
+        kind="negative-kv",
+        title=text("the static share holds the weights and no KV pool"),
         pattern=r"Not enough memory[.;].{0,40}(?:increase|mem-fraction-static)"
+        r"|Loaded weights leave no GPU memory|Raise --mem-fraction-static above"
         r"|increase --mem-fraction-static|max_total_num_tokens=(?:-\d|0\b)",
         example="RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
         cures=(c.STATIC_UP, c.TENSOR_SGLANG, c.QUANTIZED),
@@ -93,7 +168,8 @@ ROWS = (
     Row(
         kind="static-share",
         title=text("the KV pool ran full while decoding and nothing could be moved out"),
-        pattern=r"(?:Decode|Prefill) out of memory\. Try to lower|KV cache pool is full\. Retract"
+        pattern=r"(?:Decode|Prefill) out of memory\. Try to lower|alloc_\w+ runs out of"
+        r" memory|KV cache pool is full\. Retract"
         r"|token_to_kv_pool.{0,40}out of memory",
         example="RuntimeError: Decode out of memory. Try to lower your batch size.",
         cures=(c.MAX_RUNNING, c.STATIC_UP, c.CONTEXT_LEN),
@@ -109,12 +185,22 @@ ROWS = (
     ),
     Row(
         kind="graph-streams",
+        title=text("graph capture needs more events than the device has"),
+        pattern=r"Insufficient_Event_Resources|EL0008|Create capture event failed|runtime result = "
+        r"207007|error code(?: is|:) ?207007|no event resource",
+        example="Insufficient_Event_Resources(EL0008): The event resources are insufficient.\n"
+        "        Create capture event failed, error=117571609.",
+        cures=(c.CAPTURE_SIZES, c.EAGER, c.GRAPH_BS, c.NO_GRAPH, c.DRIVER),
+        source="vllm-ascend#12989; hiascend.com: aclrtCreateEvent",
+    ),
+    Row(
+        kind="graph-streams",
         title=text("graph capture needs more streams or events than the device has"),
         pattern=r"Alloc sq cq fail|SqCqManage|New capture stream failed"
         r"|Create capture stream failed"
-        r"|CaptureBegin.{0,80}20700[578]|Insufficient_(?:Event|Stream|Notify)_Resources|EL0008"
-        r"|runtime result = 20700[5789]|error code(?: is|:) ?20700[5789]|no stream resource"
-        r"|no event resource|driver error:resource alloc fail|stream resources? (?:is|are) not eno",
+        r"|CaptureBegin.{0,80}20700[578]|Insufficient_(?:Stream|Notify)_Resources"
+        r"|runtime result = 20700[589]|error code(?: is|:) ?20700[589]|no stream resource"
+        r"|driver error:resource alloc fail|stream resources? (?:is|are) not eno",
         unless=r"EI0006|EI0015|resource\[qp\]|MallocHost",
         example="[Error]: Failed to apply for memory.\n        [SqCqManage]Alloc sq cq fail, "
         "stream_id=1984",
@@ -131,6 +217,18 @@ ROWS = (
         cures=(c.FULL_GRAPH, c.CAPTURE_SIZES, c.EAGER, c.DRIVER),
         rank=SYMPTOM,
         source="vllm_ascend/worker/model_runner_v1.py::capture_model",
+    ),
+    Row(
+        kind="graph-streams",
+        title=text("an event of the device failed or could not be had"),
+        pattern=r"current working event is 0x",
+        unless=r"EI00|507[0-8]\d\d|out of memory|EL0004",
+        example="RuntimeError: The Inner error is reported as above. The process exits for this "
+        "inner error, and the current working event is 0xfffe941edf00.",
+        cures=(c.EAGER, c.CAPTURE_SIZES, c.GRAPH_BS, c.DRIVER),
+        rank=SYMPTOM,
+        certain=False,
+        source="vllm-ascend#12989",
     ),
     Row(
         kind="sleep-wake",
@@ -155,6 +253,24 @@ ROWS = (
         certain=False,
         rank=SYMPTOM,
         source="NVIDIA-NeMo/RL#2619",
+    ),
+    Row(
+        kind="sleep-wake",
+        title=text("more memory is in use after a sleep than before it"),
+        pattern=r"Memory usage increased after sleeping",
+        example="AssertionError: Memory usage increased after sleeping.",
+        cures=(c.SLEEP_DEVICE, c.SLEEP_OFF),
+        source="vllm/v1/worker/gpu_worker.py::Worker.sleep",
+    ),
+    Row(
+        kind="sleep-wake",
+        title=text("sleep mode and growing segments exclude each other"),
+        pattern=r"[Ee]xpandable segments are not compatible with memory pool|sleep mode.{0,80}"
+        r"expandable_segments",
+        example="AssertionError: Expandable segments are not compatible with memory pool.",
+        cures=(c.NOT_EXPANDABLE, c.SLEEP_OFF),
+        memory=False,
+        source="pytorch#147851",
     ),
     Row(
         kind="multimodal",
@@ -182,6 +298,8 @@ ROWS = (
         kind="not-memory-at-all",
         title=text("a kernel reads or writes where it may not: a fault, not a lack of memory"),
         pattern=r"illegal memory access|cudaErrorIllegalAddress|misaligned address"
+        r"|Memory access fault by GPU|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|NOT_SUPP)"
+        r"|CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)"
         r"|device-side assert triggered|unspecified launch failure|an illegal instruction was",
         unless=r"out of memory\. Tried",
         example="Exception: Capture cuda graph failed: Triton Error [CUDA]: an illegal memory "
@@ -196,7 +314,9 @@ ROWS = (
         r"|(?:ValueError|AssertionError|NotImplementedError): .{0,100}(?:is not supported|not yet"
         r" supported|must be divisible|not divisible|does not support|is incompatible|unsupported"
         r"|is only"
-        r" supported on)"
+        r" supported on|only supported (?:on|for|with)|is smaller than max_model_len|only supports)"
+        r"|dtype not implemented for|Ray does not allocate any"
+        r"|RuntimeError: \w+ only supports "
         r"|User-specified max_model_len",
         example="ValueError: Total number of attention heads (28) must be divisible by tensor "
         "parallel size (8).",
@@ -211,7 +331,12 @@ ROWS = (
         r"|size mismatch for|checkpoint .{0,40}(?:corrupt|missing)|HeaderTooLarge|InvalidHeader"
         r"|MetadataIncompleteBuffer|SafetensorError|No safetensors|Cannot find any model weights"
         r"|is not a (?:local folder|valid model identifier)|Repository Not Found|gated repo"
-        r"|RepositoryNotFound|LocalEntryNotFound|couldn't connect to 'https://huggingface",
+        r"|RepositoryNotFound|LocalEntryNotFound|couldn't connect to 'https://huggingface"
+        r"|does not appear to have a file named|HFValidationError|Repo id must|HTTPSConnectionPool"
+        r"\(host='[\w.-]*(?:huggingface|hf-mirror|modelscope)|No tokenizer file"
+        r"|Error in inspecting model arch|enforce fail at inline_container|Can't load (?:the )?"
+        r"(?:config|tokenizer|image processor)|Incorrect path_or_model_id|invalid load key"
+        r"|weight_scale|weight_offset|Error while deserializing",
         example="ValueError: Model architectures ['NewForCausalLM'] are not supported for now.",
         cures=(c.MODEL_FILES, c.VERSIONS),
     ),
@@ -228,12 +353,44 @@ ROWS = (
     Row(
         kind="not-memory-at-all",
         title=text("the engine's code met what it does not handle; it is no lack of memory"),
-        pattern=r"Attempted to assign \d+ multimodal tokens|(?:AttributeError|TypeError|KeyError"
+        pattern=r"Attempted to assign \d+ multimodal tokens|prompt updates? corresponding to"
+        r"|(?:AttributeError|TypeError|KeyError"
         r"|IndexError|NameError|UnboundLocalError"
         r"|NotImplementedError|ZeroDivisionError|RecursionError): ",
         unless=r"out of memory|EL0004|EI00|2070\d\d|5070\d\d|5610\d\d",
         example="AttributeError: 'NPUModelRunner' object has no attribute 'drafter'",
         cures=(c.ENGINE_FIX, c.VERSIONS),
         rank=WRAPPER,
+    ),
+    Row(
+        kind="engine-bug",
+        title=text("the engine's own count of its KV pool does not add up"),
+        pattern=r"(?:pool|allocator)\w* memory leak detected|pool memory leak",
+        example="ValueError: token_to_kv_pool_allocator memory leak detected! available_size=100",
+        cures=(c.ENGINE_FIX,),
+        source="sglang/srt/managers/scheduler.py::check_memory",
+    ),
+    Row(
+        kind="not-memory-at-all",
+        title=text("a step took longer than the engine's watchdog waits"),
+        pattern=r"[Ww]atchdog timeout|watchdog_last_forward|Scheduler watchdog|shm_broadcast.{0,80}"
+        r"TimeoutError|sample_tokens timed out|execute_model timed out",
+        example="[2026-01-01 00:00:00 TP0] Watchdog timeout (self.watchdog_last_forward_ct=12)",
+        unless=r"out of memory|EL0004|EI00|5070\d\d|illegal memory",
+        cures=(c.FIRST_RANK, c.NO_GRAPH_TEST),
+        rank=SYMPTOM,
+        certain=False,
+    ),
+    Row(
+        kind="not-memory-at-all",
+        title=text("tensors do not fit each other: a fault of the code or of the model's files"),
+        pattern=r"RuntimeError: (?:shape '\[|Sizes of tensors must match|The size of tensor \w+ \("
+        r"|expected (?:mat1|scalar|m1)|mat1 and mat2|Expected (?:all tensors|tensor|size)|Tensors"
+        r" must|start \(|The expanded size|Given groups|weight should|index \d+ is out of|The shape"
+        r" of|\w+ must have the same dtype|invalid shape|output with shape)",
+        example="RuntimeError: The size of tensor a (10) must match the size of tensor b (11)",
+        unless=r"out of memory\. Tried|EL0004",
+        cures=(c.ENGINE_FIX, c.MODEL_FILES),
+        rank=SYMPTOM,
     ),
 )

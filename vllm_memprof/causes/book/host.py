@@ -11,7 +11,8 @@ ROWS = (
         kind="host-memory",
         title=text("the host's kernel killed a process because host memory ran out"),
         pattern=r"Out of memory: Kill(?:ed)? process|oom-kill(?:er)?\b|OOMKilled|oom_reaper"
-        r"|Memory cgroup out of memory|invoked oom-killer|A worker was killed by the OOM",
+        r"|Memory cgroup out of memory|invoked oom-killer|A worker was killed by the OOM"
+        r"|oom_kill event|OOM[- ]Killed",
         example="kernel: Out of memory: Killed process 4711 (VLLM::EngineCor) total-vm:1000kB",
         cures=(c.HOST_MORE, c.HOST_FEWER),
         quiet=True,
@@ -99,10 +100,11 @@ ROWS = (
     ),
     Row(
         kind="not-memory-at-all",
-        title=text("too many open files"),
-        pattern=r"Too many open files|\[Errno 24\]",
+        title=text("a limit of the host on open files or processes is reached"),
+        pattern=r"Too many open files|\[Errno 24\]|can't start new thread|pthread_create failed"
+        r"|fork: (?:retry: )?Resource temporarily unavailable|\[Errno 11\] Resource temp",
         example="OSError: [Errno 24] Too many open files",
-        cures=(c.ARGUMENTS,),
+        cures=(c.LIMITS,),
     ),
     Row(
         kind="not-memory-at-all",
@@ -117,15 +119,28 @@ ROWS = (
     Row(
         kind="host-memory",
         title=text("a process was killed from outside, most often because host memory ran out"),
-        pattern=r"^\s*(?:\S{0,60}line \d+: +\d+ )?Killed\b|exit(?:ed with)? code(?: is)?:? ?(?:-9"
+        pattern=r"^\s*(?:\S{0,60}line \d+: +\d+ )?Killed\b"
+        r"|[Ee]xit(?:ed with)? (?:code|status)(?: is)?:? ?(?:-9"
         r"|137)"
         r"\b|signal(?:ed)? ?:? ?(?:9|SIGKILL)\b|exitcode:? ?-9|died with.{0,40}Signals\.SIGKILL"
-        r"|\+?\d+ Killed +(?:python|vllm|sglang)",
+        r"|\+?\d+ Killed +(?:python|vllm|sglang)|Failed core proc\(s\): \{[^}]{0,200}: -9\b",
         example="INFO GPU KV cache size: 300,000 tokens\nKilled",
         cures=(c.HOST_MORE, c.HOST_FEWER),
         certain=False,
         rank=SYMPTOM,
         quiet=True,
+    ),
+    Row(
+        kind="host-memory",
+        title=text("a worker of Ray ended without a word, most often because host memory ran out"),
+        pattern=r"Worker unexpectedly exits with a connection error"
+        r"|killed by SIGKILL by OOM killer",
+        example="Worker exit detail: Worker unexpectedly exits with a connection error code 2.",
+        cures=(c.HOST_MORE, c.HOST_FEWER, c.FIRST_RANK),
+        certain=False,
+        rank=WRAPPER,
+        quiet=True,
+        source="docs.ray.io: Out-Of-Memory Prevention",
     ),
     Row(
         kind="host-memory",
@@ -142,10 +157,22 @@ ROWS = (
         source="LMCache#949",
     ),
     Row(
+        kind="host-memory",
+        title=text("a tensor on the host could not be written: its pinned memory was refused"),
+        pattern=r"Segfault encountered(?:.*\n){1,40}?.*(?:fill_kernel"
+        r"|fill_non_native_type|copy_kernel)",
+        example='!!!!!!! Segfault encountered !!!!!!!\n  File "<unknown>", line 0, in fill_kernel',
+        cures=(c.MEMLOCK, c.HOST_MORE),
+        certain=False,
+        rank=SYMPTOM,
+        source="torch_npu 2.10: a refused pinned tensor is handed out as a null pointer",
+    ),
+    Row(
         kind="not-memory-at-all",
         title=text("a process crashed in native code"),
-        pattern=r"Segmentation fault|SIGSEGV|Signals\.SIGSEGV|exit(?:ed with)? code:? ?(?:-11"
-        r"|139)\b"
+        pattern=r"Segmentation fault|SIGSEGV|Signals\.SIGSEGV|[Ee]xit(?:ed with)?"
+        r" (?:code|status):? ?(?:-11"
+        r"|139)\b|Failed core proc\(s\): \{[^}]{0,200}: -11\b"
         r"|SIGABRT|Fatal Python error|free\(\): invalid|double free|corrupted (?:size"
         r"|double-linked)",
         unless=r"bad_alloc|out of memory|Bus error",

@@ -22,9 +22,10 @@ ROWS = (
         kind="not-memory-at-all",
         title=text("this chip or release has no such operator"),
         pattern=r"aclnn\w+(?:GetWorkspaceSize)? (?:or aclnn\w+ )?(?:not in|is not in|not found in)"
-        r" lib|has no attribute 'npu_|Could not run '[\w:]+' with arguments from the '(?:NPU|Priv)"
+        r" lib|has no attribute 'npu_|Could not run '[\w:]+' with arguments from the '"
         r"|_OpNamespace' '\w+' object has no attribute|AclNN_\w+.{0,40}not support"
-        r"|operator \S+ (?:does not exist|is not implemented)|no kernel image is available",
+        r"|operator \S+ (?:does not exist|is not implemented)|no kernel image is available"
+        r"|device kernel image is invalid|\w+Operation setup failed",
         example="RuntimeError: aclnnMoeInitRoutingV3 or aclnnMoeInitRoutingV3GetWorkspaceSize not "
         "in libopapi.so, or libopapi.sonot found.",
         cures=(c.OPERATORS, c.VERSIONS),
@@ -82,7 +83,8 @@ ROWS = (
         title=text("the devices that are asked for are not there"),
         pattern=r"invalid device ordinal|No CUDA GPUs are available|no CUDA-capable device"
         r"|error code(?: is|:) ?(?:107001|207004)|Invalid device ID|CUDA-capable device\(s\) is/are"
-        r" busy|Failed to infer device type|device id.{0,40}(?:invalid|out of range)|No NPU"
+        r" busy|CUDA-capable devices are busy|did you call init\?|cudaGetDeviceCount\(\)"
+        r"|Failed to infer device type|device id.{0,40}(?:invalid|out of range)|No NPU"
         r"|Device string must not be empty",
         example="RuntimeError: CUDA error: invalid device ordinal",
         cures=(c.DEVICES, c.DEVICES_CUDA, c.DRIVER),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vllm_memprof.cli.runs import Run, find_run
 from vllm_memprof.cli.show import (
     DRAWN,
     Lang,
@@ -29,17 +32,12 @@ if TYPE_CHECKING:
 FORMATS = (*DRAWN, "json", "github")
 #: Exit status of a run that is over its budget.
 OVER_BUDGET = 1
+#: What stands in the place of a budget file where limits are options alone.
+_OPTIONS = "options of check"
 
 
 def check(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="The run: a folder, a report.json, or a log; of several hosts a folder that holds "
-            "their run folders, or a quoted glob.",
-        ),
-    ],
+    run: Run = None,
     budget: Annotated[
         Path | None,
         typer.Option("--budget", metavar="FILE", help="The budget file (TOML); see docs/ci.md."),
@@ -106,8 +104,9 @@ def check(
             "loosen limits (--update-baseline).",
         ),
     ] = False,
+    **limits: str | None,
 ) -> None:
-    """Check a run against the limits of a budget file; list each failure with its margin and rank.
+    """Check a run against limits, of options or a budget file; list each with its margin and rank.
 
     A limit on a figure that was not measured fails, and so does a run that did not end with status
     ok. A baseline must have the same model, engine and version, device, number of ranks, and the
@@ -120,19 +119,22 @@ def check(
 
     check_format(format_name, output, lang=lang, formats=FORMATS)
     room = _margin(margin)
+    typed = {name: value for name, value in limits.items() if value is not None}
     if init:
         others = {"--budget": budget, "--baseline": baseline, "--junit": junit}
-        _refuse({**others, "--update-baseline": update}, "--init")
-        _propose(read_report(run), room, output, force)
+        options = {f"--{name.replace('_', '-')}": value for name, value in typed.items()}
+        _refuse({**others, **options, "--update-baseline": update}, "--init")
+        _propose(read_report(find_run(run)), room, output, force)
         return
-    if budget is None:
+    if budget is None and (update or baseline is not None or not typed):
         raise UsageError(
-            "--budget FILE is missing",
-            hint=f"memprof check {run} --init -o budget.toml proposes one",
+            "no limit is given",
+            hint=f"--min-kv-cache 40GiB, or --budget FILE: memprof check {run or 'RUN'} --init -o "
+            "budget.toml proposes one",
         )
     _refuse({} if update else {"--margin": margin}, "a check without --init or --update-baseline")
-    text, limits = _read_budget(budget, baseline)
-    report = read_report(run)
+    text, held_to = _read_budget(budget, baseline, typed)
+    report = read_report(find_run(run))
     before = None if baseline is None else read_report(baseline)
     if before is not None and not force:
         from vllm_memprof.check.baseline import differences
@@ -142,10 +144,11 @@ def check(
             hint = "a baseline of the same set-up, or --force to compare all the same"
             what = f"the baseline cannot be compared with the run:\n  {reasons}"
             raise UsageError(what, hint=hint)
-    result = check_report(report, limits, before)
+    result = check_report(report, held_to, before)
     if update and not result.outcomes[0].ok:  # a failed run changes nothing
         result.notes.append(f"{budget} is left as it is: the run did not end well")
     elif update:
+        assert budget is not None
         from vllm_memprof.check.budget_file import parse_budget
         from vllm_memprof.check.ratchet import tighten_budget
 
@@ -157,13 +160,15 @@ def check(
         else:
             result.notes.append(f"{budget} is left as it is: no limit to tighten")
     if junit is not None:
-        from vllm_memprof.report.check_junit import render_check_junit
+        from vllm_memprof.check.junit import render_check_junit
 
         write_out(render_check_junit(result), junit)
     if format_name == "github":
         _write_for_github(result, output, budget)
     else:
-        write_result(result, format_name, output, lang)
+        from vllm_memprof.check.document import check_document
+
+        write_result(result, check_document, format_name, output, lang)
     if not result.ok:
         raise typer.Exit(OVER_BUDGET)
 
@@ -212,10 +217,21 @@ def _propose(report: Report, margin: Margin, output: Path | None, force: bool) -
     typer.echo(f"memprof: wrote {output}", err=True)
 
 
-def _read_budget(path: Path, baseline: str | None) -> tuple[str, BudgetFile]:
-    """Return the text of a budget file and its limits, which need a baseline or have none."""
-    from vllm_memprof.check.budget_file import parse_budget
+def _read_budget(
+    path: Path | None, baseline: str | None, typed: dict[str, str]
+) -> tuple[str, BudgetFile]:
+    """Return the text of a budget file and its limits, which need a baseline or have none.
 
+    Args:
+        path: of the file.
+        baseline: the run of ``--baseline``.
+        typed: limits of options, which take the place of those of the file.
+    """
+    from vllm_memprof.check.budget_file import BudgetFile, parse_budget, parse_option
+
+    given = [parse_option(name, value) for name, value in typed.items()]
+    if path is None:
+        return "", BudgetFile(_OPTIONS, given)
     try:
         text = path.read_bytes().decode()
     except OSError as exc:
@@ -230,7 +246,8 @@ def _read_budget(path: Path, baseline: str | None) -> tuple[str, BudgetFile]:
         raise UsageError(f"[regression] of {path} needs a baseline", hint=hint)
     if baseline is not None and not limits.needs_baseline:
         raise UsageError(f"--baseline is given, and {path} has no limit in [regression]")
-    return text, limits
+    kept = [limit for limit in limits.limits if limit.key.name not in typed]
+    return text, replace(limits, limits=[*kept, *given])
 
 
 def _replace(path: Path, text: str) -> None:
@@ -246,10 +263,12 @@ def _replace(path: Path, text: str) -> None:
     path.chmod(mode)
 
 
-def _write_for_github(result: CheckResult, output: Path | None, budget: Path) -> None:
+def _write_for_github(result: CheckResult, output: Path | None, budget: Path | None) -> None:
     """Write annotations, which name a file from the root of the repository, and a job summary."""
-    from vllm_memprof.report.check_github import render_check_github
+    from vllm_memprof.check.document import check_document
+    from vllm_memprof.check.github import render_check_github
 
+    budget = budget or Path(_OPTIONS)
     root = os.environ.get("GITHUB_WORKSPACE")
     if root and budget.resolve().is_relative_to(Path(root).resolve()):
         budget = budget.resolve().relative_to(Path(root).resolve())
@@ -257,10 +276,31 @@ def _write_for_github(result: CheckResult, output: Path | None, budget: Path) ->
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
             with open(summary, "a", encoding="utf-8") as stream:
-                stream.write(draw(result, "markdown"))
+                stream.write(draw(partial(check_document, result), "markdown"))
         except OSError as exc:
             what = f"cannot write the job summary {summary}: {exc.strerror or exc}"
             raise MemprofError(what) from exc
 
 
-app = command_app(check)
+def _limit_options() -> dict[str, Any]:
+    """Return an option, with its default, for each key of ``[budget]``."""
+    from vllm_memprof.check.limits import BUDGET, FIGURES, KEYS, TOKENS
+
+    return {
+        key.name: (
+            Annotated[
+                str | None,
+                typer.Option(
+                    f"--{key.name.replace('_', '-')}",
+                    metavar="N" if FIGURES[key.figure].unit == TOKENS else "SIZE",
+                    help=f"{key.sense.capitalize()} this much: {FIGURES[key.figure].title}.",
+                ),
+            ],
+            None,
+        )
+        for key in KEYS
+        if key.table == BUDGET
+    }
+
+
+app = command_app(check, _limit_options())

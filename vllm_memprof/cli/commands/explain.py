@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import Lang, Output, check_format, command_app, draw, render, write_out
+from vllm_memprof.cli.show import (
+    Full,
+    Lang,
+    List,
+    Output,
+    SectionNames,
+    check_format,
+    command_app,
+    draw,
+    render,
+    section_names,
+    shown,
+    write_out,
+)
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.sources import chosen, numbered
 
@@ -25,22 +39,24 @@ def explain(
         str,
         typer.Option("--format", metavar="F", help="table, markdown, html, json, csv."),
     ] = "table",
+    full: Full = False,
+    section: SectionNames = None,
+    names: List = False,
     lang: Lang = "en",
     output: Output = None,
 ) -> None:
-    """Print the report of every engine start in a log, from its text alone.
+    """Print what a log of an engine tells: what failed and why, or what fits; from its text alone.
 
     Reads logs of vLLM and vLLM-Ascend of any version, of SGLang, out-of-memory messages of torch
-    and torch_npu, and npu-smi tables, packed with gzip or not, as printed or as pasted into an
-    issue. A figure that a log does not print stays unknown, and each is exact to its last printed
-    digit only.
+    and torch_npu, and npu-smi tables, as printed or as pasted into an issue; plain or packed with
+    gzip, bzip2, xz, zstandard or zip. Each file of an archive is a log. A figure that a log does
+    not print stays unknown, and each is exact to its last printed digit only.
 
     Keys, tokens and passwords in the log are replaced by *** before it is read.
 
-    Several starts are several reports, behind a table that compares them; with --format json, an
-    array of them; with html or csv, one file. LOG#2 is the second start of a log alone. Markdown
-    stays below 60 kB and names the starts that it leaves out. There is no --format trace, because a
-    log has no times.
+    Of several starts, the first screen has a table, and the last of them; --full has them all, json
+    is an array of them, html and csv are one file. LOG#2 is the second start of a log alone. There
+    is no --format trace, because a log has no times.
 
     A log of a start or server that failed is answered with the cause, also where it has no figure:
     what failed first, the line that tells, and what to change.
@@ -57,7 +73,14 @@ def explain(
     reports = read_reports(logs)
     texts: Iterable[str]
     to_file = output is not None
-    if format_name == "html":
+    drawn = format_name in ("table", "markdown") and not full
+    if names:
+        texts = [section_names(reports[-1])]
+    elif drawn:
+        where = " ".join("standard input" if name == "-" else name for name in logs)
+        found = shown(reports, where, names=section)
+        texts = ["\n".join(draw(each, format_name, to_file, lang) for each in found)]
+    elif format_name == "html":
         from vllm_memprof.report.html import render_html
 
         texts = [render_html(*reports, lang=lang)]
@@ -75,9 +98,9 @@ def explain(
             array = ",\n".join(content.rstrip("\n") for content in texts)
             texts = [f"[\n{array}\n]\n"]
         elif len(reports) > 1:
-            from vllm_memprof.report.documents.starts import Starts
+            from vllm_memprof.report.sections.starts import starts_document
 
-            table = draw(Starts(reports), format_name, to_file, lang)
+            table = draw(partial(starts_document, reports), format_name, to_file, lang)
             texts = ["\n".join([table, *texts])]
     write_out(texts, output)
 

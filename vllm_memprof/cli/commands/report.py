@@ -6,18 +6,35 @@ from typing import Annotated
 
 import typer
 
-from vllm_memprof.cli.show import Lang, Output, check_format, command_app, pieces, write_out
+from vllm_memprof.cli import complete
+from vllm_memprof.cli.runs import find_run
+from vllm_memprof.cli.show import (
+    Full,
+    Lang,
+    List,
+    Output,
+    SectionNames,
+    check_format,
+    command_app,
+    pieces,
+    section_names,
+    shown,
+    write_out,
+)
 from vllm_memprof.sources import build_runs
 
 
 def report(
     runs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="The folder of a run; those of a deployment, a folder that holds them, or a glob.",
+            help="A run folder, or a part of its name in reports/; those of a deployment, a folder "
+            "that contains them, or a quoted glob. Default: the newest run in reports/.",
+            autocompletion=complete.runs,
+            show_default=False,
         ),
-    ],
+    ] = None,
     deployment: Annotated[
         str | None,
         typer.Option(
@@ -28,10 +45,16 @@ def report(
         str,
         typer.Option("--format", metavar="F", help="table, markdown, html, json, csv, trace."),
     ] = "table",
+    full: Full = False,
+    section: SectionNames = None,
+    names: List = False,
     lang: Lang = "en",
     output: Output = None,
 ) -> None:
     """Print the report of a recorded run, or one report of the runs of a deployment.
+
+    The first screen has the answer: what fits, what failed, where the memory is, what to do. --full
+    has every section, --section NAME one of them.
 
     A deployment on several hosts leaves a run folder per host. Their clocks are brought onto that
     of the first host, and a host whose folder is missing or cannot be read is named.
@@ -41,8 +64,13 @@ def report(
     process per rank.
     """
     check_format(format_name, output, lang=lang)
-    found = build_runs(runs, deployment)
-    write_out(pieces(found, format_name, output is not None, lang), output)
+    folders = runs if runs and len(runs) > 1 else [find_run(runs[0] if runs else None)]
+    found = build_runs(folders, deployment)
+    if names:
+        write_out(section_names(found), output)
+        return
+    screen = shown([found], " ".join(folders), full, section)
+    write_out(pieces(found, format_name, output is not None, lang, screen), output)
 
 
 app = command_app(report)

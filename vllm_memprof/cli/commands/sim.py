@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vllm_memprof.cli import complete
+from vllm_memprof.cli.help import HelpCommand, HelpGroup
 from vllm_memprof.units import format_gib
 
 if TYPE_CHECKING:
@@ -19,9 +21,15 @@ if TYPE_CHECKING:
 #: Ten megabytes and more: the lines of a log that explain why a step takes its time.
 _LARGE_DOWNLOAD = re.compile(r"^Downloading .*\((\d{2,}(\.\d+)? MB|.* GB)\)")
 
-Stack = Annotated[str | None, typer.Option("--stack", help="Engine stack; default: the newest.")]
+Stack = Annotated[
+    str | None,
+    typer.Option(
+        "--stack", help="Engine stack; default: the newest.", autocompletion=complete.stacks
+    ),
+]
 
 app = typer.Typer(
+    cls=HelpGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -29,7 +37,7 @@ app = typer.Typer(
 )
 
 
-@app.command("setup")
+@app.command("setup", cls=HelpCommand)
 def setup(
     stack: Stack = None,
     prefix: Annotated[
@@ -74,7 +82,7 @@ def setup(
         typer.echo(f"{name} {'added' if name in added else 'is there'}")
 
 
-@app.command("list")
+@app.command("list", cls=HelpCommand)
 def list_() -> None:
     """Show stacks, device profiles and model presets."""
     from rich.console import Console
@@ -110,7 +118,7 @@ def list_() -> None:
         console.print(f"Warm processes for plans: {pids} (`memprof sim stop` ends them)")
 
 
-@app.command("stop")
+@app.command("stop", cls=HelpCommand)
 def stop() -> None:
     """End the warm processes: they have imported the engine, and fork for each plan.
 
@@ -127,7 +135,7 @@ def stop() -> None:
         typer.echo("no warm process is running")
 
 
-@app.command("calibrate")
+@app.command("calibrate", cls=HelpCommand)
 def calibrate(
     run_dir: Annotated[
         Path,
@@ -175,7 +183,7 @@ def calibrate(
         typer.echo(line)
 
 
-@app.command("selftest")
+@app.command("selftest", cls=HelpCommand)
 def selftest(
     stack: Stack = None,
     model: Annotated[

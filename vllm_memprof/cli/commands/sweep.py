@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_memprof.cli import plans as shared
-from vllm_memprof.cli import run as engine
-from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
-from vllm_memprof.cli.commands.plan import require_plan
-from vllm_memprof.cli.fit import NoCache
+from vllm_memprof.cli import run
+from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.plans import check_setup
-from vllm_memprof.cli.show import Lang, check_format, command_app, write_result
+from vllm_memprof.cli.show import command_app, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 
@@ -41,7 +39,7 @@ class SweepCommand(EngineCommand):
 
 def sweep(
     ctx: typer.Context,
-    model: engine.Model,
+    model: run.Model,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,26 +73,16 @@ def sweep(
             show_default="auto",
         ),
     ] = None,
-    engine_name: engine.Engine = "vllm",
-    device: engine.Device = "auto",
     format_name: Annotated[
         str,
         typer.Option(
             "--format", metavar="F", help="What is printed: table, markdown, json or csv."
         ),
     ] = "table",
-    lang: Lang = "en",
-    quiet: engine.Quiet = False,
-    startup_timeout: engine.Timeout = engine.DEFAULT_TIMEOUT_S,
-    python: engine.Python = None,
-    stack: engine.Stack = None,
-    ranks: Annotated[
-        str, typer.Option("--ranks", metavar="R", help="Ranks to run, as for memprof plan.")
-    ] = "auto",
-    until: Annotated[
-        str, typer.Option("--until", metavar="U", help="Where to stop, as for memprof plan.")
-    ] = "kv",
-    no_cache: NoCache = False,
+    ranks: shared.Ranks = "auto",
+    until: shared.Until = "kv",
+    no_cache: shared.NoCache = False,
+    **shared_options: object,
 ) -> None:
     """Plan every combination of some options' values, and show the plans side by side.
 
@@ -108,32 +96,18 @@ def sweep(
     argument. 130: Ctrl-C.
     """
     from vllm_memprof.api import make_sweep
-    from vllm_memprof.engines import engine_row
-    from vllm_memprof.engines.base import refuse
-    from vllm_memprof.launch.request import UNTIL
+    from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
     from vllm_memprof.plans.on_ray import require_ray, run_on_ray
     from vllm_memprof.plans.pool import default_jobs, run_here
-    from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.runner import PlanRunner
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over
     from vllm_memprof.redact import redact_command
-    from vllm_memprof.report.results import render_sweep_csv
 
-    check_format(format_name, lang=lang, formats=FORMATS)
     if jobs is not None and jobs < 1:
         raise UsageError("--jobs must be at least 1")
-    require_plan(engine_name)
-    refuse(engine_row(engine_name), f"--ranks {ranks}")
-    refuse(engine_row(engine_name), f"--until {until}")
-    if until not in UNTIL:
-        raise UsageError(f"--until {until!r} is not known", hint=f"one of {', '.join(UNTIL)}")
+    plan = shared.requested_plan(ctx, FORMATS)
     knobs = parse_over(over or [])
-    own = {
-        "engine": engine_name, "device": device, "stack": stack, "python": python, "ranks": ranks,
-        "until": until,
-    }  # fmt: skip
-    plan = Plan.asked(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
     folder = (default_folder(plan, knobs) if output is None else output.expanduser()).absolute()
     job = SweepJob(plan, knobs, redact_command(["memprof", *sys.argv[1:]]))
     if ray is None:
@@ -150,12 +124,13 @@ def sweep(
         return run_here(tasks, watcher, jobs or default_jobs([task.plan for task in tasks]))
 
     store = None if no_cache else Store()
+    lang, quiet = ctx.params["lang"], ctx.params["quiet"]
     with shared.progress(len(job.plans), quiet, "; the same command continues") as shown:
         found, written = make_sweep(job, PlanRunner(folder, shown, store, pool), lang)
     if format_name == "csv":
         sys.stdout.write(render_sweep_csv(found))
     else:
-        write_result(found, format_name, lang=lang)
+        write_result(found, sweep_document, format_name, lang=lang)
     print(
         f"memprof: {', '.join(written)} and the plans are in {from_here(folder)}", file=sys.stderr
     )
@@ -163,4 +138,4 @@ def sweep(
         raise typer.Exit(NONE_STARTED)
 
 
-app = command_app(sweep, cls=SweepCommand, epilog=engine.EPILOG)
+app = command_app(sweep, run.PLANS, cls=SweepCommand, epilog=run.EPILOG)

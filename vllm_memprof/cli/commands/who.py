@@ -77,6 +77,7 @@ def who(
     Exit status 0: shown, or the memory is free. 1: the driver's list cannot be read. 2: a wrong
     argument, or more than a device has. 124: --timeout passed before. 130: Ctrl-C.
     """
+    from vllm_memprof.holders.document import waiting_lines, who_document
     from vllm_memprof.holders.look import look
     from vllm_memprof.holders.processes import run_parents
     from vllm_memprof.holders.wait import wait_until_free
@@ -97,7 +98,6 @@ def who(
 
     def say(who: Who) -> None:
         """Print what is waited for when it differs from what was printed last."""
-        from vllm_memprof.report.documents.who import waiting_lines
         from vllm_memprof.report.language import language
 
         lines = [language(lang)(line) for line in waiting_lines(who, wanted or 0)]
@@ -107,7 +107,7 @@ def who(
         said[:] = lines
 
     found = looked() if wanted is None else wait_until_free(looked, wanted, limit_s, say)
-    write_result(found, chosen, lang=lang)
+    write_result(found, who_document, chosen, lang=lang)
     if found.wait is not None and not found.wait.met:
         raise typer.Exit(TIMED_OUT)
 

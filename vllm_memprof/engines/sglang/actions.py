@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
+from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture import device_thread, empty_cache, identity, tracing
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
 from vllm_memprof.capture.hook import (
@@ -30,6 +31,7 @@ from vllm_memprof.capture.hook import (
 )
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
 from vllm_memprof.engines.sglang.kept import kept
+from vllm_memprof.record.schema import KV_PLAN
 
 _GIB = 1 << 30
 #: Where a process of SGLang keeps its set-up. (0.5.23)
@@ -73,22 +75,12 @@ def leave_scheduler(recorder: Recorder, call: Call) -> None:
 
 
 def become_detokenizer(recorder: Recorder, call: Call) -> None:
-    recorder.roles.add("detokenizer")
-    recorder.emit("identity", role=recorder.role, roles=sorted(recorder.roles))
-
-
-def announce_server(recorder: Recorder, call: Call) -> None:
-    """Announce the server once its own first request was answered."""
-    if call.error is None:
-        recorder.roles.add("api")
-        recorder.emit("ready", what="server")
-        recorder.hooks.self_check(END)
+    identity.tell_role(recorder, "detokenizer")
 
 
 def enter_launch(recorder: Recorder, call: Call) -> None:
     """Say who the process is that starts the others, so that its death is told apart."""
-    recorder.roles.add("api")
-    recorder.emit("identity", role=recorder.role, roles=sorted(recorder.roles))
+    identity.tell_role(recorder, "api")
     device_thread.start(recorder)
 
 
@@ -125,56 +117,44 @@ def leave_distributed(recorder: Recorder, call: Call) -> None:
 
 
 def _identify(recorder: Recorder, runner: Any) -> None:
-    if recorder.notes.label is not None:
-        return
-    known = _identity(recorder, runner)
-    recorder.notes.label, kept(recorder).rank = str(known["label"]), _int(known["rank"])
-    recorder.emit("identity", **known)
-    recorder.hooks.observe_oom()
-    recorder.hooks.self_check(DEVICE_READY)
-
-
-def _identity(recorder: Recorder, runner: Any) -> dict[str, object]:
-    """Return the keys of an identity event.
+    """Say who the process is, once.
 
     Args:
         recorder: of this process.
         runner: the model runner, which older releases keep the ranks in; None: the context of the
             process has them.
     """
+    if recorder.notes.label is not None:
+        return
     parallel, device = _context("get_parallel") or runner, _context("get_device") or runner
     index = _int(_get(device, "gpu_id"))
-    recorder.probe.device = index
     tp, pp, dp = (_int(_get(parallel, f"{name}_rank")) for name in ("tp", "pp", "dp"))
     tp_size, pp_size, ep_size = (
         _int(_get(parallel, f"{name}_size")) or 1 for name in ("tp", "pp", "moe_ep")
     )
-    backend = recorder.probe.backend
-    return {
-        "role": recorder.role,
-        "roles": sorted(recorder.roles),
-        "rank": None if tp is None else (pp or 0) * tp_size + tp,
-        "local_rank": index,
-        "dp_rank": dp,
-        "pp_rank": pp,
-        "tp_rank": tp,
-        "ep_rank": _int(_get(parallel, "moe_ep_rank")) if ep_size > 1 else None,
-        "device_index": index,
-        "label": identity.label(dp, pp if pp_size > 1 else None, None, tp),
-        "soc": None if backend is None or index is None else backend.device_name(index),
-        "world_size": tp_size * pp_size,
-    }
+    rank = kept(recorder).rank = None if tp is None else (pp or 0) * tp_size + tp
+    identity.tell(
+        recorder,
+        index,
+        identity.label(dp, pp if pp_size > 1 else None, None, tp),
+        tp_size * pp_size,
+        rank=rank,
+        local_rank=index,
+        dp_rank=dp,
+        pp_rank=pp,
+        tp_rank=tp,
+        ep_rank=_int(_get(parallel, "moe_ep_rank")) if ep_size > 1 else None,
+    )
+    recorder.hooks.observe_oom()
+    recorder.hooks.self_check(DEVICE_READY)
 
 
 # --- phases of a start-up -------------------------------------------------------------------------
 
 
 def begin_device_init(recorder: Recorder, call: Call) -> None:
-    """Open the phase without a reading: the process has not chosen its device."""
-    if not recorder.is_open("device_init") and recorder.notes.label is None:
-        call.token = recorder.begin(
-            "device_init", call.hook.id, unread="the worker has not chosen its device yet"
-        )
+    if recorder.notes.label is None:
+        shared.begin_device_init(recorder, call)
 
 
 def begin_load(recorder: Recorder, call: Call) -> None:
@@ -322,6 +302,7 @@ def _plan(
     }
     profiled = recorder.figures.get("profiled_bytes")
     return {
+        **dict.fromkeys(KV_PLAN),
         "blocks": tokens // page,
         "block_size": page,
         "tokens": tokens,
@@ -331,20 +312,15 @@ def _plan(
         "planned_bytes": [tokens * cell] * ranks,
         "bytes_per_token": cell,
         "groups": [group],
-        "gpu_memory_utilization": None,
         "num_gpu_blocks_override": (
             None if recorder.figures.get("limited_tokens") is None else tokens // page
         ),
-        "fitting_blocks": None,
         "group_count": 1,
         "tokens_rule": "blocks",
         "context_parallel": 1,
-        "max_num_batched_tokens": None,
-        "mamba_cache_mode": None,
         "kv_transfer": False,
         "shared_backing": False,
         "divisor_bytes": [None] * ranks,
-        "layer_bytes": None,
         "padding_bytes": page * cell,
     }
 
@@ -398,10 +374,8 @@ def begin_online(recorder: Recorder, call: Call) -> None:
             detail[name] = value
         elif isinstance(value, (list, tuple)):
             detail[name] = [str(each) for each in value]
-    phase = call.hook.phase
-    assert phase is not None
-    if recorder.probe.is_ready() and not recorder.is_open(phase):
-        call.token = recorder.begin(phase, call.hook.id, detail)
+    if recorder.probe.is_ready():
+        begin_phase(recorder, call, detail)
 
 
 def leave_online(recorder: Recorder, call: Call) -> None:

@@ -10,28 +10,26 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from vllm_memprof.engines.offline import add_arguments, run_all
-from vllm_memprof.engines.vllm.prompts import PromptError, Request, load_requests
-from vllm_memprof.engines.vllm.rank_choice import RankError
+from vllm_memprof.engines.offline import add_arguments, driver_parser, run_all, run_driver
+from vllm_memprof.engines.vllm.prompts import Request, load_requests
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one mode; returns the exit status."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    cut = given.index("--") if "--" in given else len(given)
-    own, engine_args = given[:cut], given[cut + 1 :]
-    options = _parser().parse_args(own)
-    try:
-        if options.mode == "plan":
-            return run_plan(options, engine_args)
-        return run_offline(options, engine_args)
-    except (PromptError, RankError) as error:  # a wrong argument of the driver itself
-        print(f"memprof {options.mode}: error: {error}", file=sys.stderr)
-        return 2
+    parser, modes = driver_parser(
+        "vllm_memprof.engines.sglang.driver", "SGLang's",
+        plan="stop when the KV cache is there", offline="generate for some prompts",
+    )  # fmt: skip
+    modes["plan"].add_argument(
+        "--ranks", choices=("auto", "all"), default="all", help="every rank is run: both are one"
+    )
+    modes["plan"].add_argument("--devices", type=int, help="devices of the simulated machine")
+    add_arguments(modes["offline"])
+    return run_driver(parser, {"plan": run_plan, "offline": run_offline}, argv)
 
 
 def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
@@ -55,7 +53,8 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     sampling = {"temperature": 0.0, "max_new_tokens": options.max_tokens}
 
     def generate(batch: Sequence[Request]) -> list[tuple[int, int]]:
-        return [_tokens(output) for output in _generate(engine, batch, sampling)]
+        said = (output["meta_info"] for output in _generate(engine, batch, sampling))
+        return [(int(each["prompt_tokens"]), int(each["completion_tokens"])) for each in said]
 
     try:
         run_all(generate, requests, options, skip)
@@ -71,12 +70,6 @@ def _server_args(model: str, engine_args: list[str]) -> Any:
 
     load_plugins()  # before the arguments are made, as SGLang's own server does
     return prepare_server_args(["--model-path", model, *engine_args])
-
-
-def _tokens(output: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the prompt's and the output's tokens, as the engine counts them."""
-    said = output["meta_info"]
-    return int(said["prompt_tokens"]), int(said["completion_tokens"])
 
 
 def _generate(engine: Any, requests: Sequence[Request], sampling: dict[str, Any]) -> list[Any]:
@@ -110,47 +103,23 @@ def _generate(engine: Any, requests: Sequence[Request], sampling: dict[str, Any]
 
 def _chat(engine: Any, messages: list[Any]) -> tuple[str, list[str]]:
     """Return a chat as the model's template has it, and its images in their order."""
-    manager = engine.tokenizer_manager
-    images = [
-        part["image_url"]["url"]
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-        if isinstance(part, dict) and "image_url" in part
-    ]
-    shown = [
-        {
-            **message,
-            "content": [
-                ({"type": "image"} if isinstance(part, dict) and "image_url" in part else part)
-                for part in message["content"]
-            ],
-        }
+    images: list[str] = []
+
+    def shown(part: Any) -> Any:
+        if not isinstance(part, dict) or "image_url" not in part:
+            return part
+        images.append(part["image_url"]["url"])
+        return {"type": "image"}
+
+    chat = [
+        {**message, "content": [shown(part) for part in message["content"]]}
         if isinstance(message.get("content"), list)
         else message
         for message in messages
     ]
-    text = manager.tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
+    tokenizer = engine.tokenizer_manager.tokenizer
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     return str(text), images
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m vllm_memprof.engines.sglang.driver",
-        description="Run the engine without a server. Arguments after -- are SGLang's.",
-        allow_abbrev=False,
-    )
-    modes = parser.add_subparsers(dest="mode", required=True)
-    plan = modes.add_parser("plan", help="stop when the KV cache is there", allow_abbrev=False)
-    offline = modes.add_parser("offline", help="generate for some prompts", allow_abbrev=False)
-    plan.add_argument(
-        "--ranks", choices=("auto", "all"), default="all", help="every rank is run: both are one"
-    )
-    plan.add_argument("--devices", type=int, help="devices of the simulated machine")
-    for mode in (plan, offline):
-        mode.add_argument("--model", required=True, help="model folder or hub name")
-    add_arguments(offline)
-    return parser
 
 
 if __name__ == "__main__":

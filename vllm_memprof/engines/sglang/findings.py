@@ -21,6 +21,10 @@ from vllm_memprof.units import MIB, minus
 #: Bytes of one place in the request-to-token pool.
 #: (sglang/srt/mem_cache/memory_pool.py::ReqToTokenPool, int32)
 _PLACE_BYTES = 4
+#: What pools may take beyond their sizing, as a part of it: spare rows of each.
+_FRACTION = 20
+#: Tokens of a page of DeepSeek-V4's pools, a multiple of 128 by an assertion of SGLang.
+_DSV4_PAGE = 256
 
 
 @finding(
@@ -87,8 +91,8 @@ def request_pool_not_subtracted(context: RankContext) -> Iterator[Found]:
     Computed:
         Free after the weights were loaded, less free after the KV pools, less the printed pools of
         keys and values; each is rounded to 0.01 GiB
-        (`vllm_memprof/accounting/quantities.py::_request_pools`). Beside it, requests x context
-        length x 4 bytes, as the log prints them.
+        (`vllm_memprof/accounting/readings/quantities.py::_request_pools`). Beside it, requests x
+        context length x 4 bytes, as the log prints them.
 
     To do:
         Lower `--max-running-requests` or `--context-length`, where steps need the memory.
@@ -179,4 +183,62 @@ def flush_frees_nothing(context: RankContext) -> Iterator[Found]:
     yield Found(evidence, cached + workspace, action)
 
 
-FINDINGS = (static_share_too_small, request_pool_not_subtracted, flush_frees_nothing)
+@finding(
+    "pools-larger-than-sized",
+    severity=by_bytes,
+    title=text("The KV pools take more memory than SGLang sized them for"),
+    needs=NOTHING,
+)
+def pools_larger_than_sized(context: RankContext) -> Iterator[Found]:
+    """Find pools of DeepSeek-V4 that take more than the bytes per token of their sizing.
+
+    Meaning:
+        SGLang sizes the pools of DeepSeek-V4 together, by bytes per token, and the pools that it
+        then allocates may have other types or more rows. Graphs, communicators and steps have less
+        than `--mem-fraction-static` leaves for them.
+
+    Computed:
+        Free after the weights were loaded − free after the KV pools − the table of requests, as the
+        log prints them, beside what SGLang sized. Reported from a twentieth of the sized bytes on.
+        The number of tokens is what the sized bytes hold at the bytes per token that were taken.
+
+    To do:
+        Give `--max-total-tokens` that the pools really hold, or lower `--mem-fraction-static`.
+    """
+    rank = context.rank
+    figures, half_units = rank.figures, rank.half_units
+    budget, tokens = figures.get("pools_budget_bytes"), int(figures.get("pools_tokens") or 0)
+    before, after = figures.get("free_after_load_bytes"), figures.get("free_after_pools_bytes")
+    if not budget or budget < 0 or not tokens or before is None or after is None:
+        return  # where a limit of tokens has made the pools smaller, they have two sizes
+    sized = int(budget)
+    requests, length = figures.get("max_running_requests"), rank.kv.max_model_len
+    table = int(requests or 0) * (length or 0) * _PLACE_BYTES
+    took = int(before - after) - table
+    read = ("pools_budget_bytes", "free_after_load_bytes", "free_after_pools_bytes")
+    slack = sum(half_units.get(name, 0) for name in read)
+    if took - sized <= max(slack, sized // _FRACTION):
+        return
+    tokens = tokens * sized // took // _DSV4_PAGE * _DSV4_PAGE
+    evidence = text(
+        "sized {sized:gib} GiB, took {took:gib} +-{slack:gib} GiB: free {before:gib} GiB before "
+        "the KV pools, {after:gib} GiB after",
+        sized=sized,
+        took=took,
+        slack=slack,
+        before=int(before),
+        after=int(after),
+    )
+    action = text(
+        "--max-total-tokens {tokens} takes what SGLang sized; or a lower --mem-fraction-static",
+        tokens=tokens,
+    )
+    yield Found(evidence, took - sized, action)
+
+
+FINDINGS = (
+    static_share_too_small,
+    request_pool_not_subtracted,
+    pools_larger_than_sized,
+    flush_frees_nothing,
+)

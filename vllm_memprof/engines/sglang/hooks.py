@@ -11,13 +11,8 @@ from typing import Any
 from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture import steps
 from vllm_memprof.capture.hook import END, ENGINE_READY, FIRST_STEPS, OPTIONAL, Hook
-from vllm_memprof.capture.hooks import rows
-from vllm_memprof.capture.hooks.rows import CUDA, NPU
-from vllm_memprof.capture.hooks.shared import (
-    EMPTY_CACHE_CUDA,
-    EMPTY_CACHE_NPU,
-    first_collectives,
-)
+from vllm_memprof.capture.hooks.rows import rows_of
+from vllm_memprof.capture.hooks.shared import shared_rows
 from vllm_memprof.engines.sglang import actions, items
 from vllm_memprof.engines.sglang import steps as batches
 
@@ -34,14 +29,7 @@ _MM = "sglang.srt.managers.mm_utils"
 _HTTP = "sglang.srt.entrypoints.http_server"
 
 
-def _phase(hook_id: str, phase_id: str, *targets: str, **fields: Any) -> Hook:
-    fields = {"versions": _VERSIONS, "engine": "sglang", **fields}
-    return rows.phase(f"sgl.{hook_id}", phase_id, *targets, **fields)
-
-
-def _marker(hook_id: str, *targets: str, **fields: Any) -> Hook:
-    fields = {"versions": _VERSIONS, "engine": "sglang", **fields}
-    return rows.marker(f"sgl.{hook_id}", *targets, **fields)
+_phase, _marker = rows_of("sglang", "sgl.", _VERSIONS)
 
 
 def _online(hook_id: str, phase_id: str, *targets: str) -> Hook:
@@ -107,14 +95,9 @@ HOOKS: tuple[Hook, ...] = (
            leave=actions.leave_shutdown, need=OPTIONAL, due=END),
 
     # --- After the start-up.
-    _online("update.disk", "weight_update", f"{_WEIGHTS}.update_weights_from_disk",
-            f"{_WEIGHTS_MIXIN}.update_weights_from_disk"),
-    _online("update.tensor", "weight_update", f"{_WEIGHTS}.update_weights_from_tensor",
-            f"{_WEIGHTS_MIXIN}.update_weights_from_tensor"),
-    _online("update.distributed", "weight_update", f"{_WEIGHTS}.update_weights_from_distributed",
-            f"{_WEIGHTS_MIXIN}.update_weights_from_distributed"),
-    _online("update.ipc", "weight_update", f"{_WEIGHTS}.update_weights_from_ipc",
-            f"{_WEIGHTS_MIXIN}.update_weights_from_ipc"),
+    *(_online(f"update.{way}", "weight_update", f"{_WEIGHTS}.update_weights_from_{way}",
+              f"{_WEIGHTS_MIXIN}.update_weights_from_{way}")
+      for way in ("disk", "tensor", "distributed", "ipc")),
     _online("release", "release_memory", f"{_WEIGHTS}.release_memory_occupation",
             f"{_WEIGHTS_MIXIN}.release_memory_occupation"),
     _online("resume", "resume_memory", f"{_WEIGHTS}.resume_memory_occupation",
@@ -145,17 +128,9 @@ HOOKS: tuple[Hook, ...] = (
           "sglang.srt.mem_cache.multimodal_cache:MultiModalStaticCache.set",
           leave=items.leave_cache_set),
 
-    # --- The allocator's own functions.
-    *EMPTY_CACHE_NPU,
-    _marker("leaf.reset_peak", "torch_npu._C:_npu_resetPeakMemoryStats",
-            enter=shared.fold_peak, backends=NPU, after="torch_npu", need=OPTIONAL),
-    *EMPTY_CACHE_CUDA,
-    _marker("cuda.leaf.reset_peak",
-            "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
-            enter=shared.fold_peak, backends=CUDA, after="torch", need=OPTIONAL),
-
-    # --- The first collective of each device group. Without graphs that is in the first batches.
-    *first_collectives("sglang", "sgl.pg", until=FIRST_STEPS),
+    # --- The allocator's own functions, and the first collective of each device group. Without
+    # graphs that is in the first batches.
+    *shared_rows("sglang", FIRST_STEPS, prefix="sgl."),
     _phase("first_steps", "request",
            "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
            enter=actions.enter_first_steps, leave=actions.leave_first_steps,
@@ -163,7 +138,7 @@ HOOKS: tuple[Hook, ...] = (
 
     # --- The process of tokenizer manager and HTTP server.
     _marker("serving", f"{_HTTP}:_wait_and_warmup",
-            leave=actions.announce_server, need=OPTIONAL, role="api", due=END),
+            leave=shared.announce_server, need=OPTIONAL, role="api", due=END),
     _marker("end", f"{_HTTP}:kill_process_tree",
             "sglang.srt.entrypoints.engine:kill_process_tree",
             "sglang.srt.managers.tokenizer_manager:kill_process_tree",

@@ -33,6 +33,9 @@ FIGURES: dict[str, str] = {
     "v_pool_bytes": "values of the KV pool, with its spare page",
     "kv_pool_bytes": "KV pool that holds keys and values together (MLA), with its spare page",
     "pool_tokens": "tokens of the KV pool of this rank",
+    "mm_reserved_bytes": "set aside for multimodal input before the KV cache is sized",
+    "pools_budget_bytes": "what the pools of DeepSeek-V4 may take, as SGLang sizes them",
+    "pools_tokens": "tokens that the pools of DeepSeek-V4 hold (tokens)",
     "free_after_pools_bytes": "free after the KV pools",
     "free_before_capture_bytes": "free before decode graphs are captured",
     "free_after_capture_bytes": "free after decode graphs are captured",
@@ -86,6 +89,16 @@ FORMATS: tuple[LineFormat, ...] = (
         _KV + r"\d+ , K size: [\d.]+ GB , V size: {v_pool_bytes GB}", equation="S1", engine=SGLANG),
     row(GRANT, "KV Cache is allocated", _KV + r"\d+ , KV size: {kv_pool_bytes GB}",
         equation="S1", engine=SGLANG, cite=f"{_POOL}::MLATokenToKVPool"),
+    row(GRANT, "of the KV budget for", r"Reserving {mm_reserved_bytes GB} of the KV budget for",
+        engine=SGLANG, cite="sglang/srt/mem_cache/kv_cache_configurator.py"
+        "::mm_runtime_reservation_gb (0.5.23)"),
+    row(GRANT, "4 memory calculation",
+        rf"DS[Vv]4 memory calculation:{_GAP}{{0,300}}?\b(?:raw_)?available_bytes="
+        r"{pools_budget_bytes GB}",
+        engine=SGLANG, cite="sglang/srt/model_executor/pool_configurator.py"
+        "::DSV4PoolConfigurator.calculate_pool_sizes"),
+    row(GRANT, "4 pool sizes", r"DS[Vv]4 pool sizes: full={pools_tokens} , swa=",
+        engine=SGLANG, cite="pool_configurator.py::DSV4PoolConfigurator._to_config"),
     row(GRANT, "Loaded weights leave no GPU memory",
         r"Loaded weights leave no GPU memory", engine=SGLANG, sets=("static_refused",),
         cite="sglang/srt/mem_cache/kv_cache_configurator.py"
@@ -102,14 +115,14 @@ FORMATS: tuple[LineFormat, ...] = (
         engine=SGLANG, cite=f"{_RUNNER}.init_memory_pool"),
     # --- graphs
     row(CAPTURE, "raph begin",
-        rf"Capture (?:target decode )?{_GRAPHS} begin\.{_GAP}{{0,1500}}?\bavail"
+        rf"Capture (?:target (?:decode|verify) )?{_GRAPHS} begin\.{_GAP}{{0,1500}}?\bavail"
         r" mem={free_before_capture_bytes GB}", engine=SGLANG,
         cite=f"{_RUNNER}.init_cuda_graphs; cuda_graph_setup.py (0.5.18, 0.5.23)"),
     row(CAPTURE, "raph end",
-        rf"Capture (?:target decode )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bmem"
+        rf"Capture (?:target (?:decode|verify) )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bmem"
         r" usage={graph_bytes GB}", engine=SGLANG),
     row(CAPTURE, "raph end",
-        rf"Capture (?:target decode )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bavail"
+        rf"Capture (?:target (?:decode|verify) )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bavail"
         r" mem={free_after_capture_bytes GB}", engine=SGLANG),
     row(CAPTURE, "raph end",
         rf"Capture (?:target prefill|piecewise) {_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bmem"
@@ -150,12 +163,18 @@ LOG = LogLines(
     needles=(
         b"avail mem",
         b"KV Cache is",
+        b"KV budget",
+        b"4 pool sizes",
         b"total_num_tokens",
         b"mem usage",
         b"_cache() called",
         b"server_args=",
     ),
     ready="The server is fired up and ready to roll",
+    speaks=re.compile(
+        r"sglang[/.](?:srt|launch)|\bsglang\b(?!\s*(?:==|:|\d|-))|Scheduler hit an exception"
+        r"|mem[-_]fraction[-_]static|sgl_kernel/"
+    ),
     broken=("Scheduler hit an exception", "Received sigquit from a child process"),
     phase_of={
         "load_model": "weight_load",
@@ -175,6 +194,7 @@ LOG = LogLines(
     latest=_LATEST,
     least=_LEAST,
     once_per_model=_ONCE_PER_MODEL,
+    free_around_load=("free_before_load_bytes", "free_after_load_bytes"),
     contradiction_is_unknown=frozenset(FIGURES) - _LATEST - _LEAST - _ONCE_PER_MODEL,
     looked_for='"Load weight end", "KV Cache is allocated", "Memory pool end", '
     "max_total_num_tokens",

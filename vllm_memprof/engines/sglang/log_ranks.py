@@ -30,7 +30,10 @@ def complete(ranks: Sequence[PrintedRank], given: Given | None) -> None:
         _add_kv_cache(rank, args)
         if args.mem_fraction_static is not None:
             rank.figures["mem_fraction_static"] = args.mem_fraction_static
-    if args.world_size is None or args.draft_model or not _all_there(ranks, args.world_size):
+    size, places = args.world_size, {rank.place for rank in ranks}
+    if size is None or args.draft_model or len(ranks) != size:
+        return
+    if size > 1 and places != {*range(size)}:
         return
     for name in ("free_before_load_bytes", "free_after_load_bytes"):
         sizes = [(rank.figures.get(name), rank.half_units.get(name, 0)) for rank in ranks]
@@ -56,14 +59,6 @@ def notes(drafts: bool, several: Set[str]) -> list[str]:
     return found
 
 
-def _all_there(ranks: Sequence[PrintedRank], world_size: int) -> bool:
-    if world_size == 1:
-        return len(ranks) == 1
-    return sorted(-1 if rank.place is None else rank.place for rank in ranks) == list(
-        range(world_size)
-    )
-
-
 def _add_kv_cache(rank: PrintedRank, args: ServerArgs) -> None:
     """Add the KV cache of the served tokens, without the pool's page more, and half a page."""
     figures, half_units = rank.figures, rank.half_units
@@ -73,7 +68,8 @@ def _add_kv_cache(rank: PrintedRank, args: ServerArgs) -> None:
         figures["limited_tokens"] = int(tokens)
     pool, half = pool_of(figures, half_units)
     if not pool or not tokens or pool <= half:
-        return  # below the digits: its size is not known
+        _add_sized(rank)  # else below the digits: its size is not known
+        return
     largest = int(pool) + half
     if page is None:  # anything up to the largest page
         least = (pool - half) * tokens / (tokens + _LARGEST_PAGE)
@@ -83,6 +79,27 @@ def _add_kv_cache(rank: PrintedRank, args: ServerArgs) -> None:
         in_page = ceil(largest * page / (tokens + page))
         figures["half_page_bytes"], half_units["half_page_bytes"] = in_page // 2, ceil(in_page / 2)
     figures["kv_cache_bytes"], half_units["kv_cache_bytes"] = size, half
+
+
+def _add_sized(rank: PrintedRank) -> None:
+    """Add the KV cache of pools that SGLang sizes together."""
+    sized, half = sized_pools(rank.figures, rank.half_units)
+    if sized is not None:
+        rank.figures["kv_cache_bytes"], rank.half_units["kv_cache_bytes"] = sized, half
+        rank.figures["half_page_bytes"] = 0  # what is printed is not rounded to pages
+
+
+def sized_pools(
+    figures: Mapping[str, int | float | None], half_units: Mapping[str, int]
+) -> tuple[int | None, int]:
+    """Return (bytes that the pools of DeepSeek-V4 take by SGLang's sizing, half-unit).
+
+    None: unknown, as where a limit of tokens has made them smaller: they have two sizes then.
+    """
+    budget, tokens = figures.get("pools_budget_bytes"), figures.get("pools_tokens")
+    if budget is None or not tokens:
+        return None, 0
+    return int(budget), half_units.get("pools_budget_bytes", 0)
 
 
 def pool_of(

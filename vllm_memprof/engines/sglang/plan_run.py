@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from vllm_memprof.capture import plugin
 from vllm_memprof.capture.hook import StopAfterPlan
 from vllm_memprof.engines.vllm.rank_choice import RankError
+from vllm_memprof.record.schema import PlannedRanks
 
 #: What a scheduler tells the process that started it, without what a plan does not come to.
 _PLANNED = {"status": "ready", "max_total_num_tokens": None, "max_req_input_len": None}
@@ -51,10 +53,9 @@ def run(server_args: Any, devices: int | None) -> int:
                 server_args, port_args, run_scheduler_until_planned, **more
             )
             started.wait_for_ready()
-            if plugin.RECORDER is not None:
-                if ranks is not None:
-                    plugin.RECORDER.emit("ranks", **ranks)
-                plugin.RECORDER.emit("ready", what="plan")
+            if ranks is not None:
+                plugin.emit("ranks", **ranks)
+            plugin.emit("ready", what="plan")
             raise StopAfterPlan
 
     try:
@@ -124,6 +125,4 @@ def ranks_of_start(devices: int | None) -> dict[str, object] | None:
         return None
     everyone = list(range(size))
     why = "SGLang's ranks wait for each other"
-    return {
-        "mode": "all", "why": why, "world_size": size, "run": everyone, "alike": {}, "not_run": [],
-    }  # fmt: skip
+    return asdict(PlannedRanks("all", why, size, everyone, {}, []))

@@ -48,6 +48,7 @@ ROW = EngineRow(
     # (sglang/srt/entrypoints/engine.py, srt/managers/tokenizer_manager.py: handlers of SIGQUIT)
     lost_lines=(b"Received sigquit from a child process", b"It usually means one child failed"),
     stack="sglang-0.5.23",
+    option_files=("srt/server_args.py", "srt/arg_groups/fields/*.py"),
     stack_engine="sglang",
     arguments=ARGUMENTS,
     devices=DEVICES,
@@ -70,8 +71,9 @@ ROW = EngineRow(
         "--ranks one",
         "--ranks edges",
         "--rank",
-        "--fit",
-        "--share",
+        "memprof fit",
+        "memprof share",
+        "memprof calibrate",
         "--until ready",
     ),
     instead={
@@ -79,7 +81,9 @@ ROW = EngineRow(
         "--ranks edges": _EVERY_RANK,
         "--rank": _EVERY_RANK,
         "--until ready": "memprof offline --engine sglang runs requests of your own",
-        "--fit": "it runs no profile, so that no plan knows what stays free at the peak: memprof "
-        "sweep plans some values, e.g. --over mem-fraction-static=0.7,0.8",
+        "memprof share": "memprof plan sizes each of them alone",
+        "memprof calibrate": "its logs print free memory at other moments: memprof explain",
+        "memprof fit": "it runs no profile, so that no plan knows what stays free at the "
+        "peak: memprof sweep plans some values, e.g. --over mem-fraction-static=0.7,0.8",
     },
 )

@@ -8,9 +8,10 @@ counters is read, and a batch costs a pass over its requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.failure import MOST_REQUESTS
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
@@ -19,54 +20,33 @@ from vllm_memprof.engines.sglang.items import features_of
 from vllm_memprof.engines.sglang.kept import kept
 
 
-class _New:
-    """A request in its first batch."""
+class SampledRequest:
+    """A request as the sampler takes it: in its first batch, at its begin and at its end."""
 
-    __slots__ = ("mm_features", "num_computed_tokens", "prompt_token_ids", "req_id")
+    status = None
 
     def __init__(self, request: Any) -> None:
-        self.req_id = request.rid
-        self.prompt_token_ids = getattr(request, "origin_input_ids", None)
+        self.req_id = self.request_id = request.rid
+        self.prompt_token_ids = prompt = getattr(request, "origin_input_ids", None)
+        self.num_prompt_tokens = None if prompt is None else len(prompt)
+        output = getattr(request, "output_ids", None)
+        self.num_output_tokens = None if output is None else len(output)
         self.num_computed_tokens = len(getattr(request, "prefix_indices", None) or ())
         self.mm_features = features_of(request)
-
-
-class _Cached:
-    """Requests that were in a batch before."""
-
-    __slots__ = ("num_computed_tokens", "req_ids")
-
-    def __init__(self) -> None:
-        self.req_ids: list[str] = []
-        self.num_computed_tokens: list[int] = []
 
 
 class SchedulerBatch:
     """A batch in the shape of vLLM's scheduler output, as far as the sampler reads it."""
 
     def __init__(self, finished: set[str]) -> None:
-        self.scheduled_new_reqs: list[_New] = []
-        self.scheduled_cached_reqs = _Cached()
+        self.scheduled_new_reqs: list[SampledRequest] = []
+        #: Requests that were in a batch before.
+        self.scheduled_cached_reqs: Any = SimpleNamespace(req_ids=[], num_computed_tokens=[])
         self.num_scheduled_tokens: dict[str, int] = {}
         self.total_num_scheduled_tokens = 0
         self.finished_req_ids = finished
         self.scheduled_encoder_inputs: dict[str, list[int]] = {}
         self.free_encoder_mm_hashes: list[str] = []
-
-
-class _Begun:
-    """A request as the sampler's line of its begin and end takes it."""
-
-    __slots__ = ("mm_features", "num_output_tokens", "num_prompt_tokens", "request_id", "status")
-
-    def __init__(self, request: Any) -> None:
-        self.request_id = request.rid
-        prompt = getattr(request, "origin_input_ids", None)
-        self.num_prompt_tokens = None if prompt is None else len(prompt)
-        output = getattr(request, "output_ids", None)
-        self.num_output_tokens = None if output is None else len(output)
-        self.status = None
-        self.mm_features = features_of(request)
 
 
 def enter_batch(recorder: Recorder, call: Call) -> None:
@@ -76,7 +56,7 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
     if sampler is None or not recorder.notes.serving or not requests:
         return
     known = recorder.notes.requests
-    batch = SchedulerBatch({name for name, request in known.items() if _has_finished(request)})
+    batch = SchedulerBatch({name for name, request in known.items() if request.finished()})
     for name in batch.finished_req_ids:
         del known[name]
     extends = extended(call.argument("batch"), len(requests))
@@ -86,20 +66,17 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
         batch.total_num_scheduled_tokens += tokens
         if name not in known:
             known[name] = request
-            batch.scheduled_new_reqs.append(_New(request))
+            new = SampledRequest(request)
+            batch.scheduled_new_reqs.append(new)
             if _is_first_rank(recorder):
-                sampler.request_begins(_Begun(request), _config(call.subject))
+                # how many pixels a patch has
+                sampler.request_begins(new, reach(call.subject, "model_config.hf_config"))
         else:
             done = len(request.origin_input_ids) + len(request.output_ids) - tokens
             batch.scheduled_cached_reqs.req_ids.append(name)
             batch.scheduled_cached_reqs.num_computed_tokens.append(max(0, done))
     sampler.begin_step(batch, call.subject)
     call.token = sampler
-
-
-def _config(scheduler: Any) -> Any:
-    """Return the model's ``hf_config``, which says how many pixels a patch has."""
-    return getattr(getattr(scheduler, "model_config", None), "hf_config", None)
 
 
 def leave_batch(recorder: Recorder, call: Call) -> None:
@@ -113,11 +90,11 @@ def leave_result(recorder: Recorder, call: Call) -> None:
     if sampler is None or call.error is not None or not recorder.notes.serving:
         return
     known = recorder.notes.requests
-    ended = {name for name, request in known.items() if _has_finished(request)}
+    ended = {name for name, request in known.items() if request.finished()}
     if _is_first_rank(recorder):
         for name in ended:
-            sampler.request_ends(_Begun(known[name]))
-        sampler.core_stepped(_Core(call.subject))
+            sampler.request_ends(SampledRequest(known[name]))
+        sampler.core_stepped(scheduler_state(call.subject))
     if not ended:
         return
     for name in ended:
@@ -126,37 +103,27 @@ def leave_result(recorder: Recorder, call: Call) -> None:
     sampler.leave_call(True, None)
 
 
-class _Core:
-    """What the sampler reads of a scheduler: requests, and pages of the KV cache that are free.
+def scheduler_state(scheduler: Any) -> Any:
+    """Return what the sampler reads of a scheduler: requests, and free pages of the KV cache.
 
     A page that only the prefix cache holds counts as free.
     """
-
-    def __init__(self, scheduler: Any) -> None:
-        self.running = getattr(getattr(scheduler, "running_batch", None), "reqs", None) or ()
-        self.waiting = getattr(scheduler, "waiting_queue", None) or ()
-        self.kv_cache_manager = self
-        allocator = getattr(scheduler, "token_to_kv_pool_allocator", None)
-        page = getattr(allocator, "page_size", None)
-        size = getattr(allocator, "size", None)
-        self.block_pool: _Pages | None = None
-        if isinstance(page, int) and isinstance(size, int) and page > 0:
-            self.block_pool = _Pages(size // page, _free_tokens(scheduler, allocator) // page)
-
-
-class _Pages:
-    def __init__(self, pages: int, free: int) -> None:
-        self.num_gpu_blocks = pages + 1  # vLLM counts the block that is always empty
-        self._free = free
-
-    def get_num_free_blocks(self) -> int:
-        return self._free
-
-
-def _free_tokens(scheduler: Any, allocator: Any) -> int:
-    free = int(allocator.available_size())
-    evictable = getattr(getattr(scheduler, "tree_cache", None), "evictable_size", None)
-    return free + (int(evictable()) if callable(evictable) else 0)
+    allocator: Any = getattr(scheduler, "token_to_kv_pool_allocator", None)
+    page, size = getattr(allocator, "page_size", None), getattr(allocator, "size", None)
+    pool = None
+    if isinstance(page, int) and isinstance(size, int) and page > 0:
+        free = int(allocator.available_size())
+        evictable = reach(scheduler, "tree_cache.evictable_size")
+        free += int(evictable()) if callable(evictable) else 0
+        pool = SimpleNamespace(
+            num_gpu_blocks=size // page + 1,  # vLLM counts the block that is always empty
+            get_num_free_blocks=lambda: free // page,
+        )
+    return SimpleNamespace(
+        running=reach(scheduler, "running_batch.reqs") or (),
+        waiting=getattr(scheduler, "waiting_queue", None) or (),
+        kv_cache_manager=SimpleNamespace(block_pool=pool),
+    )
 
 
 def _is_first_rank(recorder: Recorder) -> bool:
@@ -171,10 +138,6 @@ def extended(batch: Any, count: int) -> list[int]:
     if callable(test) and test() and isinstance(sizes, list) and len(sizes) == count:
         return [int(size) for size in sizes]
     return [1] * count
-
-
-def _has_finished(request: Any) -> bool:
-    return bool(request.finished())
 
 
 def failed_requests(frames: Sequence[FrameType]) -> list[dict[str, object]] | None:

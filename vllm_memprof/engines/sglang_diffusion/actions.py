@@ -54,57 +54,33 @@ def leave_worker(recorder: Recorder, call: Call) -> None:
 
 def enter_launcher(recorder: Recorder, call: Call) -> None:
     """Say who the process is that starts the others, so that its death is told apart."""
-    recorder.roles.add("api")
-    recorder.emit("identity", role=recorder.role, roles=sorted(recorder.roles))
+    identity.tell_role(recorder, "api")
 
 
 def leave_device_init(recorder: Recorder, call: Call) -> None:
     """Groups are made and the device is chosen: identity, observer of failed allocations."""
     backend = recorder.probe.backend
     if call.error is None and recorder.notes.label is None and backend is not None:
-        device = recorder.probe.device = backend.current_device()
-        known = _identity(recorder, device)
-        recorder.notes.label = str(known["label"])
-        recorder.emit("identity", **known)
+        # the ranks are those of torch's process group
+        world = getattr(sys.modules.get("torch"), "distributed", None)
+        label, rank, size = identity.label(None, None, None, None), None, None
+        if world is not None and getattr(world, "is_initialized", bool)():
+            rank, size = int(world.get_rank()), int(world.get_world_size())
+            # it may be one of tensor, sequence or guidance parallelism: its number is what counts
+            label = f"rank {rank}"
+        device = backend.current_device()
+        identity.tell(recorder, device, label, size, rank=rank, local_rank=device)
     end_phase(recorder, call)
     if call.error is None:
         recorder.hooks.observe_oom()
         recorder.hooks.self_check(DEVICE_READY)
 
 
-def _identity(recorder: Recorder, device: int) -> dict[str, object]:
-    """Return the keys of an identity event: the ranks are those of torch's process group."""
-    world = getattr(sys.modules.get("torch"), "distributed", None)
-    rank = size = None
-    if world is not None and getattr(world, "is_initialized", bool)():
-        rank, size = int(world.get_rank()), int(world.get_world_size())
-    backend = recorder.probe.backend
-    return {
-        "role": recorder.role,
-        "roles": sorted(recorder.roles),
-        "rank": rank,
-        "local_rank": device,
-        "dp_rank": None,
-        "pp_rank": None,
-        "tp_rank": None,
-        "ep_rank": None,
-        "device_index": device,
-        # a rank may be one of tensor, sequence or guidance parallelism: its number is what counts
-        "label": identity.label(None, None, None, None) if rank is None else f"rank {rank}",
-        "soc": None if backend is None else backend.device_name(device),
-        "world_size": size,
-    }
-
-
 def begin_component(recorder: Recorder, call: Call) -> None:
     """Open the phase with the name of the part of the pipeline that is loaded."""
-    if recorder.notes.label is None or recorder.is_open("component_load"):
-        return
-    phase = call.hook.phase
-    assert phase is not None
-    name = call.kwargs.get("component_name", call.args[3] if len(call.args) > 3 else None)
-    detail: dict[str, object] = {"name": name} if isinstance(name, str) else {}
-    call.token = recorder.begin(phase, call.hook.id, detail)
+    if recorder.notes.label is not None:
+        name = call.kwargs.get("component_name", call.args[3] if len(call.args) > 3 else None)
+        begin_phase(recorder, call, {"name": name} if isinstance(name, str) else None)
 
 
 def begin_request(recorder: Recorder, call: Call) -> None:
@@ -129,11 +105,8 @@ def leave_request(recorder: Recorder, call: Call) -> None:
 
 def begin_stage(recorder: Recorder, call: Call) -> None:
     """Open the phase with the name of the stage."""
-    phase = call.hook.phase
-    assert phase is not None
-    if recorder.is_open("request") and not recorder.is_open(phase):
-        name = type(call.subject).__name__
-        call.token = recorder.begin(phase, call.hook.id, {"name": name})
+    if recorder.is_open("request"):
+        begin_phase(recorder, call, {"name": type(call.subject).__name__})
 
 
 def leave_event_loop(recorder: Recorder, call: Call) -> None:

@@ -14,13 +14,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_memprof.engines.offline import add_prompts, driver_parser, run_driver
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the prompts; returns the exit status."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    cut = given.index("--") if "--" in given else len(given)
-    options = _parser().parse_args(given[:cut])
-    return run_offline(options, given[cut + 1 :])
+    parser, modes = driver_parser(
+        "vllm_memprof.engines.sglang_diffusion.driver", "those of sglang generate",
+        offline="generate for some prompts",
+    )  # fmt: skip
+    add_prompts(modes["offline"])
+    return run_driver(parser, {"offline": run_offline}, argv)
 
 
 def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
@@ -72,22 +76,6 @@ def _generate(
         if made is None and not skip:
             break
     return 1 if failed else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m vllm_memprof.engines.sglang_diffusion.driver",
-        description="Run the engine without a server. Arguments after -- are those of sglang "
-        "generate.",
-        allow_abbrev=False,
-    )
-    modes = parser.add_subparsers(dest="mode", required=True)
-    offline = modes.add_parser("offline", help="generate for some prompts", allow_abbrev=False)
-    offline.add_argument("--model", required=True, help="model folder or hub name")
-    offline.add_argument("--prompt", action="append", default=[], help="may be repeated")
-    offline.add_argument("--repeat", type=int, default=1, help="run all prompts so often")
-    offline.add_argument("--on-error", choices=("stop", "skip"), default="stop")
-    return parser
 
 
 if __name__ == "__main__":

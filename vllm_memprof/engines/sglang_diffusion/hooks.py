@@ -8,17 +8,10 @@ plug-ins, no KV cache.
 
 from __future__ import annotations
 
-from typing import Any
-
 from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture.hook import END, FIRST_STEPS, OPTIONAL, Hook
-from vllm_memprof.capture.hooks import rows
-from vllm_memprof.capture.hooks.rows import CUDA, NPU
-from vllm_memprof.capture.hooks.shared import (
-    EMPTY_CACHE_CUDA,
-    EMPTY_CACHE_NPU,
-    first_collectives,
-)
+from vllm_memprof.capture.hooks.rows import rows_of
+from vllm_memprof.capture.hooks.shared import shared_rows
 from vllm_memprof.engines.sglang_diffusion import actions
 from vllm_memprof.engines.sglang_diffusion.row import ROW
 
@@ -28,14 +21,7 @@ _GEN = "sglang.multimodal_gen.runtime"
 _WORKER = f"{_GEN}.managers.gpu_worker"
 
 
-def _phase(hook_id: str, phase_id: str, *targets: str, **fields: Any) -> Hook:
-    fields = {"versions": _VERSIONS, "engine": ROW.name, **fields}
-    return rows.phase(f"sgd.{hook_id}", phase_id, *targets, **fields)
-
-
-def _marker(hook_id: str, *targets: str, **fields: Any) -> Hook:
-    fields = {"versions": _VERSIONS, "engine": ROW.name, **fields}
-    return rows.marker(f"sgd.{hook_id}", *targets, **fields)
+_phase, _marker = rows_of(ROW.name, "sgd.", _VERSIONS)
 
 
 # fmt: off
@@ -70,15 +56,7 @@ HOOKS: tuple[Hook, ...] = (
     _marker("event_loop", f"{_GEN}.managers.scheduler:Scheduler.event_loop",
             leave=actions.leave_event_loop, need=OPTIONAL, due=END),
 
-    # --- The allocator's own functions.
-    *EMPTY_CACHE_NPU,
-    _marker("leaf.reset_peak", "torch_npu._C:_npu_resetPeakMemoryStats",
-            enter=shared.fold_peak, backends=NPU, after="torch_npu", need=OPTIONAL),
-    *EMPTY_CACHE_CUDA,
-    _marker("cuda.leaf.reset_peak",
-            "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
-            enter=shared.fold_peak, backends=CUDA, after="torch", need=OPTIONAL),
-
-    *first_collectives(ROW.name, "sgd.pg", until=FIRST_STEPS),
+    # --- The allocator's own functions, and the first collective of each device group.
+    *shared_rows(ROW.name, FIRST_STEPS, prefix="sgd."),
 )
 # fmt: on

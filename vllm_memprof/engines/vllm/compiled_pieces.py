@@ -12,26 +12,19 @@ For the plan driver alone; runs that serve compile as the engine does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
-from vllm_memprof.engines.replaced import replaced
+from vllm_memprof.engines.replaced import Replacement
 
 
-@contextmanager
-def alike_pieces_once() -> Iterator[None]:
-    """Inside, vllm-ascend's compiler takes its own result again for a piece like one before."""
+def alike_pieces_once() -> Iterator[Replacement]:
+    """Yield vllm-ascend's compiler as one that takes its result again for a piece like another."""
     try:
         from vllm_ascend.compilation.compiler_interface import AscendCompiler
     except ImportError:  # a release without it
-        yield
         return
-    with replaced(AscendCompiler, "compile", _taking_alike(AscendCompiler.compile)):
-        yield
-
-
-def _taking_alike(compile_piece: Callable[..., Any]) -> Callable[..., Any]:
+    compile_piece = AscendCompiler.compile
     compiled: dict[tuple[Any, ...], Any] = {}
 
     def compile(
@@ -43,16 +36,15 @@ def _taking_alike(compile_piece: Callable[..., Any]) -> Callable[..., Any]:
         key: Any = None,
     ) -> Any:
         content = content_of(graph, example_inputs)
-        if content is None:
-            return compile_piece(self, graph, example_inputs, compiler_config, compile_range, key)
         place = id(self), str(compile_range), content  # each compiled model has a compiler
-        if place not in compiled:
-            compiled[place] = compile_piece(
-                self, graph, example_inputs, compiler_config, compile_range, key
-            )
-        return compiled[place]
+        if content is not None and place in compiled:
+            return compiled[place]
+        made = compile_piece(self, graph, example_inputs, compiler_config, compile_range, key)
+        if content is not None:
+            compiled[place] = made
+        return made
 
-    return compile
+    yield AscendCompiler, "compile", compile
 
 
 def content_of(graph: Any, inputs: list[Any]) -> tuple[Any, ...] | None:

@@ -23,10 +23,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm_memprof.capture import plugin
-from vllm_memprof.engines.offline import add_arguments, run_all
+from vllm_memprof.engines.offline import add_arguments, driver_parser, run_all, run_driver
 from vllm_memprof.engines.vllm.model_inspection import in_a_fork
-from vllm_memprof.engines.vllm.prompts import PromptError, Request, load_requests
-from vllm_memprof.engines.vllm.rank_choice import MODES, RankError
+from vllm_memprof.engines.vllm.prompts import Request, load_requests
+from vllm_memprof.engines.vllm.rank_choice import MODES
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
 #: How long the engine may take to end itself. vLLM's default kills it at once, and with it the
@@ -45,17 +45,7 @@ _MODULES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one mode; returns the exit status."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    cut = given.index("--") if "--" in given else len(given)
-    own, engine_args = given[:cut], given[cut + 1 :]
-    options = _parser().parse_args(own)
-    try:
-        if options.mode == "plan":
-            return run_plan(options, engine_args)
-        return run_offline(options, engine_args)
-    except (PromptError, RankError) as error:  # a wrong argument of the driver itself
-        print(f"memprof {options.mode}: {error}", file=sys.stderr)
-        return 2
+    return run_driver(_parser(), {"plan": run_plan, "offline": run_offline}, argv)
 
 
 def import_engine() -> None:
@@ -196,14 +186,11 @@ def _run_all(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m vllm_memprof.engines.vllm.driver",
-        description="Run the engine without a server. Arguments after -- are vLLM's.",
-        allow_abbrev=False,
-    )
-    modes = parser.add_subparsers(dest="mode", required=True)
-    plan = modes.add_parser("plan", help="stop when the KV plan is known", allow_abbrev=False)
-    offline = modes.add_parser("offline", help="generate for some prompts", allow_abbrev=False)
+    parser, modes = driver_parser(
+        "vllm_memprof.engines.vllm.driver", "vLLM's",
+        plan="stop when the KV plan is known", offline="generate for some prompts",
+    )  # fmt: skip
+    plan, offline = modes["plan"], modes["offline"]
     plan.add_argument(
         "--until", choices=("kv", "ready"), default="kv", help="where to stop (default kv)"
     )
@@ -214,8 +201,6 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--devices", type=int, help="devices of the simulated machine; without it every rank is run"
     )
-    for mode in (plan, offline):
-        mode.add_argument("--model", required=True, help="model folder or hub name")
     add_arguments(offline)
     offline.add_argument(
         "--sleep-cycles", type=int, default=0, help="sleep and wake up so often after the prompts"

@@ -11,72 +11,43 @@ For the plan driver alone.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
-from vllm_memprof.engines.replaced import replaced
+from vllm_memprof.engines.replaced import Replacement
 
 _ASCEND_IMPORT = "vllm_ascend.patch.worker.patch_weight_utils"
 
 
-@contextlib.contextmanager
-def alike_questions_once() -> Iterator[None]:
-    """Inside, torch remembers what it has asked already."""
-    with _device_count(), _sources(), _hidden_dictionaries(), _plain_imports():
-        yield
-
-
-@contextlib.contextmanager
-def _device_count() -> Iterator[None]:
-    """``torch.cuda.device_count`` keeps its answer only once CUDA is initialised. (2.8, 2.10)"""
+def alike_questions_once() -> Iterator[Replacement]:
+    """Yield what torch asks, as what remembers the answers; what a release lacks is left out."""
     import torch
 
-    known = getattr(torch.cuda, "_cached_device_count", 0)
-    if known is not None:  # it keeps it already, or has no such place
-        yield
-        return
-    with replaced(torch.cuda, "_cached_device_count", torch.cuda.device_count()):
-        yield
-
-
-@contextlib.contextmanager
-def _sources() -> Iterator[None]:
-    """``SourceInfo.add_code`` adds to a set, and reads the file to know what. (2.10)"""
-    try:
+    # it keeps its answer only once CUDA is initialised (2.8, 2.10); None: it has none yet
+    if getattr(torch.cuda, "_cached_device_count", 0) is None:
+        yield torch.cuda, "_cached_device_count", torch.cuda.device_count()
+    # it adds to a set, and reads the file to know what (2.10)
+    with suppress(ImportError):
         from torch._dynamo.package import SourceInfo
-    except ImportError:  # a release without it
-        yield
-        return
-    with replaced(SourceInfo, "add_code", once_for_each(SourceInfo.add_code)):
-        yield
 
-
-@contextlib.contextmanager
-def _hidden_dictionaries() -> Iterator[None]:
-    """``inspect.getattr_static`` walks all bases of a class for it; it remembers from 3.12 on."""
-    ask = getattr(inspect, "_shadowed_dict", None)
-    if ask is None or sys.version_info >= (3, 12):
-        yield
-        return
-    with replaced(inspect, "_shadowed_dict", remembering(ask)):
-        yield
-
-
-@contextlib.contextmanager
-def _plain_imports() -> Iterator[None]:
-    """vllm-ascend looks at every import statement that is run, for two modules of models' weights.
-    (0.23.0, ``patch_weight_utils.py``) They are loaded by now, and Dynamo imports in its functions.
-    """
+        yield SourceInfo, "add_code", once_for_each(SourceInfo.add_code)
+    yield from hidden_dictionaries()
+    # vllm-ascend looks at every import statement that is run, for two modules of models' weights
+    # (0.23.0, patch_weight_utils.py): they are loaded by now, and Dynamo imports in its functions
     patch = sys.modules.get(_ASCEND_IMPORT)
     patched, plain = (getattr(patch, name, None) for name in ("patched_import", "original_import"))
-    if plain is None or builtins.__import__ is not patched:
-        yield
-        return
-    with replaced(builtins, "__import__", plain):
-        yield
+    if plain is not None and builtins.__import__ is patched:
+        yield builtins, "__import__", plain
+
+
+def hidden_dictionaries() -> Iterator[Replacement]:
+    """``inspect.getattr_static`` walks all bases of a class for it; it remembers from 3.12 on."""
+    ask = getattr(inspect, "_shadowed_dict", None)
+    if ask is not None and sys.version_info < (3, 12):
+        yield inspect, "_shadowed_dict", remembering(ask)
 
 
 def once_for_each(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

@@ -238,11 +238,21 @@ EQUATIONS: tuple[Equation, ...] = (
         stages=(_MULTI_GROUP, _LAYER_REUSE, _PLANNER),
     ),
     # --- vLLM
+    # The peak of all torch memory, and what is in use beside it, other processes included.
+    # (vllm-project/vllm#10451)
+    replace(
+        _E2,
+        id="E0a",
+        engine="vllm",
+        versions=">=0.6.4,<0.6.5",
+        read_in="0.6.4.post1",
+        cite="vllm/worker/worker.py::Worker.determine_num_available_blocks",
+    ),
     # V0 and V1 live in the same releases; the lines of V0 tell which one ran.
     Equation(
         id="E0",
         engine="vllm",
-        versions=">=0.6.4,<0.10",
+        versions=">=0.6.5,<0.10",
         read_in="V0 worker with memory_profiling",
         cite="vllm/worker/worker.py::Worker.determine_num_available_blocks",
         terms=(_WEIGHTS, _NON_TORCH, _PEAK, _GRAPH),

@@ -18,7 +18,7 @@ top-p, as the generation configurations of most models ask for. Imports vLLM whe
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,14 +161,6 @@ def _tokens(length: int, first: int) -> list[int]:
     return [_FIRST_ID + (first + place) % _IDS for place in range(length)]
 
 
-def _computed(output: Any) -> Iterator[tuple[str, int]]:
-    """Yield (request, tokens computed before this step) of a scheduler's output."""
-    for new in output.scheduled_new_reqs:
-        yield new.req_id, int(new.num_computed_tokens)
-    cached = output.scheduled_cached_reqs
-    yield from zip(cached.req_ids, map(int, cached.num_computed_tokens), strict=True)
-
-
 class _Driver:
     """Runs batches after each other, and counts their steps."""
 
@@ -188,8 +180,19 @@ class _Driver:
             output = schedule(*args, **kwargs)
             scheduled = dict(output.num_scheduled_tokens)
             if scheduled:
-                lengths = dict(_computed(output))
-                embeds = list(_encoded(output, requests))
+                cached = output.scheduled_cached_reqs
+                lengths = {  # tokens computed before this step
+                    **{
+                        new.req_id: int(new.num_computed_tokens)
+                        for new in output.scheduled_new_reqs
+                    },
+                    **dict(zip(cached.req_ids, map(int, cached.num_computed_tokens), strict=True)),
+                }
+                embeds = [
+                    requests[name].items[place].embeds
+                    for name, places in output.scheduled_encoder_inputs.items()
+                    for place in places
+                ]
                 for seen in (self.seen, here):
                     seen.count(scheduled, lengths)
                     seen.count_items(embeds, sum(scheduled.values()))
@@ -205,13 +208,6 @@ class _Driver:
         finally:
             core.scheduler.schedule = schedule
         return here
-
-
-def _encoded(output: Any, requests: Mapping[str, Prompt]) -> Iterator[int]:
-    """Yield the encoder's tokens of each item that a scheduler's output has encoded."""
-    for name, places in output.scheduled_encoder_inputs.items():
-        for place in places:
-            yield requests[name].items[place].embeds
 
 
 def _request(name: str, prompt: Prompt) -> Any:

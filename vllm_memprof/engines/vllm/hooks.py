@@ -1,9 +1,6 @@
 """The rows of vLLM and vLLM-Ascend: which callables of which releases mark which phase.
 
-Data; no engine module is imported. The rows live here and not in ``engines/vllm``, because the
-plugin needs them in every process that it records: with them there, capture would import the
-package that starts engines. Another engine is one more module beside this one and one more entry in
-``table.HOOKS``.
+Data; no engine module is imported.
 """
 
 from __future__ import annotations
@@ -18,14 +15,11 @@ from vllm_memprof.capture.hook import (
     MODEL_READY,
     OPTIONAL,
     PROFILED,
+    REQUIRED,
     Hook,
 )
 from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
-from vllm_memprof.capture.hooks.shared import (
-    EMPTY_CACHE_CUDA,
-    EMPTY_CACHE_NPU,
-    first_collectives,
-)
+from vllm_memprof.capture.hooks.shared import shared_rows
 
 _NPU_WORKER = "vllm_ascend.worker.worker:NPUWorker"
 _NPU_WORKER_V1 = "vllm_ascend.worker.worker_v1:NPUWorker"
@@ -48,6 +42,17 @@ _CORE = "vllm.v1.engine.core"
 _WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
 _RAY = "vllm.v1.executor.ray_executor:RayDistributedExecutor"
 _RAY_V2 = "vllm.v1.executor.ray_executor_v2:RayExecutorV2"
+
+
+_DRAFT: dict[str, Any] = {
+    "enter": actions.begin_draft_load,
+    "leave": actions.leave_draft_load,
+    "need": OPTIONAL,
+}
+_CAPTURE: dict[str, Any] = {
+    "enter": actions.begin_graph_capture,
+    "leave": actions.leave_graph_capture,
+}
 
 
 def _worker_phase(hook_id: str, phase_id: str, method: str, **fields: Any) -> tuple[Hook, Hook]:
@@ -106,16 +111,14 @@ HOOKS: tuple[Hook, ...] = (
           *_SPECULATORS_V2,
           "vllm_ascend.worker.v2.spec_decode.autoregressive.speculator:"
           "AscendAutoRegressiveSpeculator.load_model",
-          enter=actions.begin_draft_load, leave=actions.leave_draft_load,
-          need=OPTIONAL, backends=NPU),
+          **_DRAFT, backends=NPU),
     phase("cuda.r.draft_load", "draft_load",
           "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.load_model",
           "vllm.v1.spec_decode.eagle:EagleProposer.load_model",
           *_SPECULATORS_V2,
-          enter=actions.begin_draft_load, leave=actions.leave_draft_load,
-          need=OPTIONAL, backends=CUDA),
+          **_DRAFT, backends=CUDA),
     phase("r.medusa_load", "draft_load", "vllm.v1.spec_decode.medusa:MedusaProposer.load_model",
-          enter=actions.begin_draft_load, leave=actions.leave_draft_load, need=OPTIONAL),
+          **_DRAFT),
     phase("r.lora_load", "lora_load",
           "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.load_lora_model",
           need=OPTIONAL),
@@ -187,12 +190,12 @@ HOOKS: tuple[Hook, ...] = (
     # Never called in eager mode. The V2 runner inherits it.
     phase("r.graph_capture", "graph_capture",
           f"{_NPU_RUNNER}.capture_model", f"{_GPU_RUNNER_V2}.capture_model",
-          enter=actions.begin_graph_capture, leave=actions.leave_graph_capture, backends=NPU),
+          **_CAPTURE, backends=NPU),
     # vllm-ascend's own capture_model drops what this one measured and returned.
     marker("r.graph_capture.inherited", f"{_GPU_RUNNER}.capture_model",
            leave=actions.keep_captured_bytes, need=OPTIONAL, backends=NPU, versions="<0.23"),
     phase("cuda.r.graph_capture", "graph_capture", f"{_GPU_RUNNER}.capture_model",
-          enter=actions.begin_graph_capture, leave=actions.leave_graph_capture, backends=CUDA),
+          **_CAPTURE, backends=CUDA),
     phase("w.shutdown", "shutdown", f"{_NPU_WORKER}.shutdown",
           leave=actions.leave_shutdown, backends=NPU, versions=">=0.23", due=END),
     phase("w.shutdown.base", "shutdown",
@@ -249,25 +252,17 @@ HOOKS: tuple[Hook, ...] = (
     _step("s.api_ready", "vllm.v1.engine.llm_engine:LLMEngine.__init__",
           "vllm.v1.engine.async_llm:AsyncLLM.__init__", leave=steps.leave_ready, role="api"),
 
-    # --- The allocator's own functions. vllm-ascend replaces torch.accelerator.* after plugins ran;
-    # these survive.
-    *EMPTY_CACHE_NPU,
-    marker("leaf.reset_peak", "torch_npu._C:_npu_resetPeakMemoryStats",
-           enter=actions.fold_peak, backends=NPU, after="torch_npu", least_calls=1),
-    *EMPTY_CACHE_CUDA,
-    marker("cuda.leaf.reset_peak",
-           "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
-           enter=actions.fold_peak, backends=CUDA, after="torch"),
-
-    # --- The first collective of each device group, until the model is warm.
-    *first_collectives("vllm", "pg", until=MODEL_READY),
+    # --- The allocator's own functions, which survive that vllm-ascend replaces torch.accelerator.*
+    # after plugins ran; and the first collective of each device group, until the model is warm.
+    *shared_rows("vllm", MODEL_READY, need=REQUIRED, least_resets=1),
 
     # --- Engine core.
     marker("core.kv_caches", f"{_CORE}:EngineCore._initialize_kv_caches",
            enter=actions.become_engine_core, leave=actions.leave_kv_caches,
            role="engine_core", least_calls=1, due=ENGINE_READY),
-    # Imported by name: the attribute of the importing module is what counts.
-    marker("core.kv_plan", f"{_CORE}:get_kv_cache_configs",
+    # Imported by name: the attribute of the importing module is what counts. From 0.33 on they
+    # come from kv_cache_planning or its builder; later sources say build_kv_cache_configs.
+    marker("core.kv_plan", f"{_CORE}:get_kv_cache_configs", f"{_CORE}:build_kv_cache_configs",
            leave=actions.leave_kv_plan, role="engine_core", least_calls=1, due=ENGINE_READY),
     marker("core.busy_loop",
            f"{_CORE}:EngineCoreProc.run_busy_loop", f"{_CORE}:DPEngineCoreProc.run_busy_loop",

@@ -48,12 +48,13 @@ def run(
         RankError: these ranks cannot be run.
     """
     choice = choose(world_of(vllm_config), mode, rank, devices, free_host_bytes())
-    if to_the_end:
-        _require_batches(choice)
-    if plugin.RECORDER is not None:
-        if len(choice.replicas) == 1:  # the engine core will be in this process
-            plugin.RECORDER.roles.add("engine_core")
-        plugin.RECORDER.emit("ranks", **choice.to_event())
+    if to_the_end and choice.mode == "one" and choice.world.pipeline > 1:
+        # the launcher refuses ``edges``
+        raise RankError("--until ready: a pipeline stage alone gets no batch from the one before: "
+                        "--ranks all, or --until kv")  # fmt: skip
+    if plugin.RECORDER is not None and len(choice.replicas) == 1:
+        plugin.RECORDER.roles.add("engine_core")  # it will be in this process
+    plugin.emit("ranks", **choice.to_event())
     try:
         if len(choice.replicas) == 1:
             return _plan_replica(vllm_config, choice, choice.replicas[0], devices, to_the_end)
@@ -61,17 +62,6 @@ def run(
     except RankFailure as failure:
         print(f"memprof plan: {failure}", file=sys.stderr)
         return 1
-
-
-def _require_batches(choice: Choice) -> None:
-    """Refuse a rank that cannot take a batch without its peers. (The launcher refuses ``edges``.)
-
-    Raises:
-        RankError: with what to do instead.
-    """
-    if choice.mode == "one" and choice.world.pipeline > 1:
-        raise RankError("--until ready: a pipeline stage alone gets no batch from the one before: "
-                        "--ranks all, or --until kv")  # fmt: skip
 
 
 def world_of(vllm_config: Any) -> World:
@@ -169,16 +159,15 @@ def _plan_replica(
     from vllm.v1.executor import Executor
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    from vllm_memprof.engines.vllm import one_rank_executor
+    from vllm_memprof.engines.vllm import full_step, one_rank_executor
 
     data_parallel = choice.world.data > 1
     executor = Executor.get_class(vllm_config)
     if choice.mode != "all":
 
         def on_crowd(device: int) -> None:
-            if plugin.RECORDER is not None and devices:
-                apart = choice.with_fuller_devices(device, devices)
-                plugin.RECORDER.emit("ranks", **apart.to_event())
+            if devices:
+                plugin.emit("ranks", **choice.with_fuller_devices(device, devices).to_event())
 
         executor = one_rank_executor.make_executor(replica, devices, on_crowd)
     elif executor is UniProcExecutor:
@@ -193,7 +182,11 @@ def _plan_replica(
         # groups without peers cannot be taken down
         ended = core if choice.mode == "all" else core.model_executor
         try:
-            _run_batches(core, vllm_config)
+            if plugin.RECORDER is not None:
+                actions.model_is_ready(plugin.RECORDER, core.scheduler)
+            hold(READY)
+            plugin.emit("full_step", **full_step.drive(core, vllm_config))
+            hold(SERVED)
         finally:
             ended.shutdown()
         return 0
@@ -203,19 +196,6 @@ def _plan_replica(
         file=sys.stderr,
     )
     return 1
-
-
-def _run_batches(core: Any, vllm_config: Any) -> None:
-    """Announce the engine and run the largest batches."""
-    from vllm_memprof.engines.vllm import full_step
-
-    if plugin.RECORDER is not None:
-        actions.model_is_ready(plugin.RECORDER, core.scheduler)
-    hold(READY)
-    done = full_step.drive(core, vllm_config)
-    if plugin.RECORDER is not None:
-        plugin.RECORDER.emit("full_step", **done)
-    hold(SERVED)
 
 
 def _replicas_of_a_machine(world: World, devices: int | None) -> int:

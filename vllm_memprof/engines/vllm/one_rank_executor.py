@@ -14,12 +14,13 @@ import os
 import subprocess
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from vllm.v1.executor import uniproc_executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from vllm_memprof.engines.replaced import replaced
+from vllm_memprof.engines.replaced import all_replaced, replaced
 from vllm_memprof.engines.vllm.absent_peers import join_alone
 from vllm_memprof.engines.vllm.compiled_pieces import alike_pieces_once
 from vllm_memprof.engines.vllm.dynamo_caches import alike_questions_once
@@ -49,7 +50,7 @@ class PlanExecutor(UniProcExecutor):  # type: ignore[misc]
     """One worker, in this process, for a plan."""
 
     def determine_available_memory(self) -> list[int]:
-        with alike_questions_once(), alike_pieces_once(), needless_work():
+        with all_replaced(chain(alike_questions_once(), alike_pieces_once(), needless_work())):
             found: list[int] = super().determine_available_memory()
         return found
 

@@ -51,7 +51,8 @@ class Request:
         """
         if "messages" not in self.content:
             return self.content
-        return {"messages": [_with_images(message) for message in self.content["messages"]]}
+        messages = self.content["messages"]
+        return {"messages": [_with_urls(message, _as_data) for message in messages]}
 
 
 def load_requests(
@@ -171,7 +172,12 @@ def _why_wrong(row: Any) -> str | None:
 def _to_request(name: str, row: Mapping[str, Any], folders: Sequence[Path]) -> Request:
     if "messages" in row:
         images: list[Path] = []
-        messages = [_located(message, folders, images) for message in row["messages"]]
+
+        def locate(url: str) -> str:
+            images.append(_find(url.removeprefix("file://"), folders))
+            return str(images[-1])
+
+        messages = [_with_urls(message, locate) for message in row["messages"]]
         return Request(name, {"messages": messages}, tuple(images))
     if "image" not in row:
         return Request(name, {"prompt": row.get("prompt", row.get("text", ""))})
@@ -182,23 +188,6 @@ def _to_request(name: str, row: Mapping[str, Any], folders: Sequence[Path]) -> R
     return Request(name, {"messages": [{"role": "user", "content": content}]}, (path,))
 
 
-def _located(
-    message: Mapping[str, Any], folders: Sequence[Path], images: list[Path]
-) -> Mapping[str, Any]:
-    """Return a message whose image files are named by their paths; they are added to ``images``."""
-
-    def locate(url: str) -> str:
-        images.append(_find(url.removeprefix("file://"), folders))
-        return str(images[-1])
-
-    return _with_urls(message, locate)
-
-
-def _with_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message whose image files are in it as data."""
-    return _with_urls(message, lambda url: _as_data(Path(url)))
-
-
 def _with_urls(message: Mapping[str, Any], change: Callable[[str], str]) -> Mapping[str, Any]:
     """Return a message with every URL of an image that is a file here changed."""
     content = message.get("content")
@@ -206,17 +195,12 @@ def _with_urls(message: Mapping[str, Any], change: Callable[[str], str]) -> Mapp
         return message
     parts = []
     for part in content:
-        url = _url(part)
-        if url is not None and not _REMOTE.match(url):
+        image = part.get("image_url") if isinstance(part, dict) else None
+        url = image.get("url") if isinstance(image, dict) else None
+        if isinstance(url, str) and not _REMOTE.match(url):
             part = {**part, "image_url": {**part["image_url"], "url": change(url)}}
         parts.append(part)
     return {**message, "content": parts}
-
-
-def _url(part: Any) -> str | None:
-    image = part.get("image_url") if isinstance(part, dict) else None
-    url = image.get("url") if isinstance(image, dict) else None
-    return url if isinstance(url, str) else None
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path:
@@ -226,7 +210,8 @@ def _find(name: str, folders: Sequence[Path]) -> Path:
     return next((at for folder in folders if (at := folder / path).exists()), path)
 
 
-def _as_data(path: Path) -> str:
+def _as_data(name: str) -> str:
+    path = Path(name)
     try:
         content = base64.b64encode(path.read_bytes()).decode()
     except OSError as error:

@@ -12,8 +12,10 @@ everything else evenly or refuses to start.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from vllm_memprof.record.schema import HoldsMore, PlannedRanks
 
 #: Host memory of one worker process on a simulated device, as measured with vllm-ascend 0.23.0:
 #: about 1.2 GiB.
@@ -72,7 +74,7 @@ class World:
             experts = whole + (replica * group + rank % group < rest)
         return stage == 0, stage == self.pipeline - 1, layers, experts
 
-    def beyond(self, rank: int, other: int) -> list[dict[str, object]]:
+    def beyond(self, rank: int, other: int) -> list[HoldsMore]:
         """Return what a rank holds that another does not, as the model's sizes give it.
 
         Args:
@@ -81,25 +83,20 @@ class World:
         """
         first, last, layers, experts = self.shard(*divmod(rank, self.replica_size))
         not_first, not_last, few_layers, few_experts = self.shard(*divmod(other, self.replica_size))
-        found: list[dict[str, object]] = []
+        found: list[HoldsMore] = []
         if first and not not_first:
-            found.append(_more("token_embedding", None, self.head_bytes))
+            found.append(HoldsMore("token_embedding", None, self.head_bytes))
         if last and not not_last:
-            found.append(_more("lm_head", None, self.head_bytes))
+            found.append(HoldsMore("lm_head", None, self.head_bytes))
         if len(layers) > len(few_layers):
-            found.append(_more("layers", len(layers) - len(few_layers), None))
+            found.append(HoldsMore("layers", len(layers) - len(few_layers), None))
         more = (experts or 0) - (few_experts or 0)
         if more > 0:
             with_experts = sum(kind.endswith(EXPERTS) for kind in layers)
             known = self.expert_bytes is not None and with_experts
             size = more * with_experts * (self.expert_bytes or 0) if known else None
-            found.append(_more("experts", more, size))
+            found.append(HoldsMore("experts", more, size))
         return found
-
-
-def _more(what: str, count: int | None, size: int | None) -> dict[str, object]:
-    """Return the keys of a ``record.schema.HoldsMore``."""
-    return {"what": what, "count": count, "bytes": size}
 
 
 @dataclass(frozen=True)
@@ -124,25 +121,21 @@ class Choice:
 
     def to_event(self) -> dict[str, object]:
         """Return the keys of a ``ranks`` event."""
-        return {
-            "mode": self.mode,
-            "why": self.why,
-            "world_size": self.world.size,
-            "run": sorted(self.alike),
-            "alike": {str(rank): others for rank, others in self.alike.items() if others},
-            "not_run": self.not_run,
-            "more": {str(rank): more for rank in self.not_run if (more := self._more_of(rank))},
-        }
-
-    def _more_of(self, rank: int) -> list[dict[str, object]]:
-        """Return what a rank that is not run holds beside what the first rank run holds."""
-        found = self.world.beyond(rank, min(self.alike))
-        if self.crowded is not None:
-            device, contexts = self.crowded
-            devices = contexts + 1
-            if rank % self.world.replica_size % devices == device:
-                found.append(_more("contexts", contexts, None))
-        return found
+        alike = {rank: others for rank, others in self.alike.items() if others}
+        more = {}
+        for rank in self.not_run:
+            # what it holds beside what the first rank run holds
+            found = self.world.beyond(rank, min(self.alike))
+            if self.crowded is not None:
+                device, contexts = self.crowded
+                if rank % self.world.replica_size % (contexts + 1) == device:
+                    found.append(HoldsMore("contexts", contexts, None))
+            if found:
+                more[rank] = found
+        ranks = PlannedRanks(
+            self.mode, self.why, self.world.size, sorted(self.alike), alike, self.not_run, more
+        )
+        return asdict(ranks)
 
     def with_fuller_devices(self, device: int, devices: int) -> Choice:
         """Return the choice where every worker of a machine leaves a context on one of its devices.

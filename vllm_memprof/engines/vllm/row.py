@@ -49,6 +49,11 @@ ROW = EngineRow(
     part=PART,
     cuda="vllm",
     script=True,
+    option_files=(
+        "engine/arg_utils.py",
+        "entrypoints/openai/cli_args.py",
+        "entrypoints/cli/serve.py",
+    ),
     # With 0.13.0 the import of a worker opens a device, so that a fork has one context less.
     warm_since=(0, 23),
 )

@@ -19,7 +19,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from vllm_memprof.engines.replaced import replaced
+from vllm_memprof.engines.replaced import Replacement
 
 #: Module, class or "", function: during which the garbage collector is off.
 _OF_THE_HOST = (
@@ -29,41 +29,30 @@ _OF_THE_HOST = (
 )
 
 
-@contextlib.contextmanager
-def needless_work() -> Iterator[None]:
-    """Inside, it is left out."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_dropped_guards())
-        for module, cls, name in _OF_THE_HOST:
-            with contextlib.suppress(ImportError, AttributeError):  # a release without it
-                owner = importlib.import_module(module)
-                owner = getattr(owner, cls) if cls else owner
-                held = vars(owner).get(name)
-                if held is not None:
-                    stack.enter_context(replaced(owner, name, _uncollected(held)))
-        yield
-
-
-@contextlib.contextmanager
-def _dropped_guards() -> Iterator[None]:
-    """``CheckFunctionManager`` gets none to build where all are to be dropped. (torch 2.10)"""
+def needless_work() -> Iterator[Replacement]:
+    """Yield functions as such that leave it out; what a release lacks is left out."""
+    for module, cls, name in _OF_THE_HOST:
+        with contextlib.suppress(ImportError, AttributeError):
+            owner = importlib.import_module(module)
+            owner = getattr(owner, cls) if cls else owner
+            if (held := vars(owner).get(name)) is not None:
+                yield owner, name, _uncollected(held)
     try:
         from torch._dynamo.convert_frame import GraphCaptureOutput
         from torch.compiler import skip_all_guards_unsafe
-    except ImportError:  # a release without it
-        yield
+    except ImportError:
         return
     build = GraphCaptureOutput.build_guards
 
     @functools.wraps(build)
     def build_kept(self: Any, code: Any, hooks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """``CheckFunctionManager`` gets none to build where all are dropped. (torch 2.10)"""
         if getattr(hooks, "guard_filter_fn", None) is not skip_all_guards_unsafe:
             return build(self, code, hooks, *args, **kwargs)
         with without_guards(self.output_graph):
             return build(self, code, hooks, *args, **kwargs)
 
-    with replaced(GraphCaptureOutput, "build_guards", build_kept):
-        yield
+    yield GraphCaptureOutput, "build_guards", build_kept
 
 
 @contextlib.contextmanager

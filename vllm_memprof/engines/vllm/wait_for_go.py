@@ -1,6 +1,6 @@
 """Stops a plan at a moment until it is told to go on, with all memory that it holds then.
 
-``plan --share`` starts instances beside each other: each waits here, so that the next one meets a
+``memprof share`` starts instances beside each other: each waits here, so that the next one meets a
 neighbour whose memory stands still. Runs in the engine's process; inert without the variable.
 Standard library only.
 """

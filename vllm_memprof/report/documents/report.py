@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from vllm_memprof.accounting.equations import STARTUP_PLAN
+from vllm_memprof.accounting.budget.equations import STARTUP_PLAN
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.summary import engine_text
 from vllm_memprof.accuracy.spread import spread_of
 from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.record.spans import MODELLED, last_of
-from vllm_memprof.report.sections import sections
+from vllm_memprof.report.sections import SECTIONS, sections
 from vllm_memprof.report.sections.audit import audited
 from vllm_memprof.report.sections.base import least_grant
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
@@ -22,11 +24,6 @@ from vllm_memprof.text import Text, join, text
 _VERDICTS = ("fits", "narrow", "release", "exceeds")
 #: Label of the worker of a log that speaks of one alone.
 SOLE_WORKER = "the worker"
-#: A log rarely shows a run to its end: what it shows is said, and no more.
-_STATUS_OF_A_LOG = {
-    "ok": text("no failure in the log"),
-    "truncated": text("the log ends before the KV cache is sized"),
-}
 
 
 def report_document(report: Report, width: int) -> Document:
@@ -41,22 +38,51 @@ def report_document(report: Report, width: int) -> Document:
         sections=sections(report, width),
         verdict=verdict(report),
         badge=Line("", _status_word(report), good),
+        simulated=report.run.simulated,
+    )
+
+
+#: Name of a part of a report -> tables, or what stands before and behind them.
+SUMMARY, FINDINGS = "summary", "findings"
+NAMES = (SUMMARY, *SECTIONS, FINDINGS)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Some parts of a report."""
+
+    report: Report
+    names: tuple[str, ...]  # of ``NAMES``
+
+
+def parts_document(parts: Parts, width: int) -> Document:
+    """Return these parts of the report, in the order of their names."""
+    report = parts.report
+    whole = SUMMARY in parts.names
+    return Document(
+        kind="report",
+        title=report.run.model,
+        head=head(report) if whole else [],
+        findings=finding_views(report) if FINDINGS in parts.names else None,
+        sections=sections(report, width, [name for name in parts.names if name in SECTIONS]),
+        verdict=verdict(report) if whole else "",
+        simulated=report.run.simulated,
     )
 
 
 def head(report: Report) -> list[Line]:
     """Return the lines that name a run."""
     run = report.run
-    engine = " ".join(part for part in (run.engine, run.engine_version) if part)
     ended_well = run.status in ("ok", "running")
     notes = list(run.notes)
-    if run.source == "log" and not any(rank.phases for rank in report.ranks):
-        notes.append(text("no phase was measured: the log holds no snapshot of memory"))
+    no_phases = EVIDENCE[run.source].no_phases
+    if no_phases is not None and not any(rank.phases for rank in report.ranks):
+        notes.append(no_phases)
     return [
         *failure_lines(report.failure),
         Line(text("model"), run.model, TOTAL, summary=True),
         *_deployment(report),
-        Line(text("engine"), engine or text("engine unknown"), summary=True),
+        Line(text("engine"), engine_text(run), summary=True),
         Line(text("device"), _device(report), summary=True),
         *_commands(report),
         Line(text("status"), _status(report), PLAIN if ended_well else BAD),
@@ -111,19 +137,19 @@ def verdict(report: Report) -> Text:
     """Return the result in one sentence: KV cache granted, equation recomputed, whether it fits."""
     if report.deployment is not None and len(report.deployment.groups) > 1:
         return _by_group(report, report.deployment.groups)
-    least = least_grant(report.ranks)
+    evidence, least = EVIDENCE[report.run.source], least_grant(report.ranks)
     if least is None or least.budget.engine_kv_cache_bytes is None:
         if report.run.status == "oom" or any(rank.oom is not None for rank in report.ranks):
             return _out_of_memory(report)
-        if report.run.source == "log" and report.run.status == "truncated":
-            return text("no KV cache in the log")
+        if evidence.no_kv_cache is not None and report.run.status == "truncated":
+            return evidence.no_kv_cache
         tokens = [rank.kv.tokens for rank in report.ranks if rank.kv.tokens is not None]
         if tokens and not report.run.exit_reason:
             return text("KV cache of {tokens:,} tokens, its size is not known", tokens=min(tokens))
         if not report.run.exit_reason:
             return text("no KV cache was sized")
         return text("no KV cache was sized: {reason}", reason=report.run.exit_reason)
-    budget, log = least.budget, report.run.source == "log"
+    budget, log = least.budget, evidence.partial
     not_run = report.run.ranks.not_run if report.run.ranks else []
     size = text("KV cache {size:gib} GiB", size=budget.engine_kv_cache_bytes)
     granted = size
@@ -210,10 +236,10 @@ def _fits_device(report: Report) -> list[Text]:
     budget = worst.budget
     match budget.device_verdict:
         case "fits":
-            said = text("fits the device, {size:gib} GiB spare", size=budget.spare_bytes)
+            said = text("fits the device, headroom {size:gib} GiB", size=budget.spare_bytes)
         case "narrow":
             said = text(
-                "fits the device narrowly, {size:gib} GiB spare, less than profiling may miss",
+                "fits the device narrowly, headroom {size:gib} GiB, less than profiling may miss",
                 size=budget.spare_bytes,
             )
         case "release":
@@ -289,7 +315,7 @@ def _recomputed(report: Report) -> Text:
         return text("fixed by --kv-cache-memory-bytes")
     results: dict[bool | None, list[RankReport]] = {}
     for rank in report.ranks:
-        if report.run.source == "log" and rank.budget.engine_kv_cache_bytes is None:
+        if EVIDENCE[report.run.source].partial and rank.budget.engine_kv_cache_bytes is None:
             continue  # lines without a rank, or a rank that was not sized
         results.setdefault(rank.budget.balanced, []).append(rank)
     equal, wrong, unknown = (results.get(result, []) for result in (True, False, None))
@@ -331,7 +357,7 @@ def _device(report: Report) -> str:
 
 def _status_word(report: Report) -> str:
     status = report.run.status
-    words = {**STATUS_WORDS, **(_STATUS_OF_A_LOG if report.run.source == "log" else {})}
+    words = {**STATUS_WORDS, **EVIDENCE[report.run.source].status}
     return words.get(status, status)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.document import Section
 from vllm_memprof.report.sections.allocations import allocation_sections
@@ -22,29 +25,38 @@ from vllm_memprof.report.sections.serving_growth import serving_growth_sections
 from vllm_memprof.tables import WIDE
 
 
-def sections(report: Report, width: int) -> list[Section]:
-    """Return all tables of a report, in their order.
+def _phases(report: Report, width: int) -> list[Section]:
+    """Return the table of phases; few logs name one."""
+    phases = phase_section(report, width >= WIDE)
+    return [phases] if phases.rows or not EVIDENCE[report.run.source].partial else []
+
+
+#: Name for ``--section`` -> the tables, in the order in which they are read.
+SECTIONS: dict[str, Callable[[Report, int], list[Section]]] = {
+    "oom": lambda report, width: oom_sections(report),
+    "hosts": deployment_sections,
+    "equation": lambda report, width: budget_sections(report),
+    "device": lambda report, width: device_sections(report, width >= WIDE),
+    "phases": _phases,
+    "growth": growth_sections,
+    "cross-check": lambda report, width: audit_sections(report, width >= WIDE),
+    "kv-cache": lambda report, width: kv_sections(report),
+    "printed": lambda report, width: printed_sections(report),
+    "communicators": lambda report, width: communicator_sections(report),
+    "empty-cache": lambda report, width: empty_cache_sections(report, width >= WIDE),
+    "requests": lambda report, width: request_sections(report, width >= WIDE),
+    "serving": lambda report, width: serving_growth_sections(report, width >= WIDE),
+    "cycles": lambda report, width: cycle_sections(report),
+    "allocations": lambda report, width: allocation_sections(report),
+}
+
+
+def sections(report: Report, width: int, names: Iterable[str] = SECTIONS) -> list[Section]:
+    """Return the tables of a report, in the order of their names.
 
     Args:
         report: of one run.
         width: characters that a line has; from ``WIDE`` on, tables gain columns.
+        names: of ``SECTIONS``; all by default.
     """
-    wide = width >= WIDE
-    phases = phase_section(report, wide)
-    found = deployment_sections(report, width)
-    if phases.rows or report.run.source != "log":  # few logs name phases
-        found.append(phases)
-    found += budget_sections(report)
-    found += audit_sections(report, wide)
-    found += printed_sections(report)
-    found += kv_sections(report)
-    found += device_sections(report, wide)
-    found += oom_sections(report)
-    found += growth_sections(report, width)
-    found += communicator_sections(report)
-    found += request_sections(report, wide)
-    found += empty_cache_sections(report, wide)
-    found += cycle_sections(report)
-    found += serving_growth_sections(report, wide)
-    found += allocation_sections(report)
-    return found
+    return [section for name in names for section in SECTIONS[name](report, width)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import Report, TracedProcess
-from vllm_memprof.accounting.serving_growth import process_name
+from vllm_memprof.accounting.serving.growth import process_name
 from vllm_memprof.document import Section
 from vllm_memprof.tables import COUNT, RATE, Column, table
 from vllm_memprof.text import Text, text

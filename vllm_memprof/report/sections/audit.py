@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.audit import audit_title
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import MODELLED, AuditRow, RankReport, Report
-from vllm_memprof.accounting.quantities import QUANTITIES
+from vllm_memprof.accounting.readings.audit import audit_title
+from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.document import BAD, MUTED, PLAIN, TOTAL, Section
 from vllm_memprof.tables import (
     COUNT,
@@ -63,12 +64,9 @@ def recomputed_from(report: Report, rank: RankReport) -> list[str]:
         return []
     terms = {term.name for term in budget.terms if term.subtracted}
     kept = [row for row in budget.audit if row.term in terms and row.engine_bytes is not None]
-    if report.run.source == "log":
-        note = text(
-            "recomputed from the engine's own figures: its arithmetic and release are understood; "
-            "no figure is audited, a log holds the engine's figures only"
-        )
-    elif kept:
+    if (note := EVIDENCE[report.run.source].recomputed) is not None:
+        return [note]
+    if kept:
         note = text(
             "recomputed from the engine's own figures: its arithmetic and release are understood; "
             "the audit compares the figures"
@@ -85,7 +83,7 @@ def audited(report: Report) -> Text | None:
         labels = list(dict.fromkeys(rank.label for rank, _ in off))
         titles = list(dict.fromkeys(audit_title(row) for _, row in off))
         return text(
-            "audit: differs on {labels} in {terms}",
+            "cross-check: {terms} differ on {labels}",
             labels=fold(labels),
             terms=join(", ", titles),
         )
@@ -95,7 +93,7 @@ def audited(report: Report) -> Text | None:
     compared = {row.term for _, row in rows if row.engine_bytes is not None}
     agree = {row.term for row in agreeing} - {row.term for _, row in rows if row.undecided}
     return text(
-        "audit: {agree} of {count} figures agree",
+        "{agree} of {count} values match",
         agree=len(agree),
         count=len(compared),
     )

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from packaging.version import Version
 
-from vllm_memprof.accounting.equations import (
+from vllm_memprof.accounting.budget.equations import (
     EQUATIONS,
     STARTUP_PLAN,
     divisor_of,
     form_of,
     ignoring_fixed_size,
 )
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.model import (
     DERIVED,
     MODELLED,
     Budget,
-    NotSubtracted,
-    PeakItem,
+    MemoryItem,
     RankReport,
     Report,
     TermRow,
 )
-from vllm_memprof.accounting.quantities import is_device_wide, title_of
+from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
+from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.document import BAD, GOOD, MUTED, NOT_MEASURED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.report.sections.audit import recomputed_from
 from vllm_memprof.tables import (
@@ -46,13 +47,13 @@ from vllm_memprof.units import minus
 
 def budget_sections(report: Report) -> list[Section]:
     """Return the tables of each group of ranks that agree to the byte."""
-    log = report.run.source == "log"  # may end with what was asked for
     known = [
         rank
         for rank in report.ranks
         if rank.budget.engine_kv_cache_bytes is not None
         or any(term.bytes is not None for term in rank.budget.terms)
-        or (log and rank.budget.requested is not None)
+        # it may end with what was asked for
+        or (EVIDENCE[report.run.source].partial and rank.budget.requested is not None)
     ]
     known.sort(
         key=lambda rank: (
@@ -89,7 +90,8 @@ def _marked(title: str, budget: Budget, name: str) -> str:
 def _anything_not_subtracted(report: Report, budget: Budget) -> bool:
     """Return False for a log that prints none of the items: a note of the equation says so."""
     return any(
-        report.run.source != "log" or item.bytes is not None for item in budget.not_subtracted
+        item.bytes is not None or not EVIDENCE[report.run.source].partial
+        for item in budget.not_subtracted
     )
 
 
@@ -182,27 +184,21 @@ def _not_known_of_the_device(rank: RankReport) -> Text:
 
 
 def _equation_notes(report: Report, rank: RankReport) -> list[str]:
-    budget = rank.budget
+    budget, evidence = rank.budget, EVIDENCE[report.run.source]
     if budget.equation is None:
-        if report.run.source == "log" and report.run.engine_version is None:
-            return [
-                text(
-                    "the log names neither the release nor an equation: its figures are shown as "
-                    "they are"
-                )
-            ]
-        release = " ".join(part for part in (report.run.engine, report.run.engine_version) if part)
+        if evidence.no_equation is not None and report.run.engine_version is None:
+            return [evidence.no_equation]
         return [
             text(
                 "no equation is known for {release}: its figures are shown as they are",
-                release=release or text("this engine"),
+                release=engine_name(report.run) or text("this engine"),
             )
         ]
     notes: list[str] = [
         f"{budget.equation}: {budget.formula}",
         text("source: {cite}", cite=budget.cite),
     ]
-    if report.run.engine_version is None or report.run.source == "log":
+    if report.run.engine_version is None or evidence.partial:
         notes.append(text("chosen by {reason}", reason=budget.chosen_by))
     row = form_of(budget.equation)
     if row is not None and row.base != "device_total_bytes":
@@ -214,7 +210,7 @@ def _equation_notes(report: Report, rank: RankReport) -> list[str]:
                     **_releases(row.id),
                 )
             )
-        if report.run.source == "log":
+        if evidence.partial:
             notes.append(_not_known_of_the_device(rank))
     if report.run.engine_version is None and budget.takes_fixed_size:
         releases = ignoring_fixed_size(budget.equation)
@@ -274,7 +270,7 @@ def _equation_notes(report: Report, rank: RankReport) -> list[str]:
     ]
 
 
-def _not_measured(item: PeakItem | NotSubtracted) -> Text:
+def _not_measured(item: MemoryItem) -> Text:
     """Return the note of an item that is not known."""
     return text(
         "{title}: {not_measured} ({reason})",
@@ -331,7 +327,7 @@ def _budgets_section(rank: RankReport, labels: str) -> Section:
         )
 
     spare = budget.spare_bytes
-    title = _marked(text("spare at the serving peak"), budget, "spare_bytes")
+    title = _marked(text("headroom at the serving peak"), budget, "spare_bytes")
     style = {"fits": GOOD, "exceeds": BAD}.get(budget.device_verdict or "", PLAIN)
     rows = [
         sized(text("KV cache granted by the engine"), "engine_kv_cache_bytes", rank.kv.tokens),
@@ -373,7 +369,7 @@ def _fits_request_section(report: Report, budget: Budget, labels: str) -> Sectio
     rows: list[Row | Size] = [Size(recomputed, budget.kv_cache_bytes, tokens=budget.kv_tokens)]
     notes: list[str] = []
     missing = [item for item in budget.not_subtracted if item.bytes is None]
-    if report.run.source == "log":
+    if EVIDENCE[report.run.source].partial:
         for reason in dict.fromkeys(item.reason for item in missing):
             titles = join("; ", [item.title for item in missing if item.reason == reason])
             notes.append(text("NOT MEASURED: {what} ({reason})", what=titles, reason=reason))

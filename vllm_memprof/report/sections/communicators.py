@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.communicators import CommunicatorUse, communicators_of
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.owners.outside_torch import CommunicatorUse, communicators_of
 from vllm_memprof.document import Section
 from vllm_memprof.tables import Column, alike, grown_mib, table
 from vllm_memprof.text import text

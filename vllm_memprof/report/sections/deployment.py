@@ -5,9 +5,10 @@ A report of one host has none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from statistics import median_low
+from typing import NamedTuple
 
 from vllm_memprof.accounting.model import (
     COLLECTIVES,
@@ -19,13 +20,11 @@ from vllm_memprof.accounting.model import (
     Report,
 )
 from vllm_memprof.accounting.model import UNKNOWN as UNKNOWN_CLOCK
-from vllm_memprof.accounting.skew import OwnerSkew, skew_by_owner
-from vllm_memprof.document import BAD, MUTED, PLAIN, Head, Row, Section
+from vllm_memprof.accounting.owners.skew import OwnerSkew, skew_by_owner
+from vllm_memprof.document import BAD, MUTED, PLAIN, Row, Section
 from vllm_memprof.record.deployment import Gap
-from vllm_memprof.record.spans import Span
-from vllm_memprof.tables import STATUS_WORDS, fold, modelled
+from vllm_memprof.tables import COMMAS, GIB, GIB4, STATUS_WORDS, Column, fold, modelled, table
 from vllm_memprof.text import Text, text
-from vllm_memprof.units import format_gib
 
 #: Ranks that have a row of their own in a table.
 _LISTED_RANKS = 16
@@ -46,10 +45,7 @@ def deployment_sections(report: Report, width: int) -> list[Section]:
     if deployment is None:
         return []
     found = [_hosts(report, deployment), _cores(deployment)]
-    found += _ranks(report, deployment)
-    found += _skew(report)
-    found += _matrix(report, deployment, width)
-    return found
+    return [*found, *_ranks(report), *_skew(report), *_matrix(report, width)]
 
 
 def gap_text(gap: Gap) -> Text:
@@ -69,49 +65,48 @@ def gap_text(gap: Gap) -> Text:
     return text("no rank left a record in {name}", name=name)
 
 
+class _Host(NamedTuple):
+    """A host with the least that a rank on it has to spare."""
+
+    host: HostRow
+    spare_bytes: int | None
+    status: str
+
+    @property
+    def style(self) -> str:
+        return PLAIN if self.host.status in ("ok", "running") else BAD
+
+
 def _hosts(report: Report, deployment: Deployment) -> Section:
-    by_label = {rank.label: rank for rank in report.ranks}
-    several = len(deployment.groups) > 1
-    spares: list[tuple[int | None, HostRow]] = []
-    for row in deployment.hosts:
-        known = [by_label[label].budget.spare_bytes for label in row.labels]
-        spares.append((min((size for size in known if size is not None), default=None), row))
-    spares.sort(key=lambda entry: (entry[0] is None, entry[0] or 0))
-    shown = spares[:_LISTED_HOSTS]
-    rows = []
+    spare = {rank.label: rank.budget.spare_bytes for rank in report.ranks}
     told: set[str] = set()  # runs whose reason stands in a row above
-    for spare, row in shown:
-        ok = row.status in ("ok", "running")
-        status: str = STATUS_WORDS.get(row.status, row.status)
-        if row.exit_reason and not ok and row.run not in told:
-            told.add(row.run)
-            status = text("{status}: {reason}", status=status, reason=row.exit_reason)
-        cells = [
-            row.host or "-",
-            *([row.group or "-"] if several else []),
-            fold(row.labels) or "-",
-            status,
-            format_gib(spare),
-            _clock(row),
-        ]
-        rows.append(Row(cells, style=PLAIN if ok else BAD))
-    columns = [
-        Head(text("Host"), right=False),
-        *([Head(text("Engine group"), right=False)] if several else []),
-        Head(text("Ranks on it"), right=False),
-        Head(text("Status"), right=False),
-        Head(modelled(text("Least spare, GiB"), report.run.simulated)),
-        Head(text("Clock, s"), right=False),
-    ]
+
+    def least(row: HostRow) -> int | None:
+        known = [size for label in row.labels if (size := spare[label]) is not None]
+        return min(known, default=None)
+
+    def status(row: HostRow) -> str:
+        word: str = STATUS_WORDS.get(row.status, row.status)
+        if not row.exit_reason or row.status in ("ok", "running") or row.run in told:
+            return word
+        told.add(row.run)
+        return text("{status}: {reason}", status=word, reason=row.exit_reason)
+
+    ranked = sorted(deployment.hosts, key=lambda row: (least(row) is None, least(row) or 0))
+    rows = [_Host(row, least(row), status(row)) for row in ranked[:_LISTED_HOSTS]]
+    columns = (
+        Column("Host", "host.host"),
+        Column("Engine group", "host.group", when=len(deployment.groups) > 1),
+        Column("Ranks on it", lambda row: fold(row.host.labels) or "-"),
+        Column("Status", "status"),
+        Column("Least headroom, GiB", "spare_bytes", GIB, marked=True),
+        Column("Clock, s", lambda row: _clock(row.host)),
+    )
     notes: list[str] = [*_clock_notes(deployment)]
-    if len(spares) > len(shown):
-        notes.append(
-            text(
-                "{count} more hosts, with more to spare, are in report.json",
-                count=len(spares) - len(shown),
-            )
-        )
-    return Section(text("Hosts, the one with the least to spare first"), columns, rows, notes)
+    if (more := len(ranked) - len(rows)) > 0:
+        notes.append(text("{count} more hosts, with more headroom, are in report.json", count=more))
+    title = text("Hosts, the one with the least headroom first")
+    return table(title, columns, rows, notes, simulated=report.run.simulated)
 
 
 def _clock(row: HostRow) -> str:
@@ -192,7 +187,6 @@ def _hosts_of(rows: Sequence[HostRow]) -> str:
 
 def _cores(deployment: Deployment) -> Section:
     several = len(deployment.groups) > 1
-    rows = []
     cores = deployment.cores
     least: dict[str | None, int | None] = {}
     for core in cores:
@@ -201,27 +195,14 @@ def _cores(deployment: Deployment) -> Section:
         if size is not None and (known is None or size < known):
             least[core.group] = size
     ranked = sorted(cores, key=lambda core: (core.group or "", core.granted_bytes or 0))
-    for core in ranked[:_LISTED_HOSTS]:
-        rows.append(
-            Row(
-                [
-                    *([core.group or "-"] if several else []),
-                    "-" if core.dp_rank is None else f"DP{core.dp_rank}",
-                    fold(core.hosts),
-                    format_gib(core.granted_bytes, 4),
-                    "-" if core.tokens is None else f"{core.tokens:,}",
-                    core.least_label or "-",
-                ]
-            )
-        )
-    columns = [
-        *([Head(text("Engine group"), right=False)] if several else []),
-        Head(text("Engine core"), right=False),
-        Head(text("Hosts"), right=False),
-        Head(text("Granted, GiB")),
-        Head(text("Tokens")),
-        Head(text("Rank with the least"), right=False),
-    ]
+    columns = (
+        Column("Engine group", "group", when=several),
+        Column("Engine core", lambda core: None if core.dp_rank is None else f"DP{core.dp_rank}"),
+        Column("Hosts", lambda core: fold(core.hosts)),
+        Column("Granted, GiB", "granted_bytes", GIB4),
+        Column("Tokens", "tokens", COMMAS),
+        Column("Rank with the least", "least_label"),
+    )
     notes: list[str] = []
     for group, size in least.items():
         if several:
@@ -230,99 +211,71 @@ def _cores(deployment: Deployment) -> Section:
             notes.append(text("least of all engine cores: {size:gib4} GiB", size=size))
     if several:
         notes.append(text("each group has a budget of its own: their KV caches are not compared"))
-    if len(ranked) > _LISTED_HOSTS:
-        notes.append(
-            text("{count} more engine cores are in report.json", count=len(ranked) - _LISTED_HOSTS)
-        )
-    return Section(text("KV cache granted by engine core"), columns, rows, notes)
+    if (more := len(ranked) - _LISTED_HOSTS) > 0:
+        notes.append(text("{count} more engine cores are in report.json", count=more))
+    return table(text("KV cache granted by engine core"), columns, ranked[:_LISTED_HOSTS], notes)
 
 
-def _ranks(report: Report, deployment: Deployment) -> list[Section]:
+_RANKS = (
+    Column("Rank", "label"),
+    Column("Host", "host"),
+    Column("Headroom", "budget.spare_bytes", GIB4, marked=True),
+    Column("Granted", "budget.engine_kv_cache_bytes", GIB4),
+    Column("Fits the device", "budget.fits_device_bytes", GIB4, marked=True),
+)
+
+
+def _ranks(report: Report) -> list[Section]:
     known = [rank for rank in report.ranks if rank.budget.spare_bytes is not None]
     if not known:
         return []
     ranked = sorted(known, key=lambda rank: rank.budget.spare_bytes or 0)
-    rows = [
-        Row(
-            [
-                rank.label,
-                rank.host or "-",
-                format_gib(rank.budget.spare_bytes, 4),
-                format_gib(rank.budget.engine_kv_cache_bytes, 4),
-                format_gib(rank.budget.fits_device_bytes, 4),
-            ],
-            style=BAD if (rank.budget.spare_bytes or 0) < 0 else PLAIN,
-        )
-        for rank in ranked[:_LISTED_RANKS]
-    ]
-    columns = [
-        Head(text("Rank"), right=False),
-        Head(text("Host"), right=False),
-        Head(modelled(text("Spare"), report.run.simulated)),
-        Head(text("Granted")),
-        Head(modelled(text("Fits the device"), report.run.simulated)),
-    ]
     notes: list[str] = []
-    if len(ranked) > _LISTED_RANKS:
-        notes.append(
-            text(
-                "{count} more ranks, with more to spare, are in report.json",
-                count=len(ranked) - _LISTED_RANKS,
-            )
-        )
+    if (more := len(ranked) - _LISTED_RANKS) > 0:
+        notes.append(text("{count} more ranks, with more headroom, are in report.json", count=more))
     if len(known) < len(report.ranks):
         unknown = [rank.label for rank in report.ranks if rank.budget.spare_bytes is None]
         notes.append(text("not known of {labels}", labels=fold(unknown)))
-    return [
-        Section(
-            text("Ranks by what is spare at the serving peak, GiB, the least first"),
-            columns,
-            rows,
-            notes,
-        )
-    ]
+
+    def look(rank: RankReport) -> str:
+        return BAD if (rank.budget.spare_bytes or 0) < 0 else PLAIN
+
+    title = text("Ranks by headroom at the serving peak, GiB, the least first")
+    rows = ranked[:_LISTED_RANKS]
+    return [table(title, _RANKS, rows, notes, simulated=report.run.simulated, look=look)]
 
 
 def _skew(report: Report) -> list[Section]:
     found = skew_by_owner(report)
     if not found:
         return []
-    rows = [_skew_row(row, report) for row in found[:_LISTED_OWNERS]]
-    columns = [
-        Head(text("Owner"), right=False),
-        Head(text("Between\nranks")),
-        Head(text("Least on"), right=False),
-        Head(text("Most on"), right=False),
-        Head(text("Between\nhosts")),
-    ]
+
+    def owner(row: OwnerSkew) -> str:
+        title = modelled(row.title, report.run.simulated and row.modelled)
+        if row.group is None:
+            return title
+        return text("{group}: {title}", group=row.group, title=title)
+
+    columns = (
+        Column("Owner", owner),
+        Column("Between\nranks", lambda row: row.most - row.least, GIB4),
+        Column("Least on", "least_label"),
+        Column("Most on", "most_label"),
+        Column("Between\nhosts", "between_hosts", GIB4),
+    )
     notes: list[str] = [
         text("of the last reading before the shutdown that all ranks have; the largest first"),
         text("between hosts: of the median rank of each host, the highest less the lowest"),
     ]
     if any(row.group for row in found):
         notes.append(text("ranks are compared within their group"))
-    if len(found) > _LISTED_OWNERS:
-        notes.append(text("{count} more owners differ by less", count=len(found) - _LISTED_OWNERS))
-    return [Section(text("Differences of device memory by owner, GiB"), columns, rows, notes)]
+    if (more := len(found) - _LISTED_OWNERS) > 0:
+        notes.append(text("{count} more owners differ by less", count=more))
+    title = text("Differences of device memory by owner, GiB")
+    return [table(title, columns, found[:_LISTED_OWNERS], notes)]
 
 
-def _skew_row(row: OwnerSkew, report: Report) -> Row:
-    title = modelled(row.title, report.run.simulated and row.modelled)
-    if row.group is not None:
-        title = text("{group}: {title}", group=row.group, title=title)
-    return Row(
-        [
-            title,
-            format_gib(row.most - row.least, 4),
-            row.least_label,
-            row.most_label,
-            format_gib(row.between_hosts, 4),
-        ]
-    )
-
-
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """One row of the matrix: a rank, or the slowest rank of a host in each phase."""
 
     name: str
@@ -330,7 +283,7 @@ class _Line:
     seconds: dict[str, tuple[float, str]]  # phase -> s, label of the rank
 
 
-def _matrix(report: Report, deployment: Deployment, width: int) -> list[Section]:
+def _matrix(report: Report, width: int) -> list[Section]:
     """Return seconds by rank and phase; of many ranks by host, of many hosts the outliers."""
     times = {rank.label: _seconds(rank) for rank in report.ranks}
     phases: dict[str, float] = {}
@@ -368,25 +321,18 @@ def _matrix(report: Report, deployment: Deployment, width: int) -> list[Section]
     if by_rank:
         room -= max(len(line.host) for line in lines) + 2
     shown = _fitting(phases, room)
-    rows = []
-    for line in lines:
-        cells = [line.name, *([line.host] if by_rank else [])]
-        for phase in shown:
-            entry = line.seconds.get(phase)
-            mark = _SLOWEST if entry is not None and entry == slowest[phase] else ""
-            cells.append("-" if entry is None else f"{entry[0]:.2f}{mark}")
-        rows.append(Row(cells, style=PLAIN))
-    names = {phase: slowest[phase][1] for phase in shown}
-    rows.append(
-        Row(
-            [text("slowest"), *([""] if by_rank else []), *names.values()],
-            style=MUTED,
-        )
-    )
+
+    def took(phase: str, line: _Line) -> str | None:
+        entry = line.seconds.get(phase)
+        if entry is None:
+            return None
+        return f"{entry[0]:.2f}{_SLOWEST if entry == slowest[phase] else ''}"
+
+    last = [text("slowest"), *([""] if by_rank else []), *(slowest[phase][1] for phase in shown)]
     columns = [
-        Head(text("Rank") if by_rank else text("Host"), right=False),
-        *([Head(text("Host"), right=False)] if by_rank else []),
-        *(Head(phase) for phase in shown),
+        Column("Rank", "name", when=by_rank),
+        Column("Host", "host"),
+        *(Column(phase, partial(took, phase), right=True) for phase in shown),
     ]
     notes: list[str] = [text("{mark}: the slowest rank of the phase", mark=_SLOWEST)]
     if not by_rank:
@@ -408,7 +354,7 @@ def _matrix(report: Report, deployment: Deployment, width: int) -> list[Section]
         others = [phase for phase in phases if phase not in shown]
         notes.append(text("shorter phases: {phases}", phases=", ".join(others)))
     title = text("Seconds by rank and phase") if by_rank else text("Seconds by host and phase")
-    return [Section(title, columns, rows, notes)]
+    return [table(title, columns, [*lines, Row(last, style=MUTED)], notes)]
 
 
 def _by_host(report: Report, times: dict[str, dict[str, float]]) -> list[_Line]:
@@ -454,24 +400,14 @@ def _fitting(phases: dict[str, float], room: int) -> list[str]:
 
 
 def _seconds(rank: RankReport) -> dict[str, float]:
-    """Return the seconds of the outermost phases of a rank's start-up, in their order."""
+    """Return the seconds of a rank's start-up, by phases that lie in no other but device_init."""
     found: dict[str, float] = {}
-    for span in _outermost(rank.phases):
-        if span.seconds is not None:
+    around = {span.order: span.phase for span in rank.phases}
+    for span in rank.phases:
+        outermost = span.parent is None or around.get(span.parent) == "device_init"
+        if outermost and span.phase not in _NOT_STARTUP and span.seconds is not None:
             found[span.phase] = found.get(span.phase, 0.0) + span.seconds
     return found
-
-
-def _outermost(spans: Iterable[Span]) -> Iterable[Span]:
-    """Return the phases of a start-up that lie in no other; those in device_init too."""
-    listed = list(spans)
-    around = {span.order: span.phase for span in listed}
-    return [
-        span
-        for span in listed
-        if span.phase not in _NOT_STARTUP
-        and (span.parent is None or around.get(span.parent) == "device_init")
-    ]
 
 
 def summary_of(deployment: Deployment) -> Text:

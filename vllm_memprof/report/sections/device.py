@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.accounting.quantities import HOW_TITLES
+from vllm_memprof.accounting.readings.quantities import HOW_TITLES
 from vllm_memprof.document import MUTED, NOT_MEASURED, TOTAL, Row, Section
 from vllm_memprof.record.spans import ComponentRow, DeviceMemory, device_after
 from vllm_memprof.tables import COUNT, GIB4, SIZES, Column, Look, alike, table, wide_only
@@ -20,15 +20,14 @@ _READINGS = {
 
 
 _DEVICE = (
-    Column("Owner", lambda row: _named(row)),
+    Column(
+        "Owner",
+        lambda row: text("of which {name}", name=row.component) if row.part_of else row.component,
+    ),
     *SIZES[1:],
     Column("How", lambda row: HOW_TITLES.get(row.how, row.how)),
     Column("Read from", "source", when=wide_only),
 )
-
-
-def _named(row: ComponentRow) -> str:
-    return text("of which {name}", name=row.component) if row.part_of else row.component
 
 
 def device_sections(report: Report, wide: bool) -> list[Section]:
@@ -47,14 +46,14 @@ def device_sections(report: Report, wide: bool) -> list[Section]:
         phase, memory = moments[rank.label]
         title = text("Device memory after {phase}, {labels}", phase=phase, labels=labels)
         rows, notes = _rows(memory, wide), _notes(memory, rank)
-        return [table(title, _DEVICE, rows, notes, wide, look=_look)]
+
+        def look(row: ComponentRow) -> Look:
+            return Look() if row.part_of is None else Look(MUTED, indent=1)
+
+        return [table(title, _DEVICE, rows, notes, wide, look=look)]
 
     known = [rank for rank in report.ranks if rank.label in moments]
     return alike(known, draw, lambda rank: repr(moments[rank.label]))
-
-
-def _look(row: ComponentRow) -> Look:
-    return Look() if row.part_of is None else Look(MUTED, indent=1)
 
 
 def _rows(memory: DeviceMemory, wide: bool) -> list[ComponentRow | Row]:

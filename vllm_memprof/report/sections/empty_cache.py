@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-from vllm_memprof.accounting.counters import APP
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import (
     MEMPROF,
     EmptyCacheCall,
@@ -13,15 +13,16 @@ from vllm_memprof.accounting.model import (
     ReclaimSummary,
     Report,
 )
-from vllm_memprof.document import MUTED, PLAIN, Head, Row, Section
+from vllm_memprof.accounting.readings.counters import APP
+from vllm_memprof.document import MUTED, PLAIN, Section
 from vllm_memprof.tables import (
     GIB,
     GIB4,
     LABELS,
+    PAIRS,
     SHOWN_GROUPS,
     UNKNOWN,
     Column,
-    Folded,
     fold,
     fold_rows,
     group_ranks,
@@ -52,18 +53,27 @@ def _sum(name: str) -> Callable[[_Calls], float | None]:
     return lambda row: sum_or_none([getattr(call, name) for call in row.calls])
 
 
-def _requests(row: _Calls) -> int | None:
-    return max((call.requests for call in row.calls if call.requests is not None), default=None)
-
-
 _CALLS = (
     Column("In phase,\n  called at", lambda row: join("\n  ", row[:2]), when=narrow_only),
     Column("In phase", "phase", when=wide_only),
     Column("Called at", "site", when=wide_only),
     Column("Function", "function", when=wide_only),
-    Column("Thread", "thread", when=lambda shown: shown.wide and _threads(shown.rows)),
+    Column(
+        "Thread",
+        "thread",
+        when=lambda shown: (
+            shown.wide and any(row.rows[0].thread not in (None, "MainThread") for row in shown.rows)
+        ),
+    ),
     Column("Calls", lambda row: len(row.calls), number),
-    Column("Requests", _requests, number, when=lambda shown: _served(shown.rows)),
+    Column(
+        "Requests",
+        lambda row: max((c.requests for c in row.calls if c.requests is not None), default=None),
+        number,
+        lambda shown: any(
+            call.after_ready for row in shown.rows for each in row.rows for call in each.calls
+        ),
+    ),
     Column("ms", _sum("seconds"), ms, compared=False),
     Column("Reserved", _sum("freed_cached_bytes"), GIB, narrow="Re-\nserved"),
     Column("Workspace", _sum("freed_npu_workspace_bytes"), GIB, narrow="Work-\nspace"),
@@ -82,22 +92,14 @@ def empty_cache_sections(report: Report, wide: bool = False) -> list[Section]:
         if fold(labels) != everyone:
             phase = text("{phase} ({labels})", phase=rows[0].phase, labels=fold(labels))
             rows[0] = rows[0]._replace(phase=phase)
-    log = report.run.source == "log"  # it does not tell what came after a call
+    partial = EVIDENCE[report.run.source].partial  # it does not tell what came after a call
     calls = [call for rank in report.ranks for call in rank.empty_cache]
     title = text("Calls of empty_cache, GiB released and reallocated")
-    notes = [] if log else _table_notes(report, calls)
+    notes = [] if partial else _table_notes(report, calls)
     section = table(
         title, _CALLS, folded, notes, wide, look=lambda row: MUTED if row.own else PLAIN
     )
-    return [section] if log else [section, *_experiments(report), *_answers(report)]
-
-
-def _threads(folded: Sequence[Folded]) -> bool:
-    return any(row.rows[0].thread not in (None, "MainThread") for row in folded)
-
-
-def _served(folded: Sequence[Folded]) -> bool:
-    return any(call.after_ready for row in folded for each in row.rows for call in each.calls)
+    return [section] if partial else [section, *_experiments(report), *_answers(report)]
 
 
 def _table_notes(report: Report, calls: list[EmptyCacheCall]) -> list[str]:
@@ -205,12 +207,12 @@ def _answers(report: Report) -> list[Section]:
         rank = max(members, key=lambda rank: (rank.reclaim and rank.reclaim.seconds) or 0.0)
         assert rank.reclaim is not None
         rows = [
-            Row([text("Released"), _released(rank.reclaim, report)]),
-            Row([text("Releasable after warm-up"), _releasable(rank.reclaim)]),
-            Row([text("Cost"), _cost(rank, rank.reclaim)]),
+            (text("Released"), _released(rank.reclaim, report)),
+            (text("Releasable after warm-up"), _releasable(rank.reclaim)),
+            (text("Cost"), _cost(rank, rank.reclaim)),
         ]
         title = text("Effect of empty_cache, {labels}", labels=labels_of(members))
-        found.append(Section(title, [Head("", right=False)] * 2, rows))
+        found.append(table(title, PAIRS, rows))
     return found
 
 

@@ -35,4 +35,10 @@ def _said(cure: Cure) -> Text:
         change += ("=" if cure.environment else " ") + cure.value
     if cure.enough == "computed":
         return text("{change}: {why} (computed, not tried)", change=change, why=cure.why)
+    if cure.enough == "at least":
+        return text(
+            "{change}: {why} (computed for what failed; what follows it may need more)",
+            change=change,
+            why=cure.why,
+        )
     return text("{change}: {why}", change=change, why=cure.why)

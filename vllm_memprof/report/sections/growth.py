@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
-from vllm_memprof.accounting.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.accounting.quantities import TORCH_ROWS
-from vllm_memprof.document import Head, Row, Section
+from vllm_memprof.accounting.owners.growth import Growth, growth_by_owner
+from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
+from vllm_memprof.document import Section
 from vllm_memprof.record.spans import UNEXPLAINED
-from vllm_memprof.tables import SHOWN_GROUPS, WIDE, group_ranks, labels_of
+from vllm_memprof.tables import SHOWN_GROUPS, WIDE, Column, Look, group_ranks, labels_of, table
 from vllm_memprof.text import join, text
 from vllm_memprof.units import format_mib, sum_or_none
 
@@ -17,7 +19,6 @@ from vllm_memprof.units import format_mib, sum_or_none
 _SEGMENTS = "torch"
 _COMMUNICATOR = "communicator:"
 _COMMUNICATORS = "communicators"
-_OTHERS = text("other\nowners")
 #: Characters between two columns, and those that a table needs at its sides.
 _GAP, _SIDES = 2, 2
 _TITLES = {
@@ -32,6 +33,11 @@ _TITLES = {
 _ELSEWHERE = ("empty_cache",)
 #: Passages of a phase in a rank that are still listed one by one.
 _LISTED_PASSAGES = 8
+
+
+class _Grown(NamedTuple):
+    growth: Growth
+    owners: dict[str, int | None]  # as columns have them
 
 
 def growth_sections(report: Report, width: int) -> list[Section]:
@@ -49,10 +55,10 @@ def growth_sections(report: Report, width: int) -> list[Section]:
     return found
 
 
-def _bundled(table: list[Growth]) -> list[Growth]:
+def _bundled(passages: list[Growth]) -> list[Growth]:
     """Return passages through the same place as one row where they are many, at the first."""
     places: dict[tuple[str, int], list[Growth]] = {}
-    for row in table:
+    for row in passages:
         if row.phase not in _ELSEWHERE:
             places.setdefault((row.place, row.depth), []).append(row)
     found = []
@@ -66,10 +72,10 @@ def _bundled(table: list[Growth]) -> list[Growth]:
 
 
 def _section(
-    report: Report, members: list[RankReport], table: list[Growth], width: int
+    report: Report, members: list[RankReport], rows: list[Growth], width: int
 ) -> Section | None:
-    grown = [(row, _merge_communicators(row.owners, width)) for row in table]
-    grown = [(row, owners) for row, owners in grown if any(owners.values())]
+    grown = [_Grown(row, _merge_communicators(row.owners, width)) for row in rows]
+    grown = [row for row in grown if any(row.owners.values())]
     if not grown:
         return None
     moved: dict[str, int] = {}
@@ -79,15 +85,14 @@ def _section(
     names = [name for name, size in moved.items() if size]
     shown = _fitting(names, moved, grown, width)
     folded = [name for name in names if name not in shown]
-    rows = []
-    for row, owners in grown:
-        cells = [format_mib(owners.get(name)) for name in shown]
-        cells += [format_mib(sum_or_none([owners.get(name) for name in folded]))] if folded else []
-        rows.append(Row([_place(row), *cells], row.depth))
+
+    def of_owners(*owned: str) -> Callable[[_Grown], int | None]:
+        return lambda row: sum_or_none([row.owners.get(name) for name in owned])
+
     columns = [
-        Head(text("Phase"), right=False),
-        *(Head(_title(name)) for name in shown),
-        *([Head(_OTHERS)] if folded else []),
+        Column("Phase", lambda row: _place(row.growth)),
+        *(Column(_title(name), of_owners(name), format_mib) for name in shown),
+        Column("other\nowners", of_owners(*folded), format_mib, bool(folded)),
     ]
     notes: list[str] = []
     if folded:
@@ -98,7 +103,7 @@ def _section(
     if any(row.after is not None for row, _ in grown):
         notes.append(text("before a phase: since the end of the phase in the row above it"))
     title = text("Growth by owner, MiB, {labels}", labels=labels_of(members))
-    return Section(title, columns, rows, notes)
+    return table(title, columns, grown, notes, look=lambda row: Look(indent=row.growth.depth))
 
 
 def _merge_communicators(owners: dict[str, int | None], width: int) -> dict[str, int | None]:
@@ -118,7 +123,7 @@ def _merge_communicators(owners: dict[str, int | None], width: int) -> dict[str,
 def _fitting(
     names: list[str],
     moved: dict[str, int],
-    grown: list[tuple[Growth, dict[str, int | None]]],
+    grown: list[_Grown],
     width: int,
 ) -> list[str]:
     """Return the owners whose columns fit the line, in their order.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
-from vllm_memprof.accounting.kv import is_overridden_by_an_unknown
+from vllm_memprof.accounting.budget.kv import is_overridden_by_an_unknown
 from vllm_memprof.accounting.model import Kv, RankReport, Report
-from vllm_memprof.accounting.quantities import KV_TITLES
-from vllm_memprof.document import MUTED, PLAIN, TOTAL, Head, Row, Section
+from vllm_memprof.accounting.readings.quantities import KV_TITLES
+from vllm_memprof.document import MUTED, PLAIN, TOTAL, Section
 from vllm_memprof.tables import COMMAS, COUNT, GIB4, Column, Unit, alike, failed, table
 from vllm_memprof.text import join, text
 
@@ -29,6 +30,17 @@ _UNITS: dict[str, Unit] = {
 }
 
 
+class _KvRow(NamedTuple):
+    title: str
+    value: str
+    style: str = PLAIN
+    mark: str = ""
+    indent: int = 0
+
+
+_KV = (Column("", "title"), Column("", "value", right=True))
+
+
 def kv_sections(report: Report) -> list[Section]:
     """Return tokens, blocks and concurrency; then the layers by the layout of their blocks."""
 
@@ -40,18 +52,18 @@ def kv_sections(report: Report) -> list[Section]:
     def draw(rank: RankReport, labels: str) -> list[Section]:
         kv = rank.kv
         rows = [
-            Row(
-                [title, _UNITS.get(name, COUNT)(getattr(kv, name))],
-                style=TOTAL if name in _FIRST else PLAIN,
+            _KvRow(
+                title,
+                _UNITS.get(name, COUNT)(getattr(kv, name)),
+                TOTAL if name in _FIRST else PLAIN,
             )
             for name, title in KV_TITLES.items()
         ]
-        rows.append(Row([text("planned, GiB"), GIB4(kv.planned_bytes)]))
+        rows.append(_KvRow(text("planned, GiB"), GIB4(kv.planned_bytes)))
         if kv.draft_layers:
             title = text("of which layers of the drafter, GiB")
-            rows.append(Row([title, GIB4(kv.draft_bytes)], 1, MUTED))
-        heads = [Head("", right=False), Head("")]
-        found = [Section(text("KV cache, {labels}", labels=labels), heads, rows, _notes(kv))]
+            rows.append(_KvRow(title, GIB4(kv.draft_bytes), MUTED, indent=1))
+        found = [table(text("KV cache, {labels}", labels=labels), _KV, rows, _notes(kv))]
         if kv.groups:
             found.append(table(text("KV layers by type"), _GROUPS, kv.groups))
         return found

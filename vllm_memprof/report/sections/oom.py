@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vllm_memprof.accounting.findings.oom_words import gib_of, merge_not_profiled
 from vllm_memprof.accounting.model import (
     AT_LEAST,
     AT_MOST,
@@ -15,17 +14,28 @@ from vllm_memprof.accounting.model import (
     Remedy,
     Report,
 )
-from vllm_memprof.accounting.oom import STAGE_TITLES
-from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Head, Row, Section
+from vllm_memprof.accounting.oom.failed_allocation import STAGE_TITLES, gib_of, merge_not_profiled
+from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Section
 from vllm_memprof.record.failures import PROFILE, StepRequest
-from vllm_memprof.tables import COUNT, GIB3, GIB4, SIZES, Column, Size, alike, modelled, table
+from vllm_memprof.tables import (
+    COUNT,
+    GIB3,
+    GIB4,
+    PAIRS,
+    SIZES,
+    Column,
+    Size,
+    alike,
+    modelled,
+    table,
+)
 from vllm_memprof.text import Text, join, text
 
 _ASKED_BY = {
     "npu_workspace": text("an operator's workspace, outside the caching allocator"),
     "runtime": text("the runtime, for a library outside torch"),
 }
-_OWNERS = {
+OWNER_TITLES = {
     "allocated": text("allocated"),
     "allocated_peak": text("allocated, at its peak"),
     "weights": text("weights"),
@@ -41,6 +51,12 @@ _OWNERS = {
     "outside_allocator": text("outside this process's allocator"),
     "other_processes": text("other processes"),
     "free": text("free"),
+    "context": text("runtime context"),
+    "communicator": text("communicator buffers"),
+    "atb": text("ATB"),
+    "graph": text("graph memory"),
+    "runtime": text("runtime"),
+    "unexplained": text("unexplained"),
 }
 #: Owners whose sizes the profile of a simulated device sets.
 _OF_THE_PROFILE = ("outside_torch", "outside_allocator", "npu_workspace", "other_processes", "free")
@@ -99,7 +115,7 @@ def _failure(rank: RankReport, oom: Oom, labels: str) -> Section:
         (text("input"), oom.input),
         *((text("in the step"), _request(each)) for each in (oom.requests or [])[:_SHOWN_REQUESTS]),
     ]
-    rows = [Row([name, value]) for name, value in values if value is not None]
+    rows = [pair for pair in values if pair[1] is not None]
     notes: list[str] = []
     more = len(oom.requests or []) - _SHOWN_REQUESTS
     if more > 0:
@@ -109,7 +125,7 @@ def _failure(rank: RankReport, oom: Oom, labels: str) -> Section:
     if oom.phase is None:
         notes.append(text("the phase is not known"))
     title = text("The allocation that failed, {labels}", labels=labels)
-    return Section(title, [Head("", right=False), Head("", right=False)], rows, notes)
+    return table(title, PAIRS, rows, notes)
 
 
 def _request(request: StepRequest) -> Text:
@@ -141,7 +157,7 @@ def _owners(rank: RankReport, oom: Oom, labels: str, simulated: bool) -> list[Se
         if not owner.bytes and owner.component != "free":
             continue
         mark = simulated and owner.component in _OF_THE_PROFILE
-        title = modelled(_OWNERS[owner.component], mark)
+        title = modelled(OWNER_TITLES[owner.component], mark)
         if owner.part_of is not None:
             title = text("of which {name}", name=title)
         rows.append(Size(title, owner.bytes, indent=int(owner.part_of is not None)))

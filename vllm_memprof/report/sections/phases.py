@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import NotMeasured, RankReport, Report
 from vllm_memprof.document import BAD, MUTED, NOT_MEASURED, PLAIN, Row, Section
 from vllm_memprof.record.schema import Snapshot
@@ -37,7 +38,7 @@ _PhaseKey = tuple[str, ...]  # names from the outermost phase inwards, each with
 
 
 @dataclass(frozen=True)
-class _Passage:
+class Passage:
     """One or several passages of one rank through a phase, as one row shows them."""
 
     name: str
@@ -57,9 +58,9 @@ def phase_section(report: Report, wide: bool) -> Section:
 
     Ranks that print alike share a row.
     """
-    log = report.run.source == "log"
+    evidence = EVIDENCE[report.run.source]
     digits = _digits(report)
-    per_rank = {rank.label: _passages(rank) for rank in report.ranks}
+    per_rank = {rank.label: passages_of(rank) for rank in report.ranks}
     everyone = fold(list(per_rank))
     fields = [column for column in PHASE_COLUMNS if column.shown([], wide)]
 
@@ -74,11 +75,16 @@ def phase_section(report: Report, wide: bool) -> Section:
         return [
             Column("Phase", "name"),
             Column("Rank", LABELS, _short, when=ranks, right=False),
-            # a log tells of moments, not of time
-            Column("s", _seconds, _shown_seconds, when=not log, compared=False),
+            Column(
+                "s",
+                lambda passage: inf if passage.open else passage.seconds,
+                lambda seconds: text("open") if seconds == inf else SECONDS(seconds),
+                when=evidence.no_times is None,
+                compared=False,
+            ),
             Column("", "open", when=False),
             *(
-                replace(each, value=partial(_Passage.edges, name=str(each.value)), unit=edges)
+                replace(each, value=partial(Passage.edges, name=str(each.value)), unit=edges)
                 for each in fields
             ),
         ]
@@ -92,7 +98,9 @@ def phase_section(report: Report, wide: bool) -> Section:
         hidden |= len(shown) < len(groups)
         rows += shown
     gaps: dict[str, list[str]] = {}
-    for gap in [] if log else report.not_measured:  # few logs print a moment: a note has the others
+    for gap in (
+        [] if evidence.partial else report.not_measured
+    ):  # few logs print a moment: a note has the others
         labels = list(per_rank) if gap.labels is None else gap.labels
         gaps.setdefault(gap.phase, []).extend(labels)
     unread = {
@@ -129,14 +137,6 @@ def phase_section(report: Report, wide: bool) -> Section:
         report.run.simulated,
         look=lambda row: BAD if row.open else PLAIN,
     )
-
-
-def _seconds(passage: _Passage) -> float | None:
-    return inf if passage.open else passage.seconds
-
-
-def _shown_seconds(seconds: float | None) -> str:
-    return text("open") if seconds == inf else SECONDS(seconds)
 
 
 def _extremes(groups: list[Folded], names: list[str]) -> list[Folded]:
@@ -181,7 +181,7 @@ def _phase_notes(report: Report) -> list[str]:
     notes: list[str] = []
     if not report.ranks:
         notes.append(text("no worker got far enough to report anything"))
-    if len(report.ranks) > 1 and report.run.source != "log":
+    if len(report.ranks) > 1 and EVIDENCE[report.run.source].no_times is None:
         notes.append(text("seconds are those of the slowest rank"))
     for members in group_ranks(report.ranks, lambda rank: tuple(rank.open_phases)):
         if phases := " > ".join(members[0].open_phases):
@@ -243,10 +243,10 @@ def _digits(report: Report) -> int:
     return 4 if 0 < max(peaks, default=0) < GIB else 2
 
 
-def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:
+def passages_of(rank: RankReport) -> dict[_PhaseKey, Passage]:
     """Return a rank's phases by name, by start; many of a kind within one parent become one."""
     keys: dict[int | None, _PhaseKey] = {None: ()}
-    found: list[tuple[int, _PhaseKey, _Passage]] = []
+    found: list[tuple[int, _PhaseKey, Passage]] = []
     for depth in range(max((row.depth for row in rank.phases), default=-1) + 1):
         groups: dict[tuple[_PhaseKey, str], list[Span]] = {}
         for row in rank.phases:
@@ -269,9 +269,9 @@ def _bundles(rows: list[Span]) -> list[list[Span]]:
     return [ended, *([row] for row in rows if row.open)]
 
 
-def _bundle(name: str, rows: list[Span]) -> _Passage:
+def _bundle(name: str, rows: list[Span]) -> Passage:
     seconds = [row.seconds for row in rows if row.seconds is not None]
-    return _Passage(
+    return Passage(
         name=name,
         indent=rows[0].depth,
         seconds=sum(seconds) if seconds else None,
@@ -281,7 +281,7 @@ def _bundle(name: str, rows: list[Span]) -> _Passage:
     )
 
 
-def _merged_order(per_rank: list[dict[_PhaseKey, _Passage]]) -> list[_PhaseKey]:
+def _merged_order(per_rank: list[dict[_PhaseKey, Passage]]) -> list[_PhaseKey]:
     """Return one order for all ranks: a phase of one rank alone comes after its previous one."""
     order: list[_PhaseKey] = []
     known: set[_PhaseKey] = set()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.accounting.quantities import title_of
+from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.document import Row, Section
 from vllm_memprof.tables import COUNT, GIB4, SIZES, Size, alike, table
 from vllm_memprof.text import Text, text
@@ -17,10 +18,12 @@ _SHOWN_BY = {
     "printed_peak_activation_bytes": "printed_peak",
     "graph_estimate_bytes": "graph_estimate",
     "graph_bytes": "graph",
+    "mm_reserved_bytes": "mm_reserved",
     "graph_prefill_bytes": "graph_prefill",
 }
 #: Figure -> title. Bytes unless the name says otherwise; in the order of a start-up.
 _TITLES: dict[str, Text] = {
+    "draft_weights_bytes": text("weights of the draft model"),
     "non_kv_cache_bytes": text("all but the KV cache, as printed"),
     "suggested_requested_bytes": text("--kv-cache-memory suggested for the request"),
     "suggested_limit_bytes": text("--kv-cache-memory suggested for the whole device"),
@@ -38,6 +41,7 @@ _TITLES: dict[str, Text] = {
     "k_pool_bytes": text("keys of the KV pool, with its spare page"),
     "v_pool_bytes": text("values of the KV pool, with its spare page"),
     "kv_pool_bytes": text("keys and values of the KV pool, with its spare page"),
+    "pools_budget_bytes": text("KV pools of DeepSeek-V4, as sized"),
     "free_after_pools_bytes": text("free after the KV pools"),
     "free_before_capture_bytes": text("free before graphs are captured"),
     "free_after_capture_bytes": text("free after graphs are captured"),
@@ -60,7 +64,7 @@ _ROUNDED = {
 
 def printed_sections(report: Report) -> list[Section]:
     """Return the table of each group of ranks of a log that print the same; none for other runs."""
-    if report.run.source != "log":
+    if not EVIDENCE[report.run.source].partial:
         return []
     tables = {rank.label: _table(rank) for rank in report.ranks}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from vllm_memprof.accounting.model import RankReport, Report, RequestRow, StageRow
-from vllm_memprof.accounting.requests import largest
-from vllm_memprof.document import BAD, PLAIN, Head, Row, Section
+from vllm_memprof.accounting.serving.requests import largest
+from vllm_memprof.document import BAD, PLAIN, Section
 from vllm_memprof.tables import (
     COUNT,
     GIB,
@@ -99,42 +101,49 @@ def _stage_section(rank: RankReport, labels: str, wide: bool) -> list[Section]:
     ]
 
 
+class _MmRow(NamedTuple):
+    """What was profiled, or what came at most."""
+
+    title: str
+    items: int | None
+    tokens: int | None
+    size: str
+    bytes: int | None
+
+
+_MULTIMODAL = (
+    Column("Multimodal", "title"),
+    Column("Items", "items", COUNT),
+    Column("Tokens", "tokens", COUNT),
+    Column("Largest image", "size", right=True),
+    Column("GiB", "bytes", GIB3),
+)
+
+
 def _profile_section(rank: RankReport, labels: str, wide: bool) -> list[Section]:
     """Return what profiling assumed of multimodal items beside what came."""
     profile = rank.mm_profile
     if profile is None:
         return []
-    titles = (text("Items"), text("Tokens"), text("Largest image"), text("GiB"))
-    columns = [Head(text("Multimodal"), right=False), *map(Head, titles)]
+    profiled = text("profiled")
+    if profile.modality is not None:
+        profiled = text("profiled: {modality}", modality=profile.modality)
+    size = _size(profile.size) + (f" x {profile.frames}" if profile.frames else "")
     rows = [
-        Row(
-            [
-                text("profiled")
-                if profile.modality is None
-                else text("profiled: {modality}", modality=profile.modality),
-                COUNT(profile.items),
-                COUNT(profile.tokens),
-                _size(profile.size) + (f" x {profile.frames}" if profile.frames else ""),
-                GIB3(profile.bytes),
-            ]
+        _MmRow(profiled, profile.items, profile.tokens, size, profile.bytes),
+        _MmRow(
+            text("encoder, largest step"),
+            profile.came_items,
+            profile.came_tokens,
+            _size(profile.came_size),
+            profile.came_bytes,
         ),
-        Row(
-            [
-                text("encoder, largest step"),
-                COUNT(profile.came_items),
-                COUNT(profile.came_tokens),
-                _size(profile.came_size),
-                GIB3(profile.came_bytes),
-            ]
-        ),
-        Row(
-            [
-                text("merge, largest step"),
-                "-",
-                COUNT(profile.merge_tokens),
-                _size(profile.merge_size),
-                GIB3(profile.merge_peak_bytes),
-            ]
+        _MmRow(
+            text("merge, largest step"),
+            None,
+            profile.merge_tokens,
+            _size(profile.merge_size),
+            profile.merge_peak_bytes,
         ),
     ]
     merged: dict[bool | None, str] = {
@@ -150,7 +159,7 @@ def _profile_section(rank: RankReport, labels: str, wide: bool) -> list[Section]
     notes: list[str] = [note, merged[profile.merged]]
     if profile.frames:
         notes.append(text("x {frames}: frames of the profiled video", frames=profile.frames))
-    return [Section(_titled(title, labels), columns, rows, notes)]
+    return [table(_titled(title, labels), _MULTIMODAL, rows, notes)]
 
 
 def _least(row: RequestRow) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import OwnerGrowth, RankReport, Report
-from vllm_memprof.accounting.serving_growth import (
+from vllm_memprof.accounting.serving.growth import (
     KV_BLOCKS,
     LEAST_RISE_BYTES,
     owner_title,
     process_title,
 )
-from vllm_memprof.accounting.trend import GREW, GROWING, STEADY, TOO_SHORT
+from vllm_memprof.accounting.serving.trend import GREW, GROWING, STEADY, TOO_SHORT
 from vllm_memprof.document import BAD, PLAIN, Section
 from vllm_memprof.tables import COUNT, RATE, Column, alike, grown_mib, number, table, wide_only
 from vllm_memprof.text import text
@@ -35,21 +35,13 @@ def _verdict(row: OwnerGrowth) -> str:
     return text("fills") if row.verdict == GROWING and row.bounded else _VERDICTS[row.verdict]
 
 
-def _last(size: int | None) -> str:
-    return RATE(size, 1).removeprefix("+")
-
-
-def _grown(size: int | None) -> str:
-    return "-" if size is None else grown_mib(size)
-
-
 def _count(value: float | None) -> str:
     return COUNT(None if value is None else int(value))
 
 
 _GROWTH = (
-    Column("Last,\nMiB", "last_bytes", _last, wide_only),
-    Column("Grown,\nMiB", "grown_bytes", _grown),
+    Column("Last,\nMiB", "last_bytes", lambda size: RATE(size, 1).removeprefix("+"), wide_only),
+    Column("Grown,\nMiB", "grown_bytes", lambda size: "-" if size is None else grown_mib(size)),
     Column("Over\nrequests", "requests", _count, wide_only),
     Column("MiB per\nrequest", "bytes_per_request", RATE),
     Column("interval", _interval, right=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.document import BAD, PLAIN, Section
+from vllm_memprof.document import BAD, PLAIN, Document, Section
 from vllm_memprof.report.sections.base import least_grant
 from vllm_memprof.tables import COUNT, GIB, Column, number, table, wide_only
 from vllm_memprof.text import text
@@ -34,6 +34,12 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
     title = text("{count} engine starts", count=len(reports))
     columns = (Column("Start", name), *_STARTS)
     return table(title, columns, reports[:LISTED_STARTS], notes, width >= _WIDE, look=_style)
+
+
+def starts_document(reports: Sequence[Report], width: int) -> Document:
+    """Return the table that the reports of several engine starts follow."""
+    section = starts_section(reports, width)
+    return Document(kind="starts", title=section.title, head=[], sections=[section], verdict="")
 
 
 def _style(report: Report) -> str:

@@ -39,7 +39,8 @@ function sortable(table) {
   const body = table.tBodies[0];
   const original = Array.from(body.rows);
   table.querySelectorAll("thead th").forEach((head, column) => {
-    head.querySelector("button").addEventListener("click", () => {
+    const press = head.querySelector("button");
+    if (press) press.addEventListener("click", () => {
       const now = { none: "ascending", ascending: "descending", descending: "none" }[head.getAttribute("aria-sort")];
       table.querySelectorAll("thead th").forEach((other) => other.setAttribute("aria-sort", "none"));
       head.setAttribute("aria-sort", now);
@@ -72,4 +73,12 @@ function keepDrawn(redraw) {
   });
 }
 
+// A link of the contents opens the section that it leads to.
+function openTarget() {
+  const part = document.getElementById(location.hash.slice(1))?.closest("details");
+  if (part) part.open = true;
+}
+
+addEventListener("hashchange", openTarget);
+openTarget();
 document.querySelectorAll("table").forEach((table) => { if (table.tHead) sortable(table); });

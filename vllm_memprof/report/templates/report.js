@@ -158,42 +158,6 @@ function serving(view, gib) {
   return [traces, layout];
 }
 
-function waterfall(view, gib) {
-  const steps = view.waterfall;
-  const level = steps.map((step) => step.kind === "level");
-  const tones = steps.map((step, i) => (!level[i] ? (step.bytes < 0 ? "context" : "others") : /KV/.test(step.title) ? "kv" : "weights"));
-  // bars from a level to the next, by hand: a colour for each
-  let height = 0;
-  const bottoms = [], lengths = [];
-  steps.forEach((step, i) => {
-    const low = level[i] ? 0 : height;
-    height = level[i] ? step.bytes : height + step.bytes;
-    bottoms.push(low / gib);
-    lengths.push((height - low) / gib);
-  });
-  const sideways = narrow();
-  const names = steps.map((step, i) => String(i));
-  const texts = steps.map((step) => (step.bytes / gib).toFixed(2));
-  const bars = {
-    type: "bar", marker: { color: tones.map(colour) }, text: texts, textposition: "outside", cliponaxis: false, textfont: { color: colour("text") },
-    hovertemplate: steps.map((step) => plain(step.title) + ": " + (step.bytes / gib).toFixed(4) + " GiB<extra></extra>"),
-  };
-  const axis = { tickvals: names, ticktext: steps.map((step) => plain(step.title).replace(sideways ? /(.{12,}?) /g : /(.{6,}?) /g, "$1<br>")), type: "category", automargin: true, tickangle: 0, tickfont: { size: 11 } };
-  const layout = base(sideways ? 80 + 48 * steps.length : 460, { l: 46, r: sideways ? 50 : 12, t: 20, b: 60 });
-  layout.bargap = 0.25;
-  layout.showlegend = false;
-  if (sideways) {
-    Object.assign(bars, { orientation: "h", y: names, x: lengths, base: bottoms });
-    layout.yaxis = { ...layout.yaxis, ...axis, autorange: "reversed" };
-    layout.xaxis = { ...layout.xaxis, title: { text: "GiB" }, rangemode: "tozero" };
-  } else {
-    Object.assign(bars, { x: names, y: lengths, base: bottoms });
-    layout.xaxis = { ...layout.xaxis, ...axis };
-    layout.yaxis = { ...layout.yaxis, title: { text: "GiB" }, rangemode: "tozero" };
-  }
-  return [[bars], layout];
-}
-
 function skew(data) {
   const mib = data.gib / 1024;
   const symbols = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon"];
@@ -238,11 +202,10 @@ function start(run) {
 
   function draw() {
     const view = data.views[shown()];
-    if (!view) return;
+    if (!view || !window.Plotly) return;
     const text = (name) => run.querySelector('.view[data-view="' + shown() + '"] .' + name + "-text").textContent;
     put("timeline", view.timeline === null ? null : timeline(view, data.gib, byReading.checked), text("timeline"));
     put("serving", view.serving === null ? null : serving(view, data.gib), view.serving === null ? undefined : text("serving"));
-    put("waterfall", view.waterfall.length ? waterfall(view, data.gib) : null, text("waterfall"));
     for (const part of run.querySelectorAll(".equal, .explains-timeline")) part.hidden = view.timeline === null;
     put("skew", data.skew.length ? skew(data) : null);
   }

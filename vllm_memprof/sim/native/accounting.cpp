@@ -31,7 +31,7 @@ namespace memprof_sim {
 namespace {
 
 constexpr uint64_t kMagic = 0x314d4953504d454dull;  // "MEMPSIM1"
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr uint32_t kSlots = 1024;
 constexpr uint32_t kShares = 8192;
 
@@ -41,6 +41,7 @@ struct Slot {
   uint64_t start_time;  // of the process, in clock ticks since boot
   std::atomic<uint64_t> current[kComponentCount];
   std::atomic<uint64_t> peak[kComponentCount];
+  std::atomic<uint64_t> counted[kCountedCount];
 };
 
 struct Share {
@@ -96,6 +97,7 @@ void clear(Slot *slot) {
   slot->pid = 0;
   for (auto &value : slot->current) value.store(0);
   for (auto &value : slot->peak) value.store(0);
+  for (auto &value : slot->counted) value.store(0);
 }
 
 struct Locked {
@@ -282,7 +284,10 @@ bool account_context(int device) {
   uint64_t total = first ? profile().context_bytes : profile().further_context_bytes;
   uint64_t runtime = std::min(profile().context_runtime_bytes, total);
   if (!charge_locked(device, kDevice, total - runtime)) return false;
-  if (charge_locked(device, kRuntime, runtime)) return true;
+  if (charge_locked(device, kRuntime, runtime)) {
+    ++slot_locked(device, true)->counted[kStreams];  // the default stream
+    return true;
+  }
   release_locked(device, kDevice, total - runtime);
   return false;
 }
@@ -315,6 +320,28 @@ bool account_kernels(int device, const std::string &operator_name) {
     return true;
   kernels_loaded[device] = false;
   return false;
+}
+
+bool account_take(int device, Counted what) {
+  static const bool asked[kCountedCount] = {limit_asked("streams"), limit_asked("events")};
+  if (!asked[what]) return true;
+  if (!attach()) return false;
+  Locked guard;
+  reclaim_dead();
+  uint64_t taken = 0;
+  for (const Slot &slot : state->slots)
+    if (slot.pid && slot.device == device) taken += slot.counted[what].load();
+  uint64_t most = what == kStreams ? profile().stream_count : profile().event_count;
+  Slot *slot = !most || taken < most ? slot_locked(device, true) : nullptr;
+  if (slot) ++slot->counted[what];
+  return slot != nullptr;
+}
+
+void account_give_back(int device, Counted what, uint64_t count) {
+  if (!count || !attach()) return;
+  Locked guard;
+  if (Slot *slot = slot_locked(device, false))
+    slot->counted[what] -= std::min(count, slot->counted[what].load());
 }
 
 void account_release_device(int device) {

@@ -22,6 +22,10 @@ enum Component : int {
 };
 const char *component_name(int component);
 
+// What a device has a number of, for all processes together; counted where MEMPROF_SIM_LIMITS asks
+// for it.
+enum Counted : int { kStreams = 0, kEvents, kCountedCount };
+
 struct Usage {
   uint64_t current[kComponentCount];
   uint64_t peak[kComponentCount];
@@ -50,6 +54,10 @@ bool account_runtime_share(int device, int64_t delta);
 // With the first operator that needs a workspace (products of matrices, attention) a process loads
 // its kernels to the device; false when they do not fit.
 bool account_kernels(int device, const std::string &operator_name);
+
+// One more of them for this process; false when the device has no more.
+bool account_take(int device, Counted what);
+void account_give_back(int device, Counted what, uint64_t count);
 
 // A physical allocation that another process may import.
 struct SharedHandle {

@@ -124,7 +124,8 @@ static constexpr int kRegisterWords = 8;
 namespace memprof_sim {
 namespace {
 
-constexpr int kMostWords = 128;  // more arguments than any operator has
+constexpr aclError kNoKernels = 561112;  // ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_FOUND
+constexpr int kMostWords = 128;          // more arguments than any operator has
 
 Registry<aclOpExecutor> &executors() { return process_state<Registry<aclOpExecutor>>(); }
 
@@ -259,6 +260,10 @@ int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t 
                               reinterpret_cast<uint64_t *>(words[results]),
                               reinterpret_cast<void **>(words[results + 1]));
 
+  if (kernels_missing(name))
+    return fail(kNoKernels,
+                "EZ1001: Get path and read binary_info_config.json failed, please check if the "
+                "opp_kernel package is installed!");
   if (communicates(name))
     if (aclError status = touch_communicators(words, results)) return status;
 

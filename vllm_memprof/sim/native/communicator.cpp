@@ -53,6 +53,15 @@ HcclResult hccl_fail(HcclResult code, const char *what) {
   return code;
 }
 
+HcclResult no_memory(uint64_t bytes) {
+  fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
+       "Allocation_Failure(EI0007): Failed to allocate resource[DeviceMemory] with info "
+       "[size:%llu]. "
+       "Reason: Memory resources are exhausted.",
+       static_cast<unsigned long long>(bytes));
+  return HCCL_E_MEMORY;
+}
+
 HcclResult create(const char *function, uint32_t ranks, uint32_t rank, const HcclCommConfig *config,
                   HcclComm *communicator) {
   if (!communicator || rank >= ranks) return hccl_fail(HCCL_E_PARA, function);
@@ -80,7 +89,7 @@ HcclResult take_base(Communicator &communicator) {
   std::lock_guard<std::mutex> guard(communicator.mutex);
   if (communicator.base || profile().hccl_base_bytes == 0) return HCCL_SUCCESS;
   bool taken = device_allocate(&communicator.base, profile().hccl_base_bytes, kHccl) == ACL_SUCCESS;
-  return taken ? HCCL_SUCCESS : HCCL_E_MEMORY;
+  return taken ? HCCL_SUCCESS : no_memory(profile().hccl_base_bytes);
 }
 
 HcclResult touch(const std::shared_ptr<Communicator> &communicator) {
@@ -91,7 +100,7 @@ HcclResult touch(const std::shared_ptr<Communicator> &communicator) {
     if (device_allocate(&buffer, communicator->buffer_bytes, kHccl) != ACL_SUCCESS) {
       for (void *held : communicator->buffers) device_free(held);
       communicator->buffers.clear();
-      return HCCL_E_MEMORY;
+      return no_memory(communicator->buffer_bytes);
     }
     communicator->buffers.push_back(buffer);
   }

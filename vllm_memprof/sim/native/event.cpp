@@ -56,6 +56,7 @@ SHIM_API aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
   std::shared_ptr<Event> found = events().find(event);
   if (!found || !stream_known(stream))
     return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtRecordEvent: unknown event or stream");
+  if (aclError status = capture_event(stream)) return status;
   found->recorded_ns = monotonic_ns();
   found->captured = capture_active(stream) ? stream : nullptr;
   graph_count_task(stream);
@@ -75,7 +76,8 @@ SHIM_API aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
   if (!found || !stream_known(stream))
     return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtStreamWaitEvent: unknown event or stream");
   aclrtStream captured = found->captured;
-  if (captured && capture_active(captured)) capture_join(stream, captured);
+  if (captured && capture_active(captured))
+    if (aclError status = capture_join(stream, captured)) return status;
   graph_count_task(stream);
   return ACL_SUCCESS;
 }

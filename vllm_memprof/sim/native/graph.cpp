@@ -28,6 +28,7 @@ struct Graph {
   std::map<aclrtStream, uint64_t> tasks;  // by stream
   std::atomic<uint64_t> bytes{0};         // taken from the device
   std::atomic<bool> queued{false};        // its queues are taken
+  std::atomic<uint64_t> events{0};        // recorded while it was captured
   std::vector<std::function<void()>> host_functions;
   std::vector<std::pair<aclrtCallback, void *>> on_destroy;
 };
@@ -111,14 +112,32 @@ void graph_count_task(aclrtStream stream) {
   ++graph->tasks[stream];
 }
 
-void capture_join(aclrtStream stream, aclrtStream captured) {
+aclError capture_join(aclrtStream stream, aclrtStream captured) {
   Captures &state = captures();
   std::lock_guard<std::mutex> guard(state.mutex);
   auto found = state.active.find(captured);
-  if (found == state.active.end() || state.active.count(stream)) return;
+  if (found == state.active.end() || state.active.count(stream)) return ACL_SUCCESS;
+  if (!account_take(physical_device(found->second->device), kStreams))
+    return fail(ACL_ERROR_RT_NO_STREAM_RESOURCE, "New capture stream failed.\n        %s",
+                no_streams("rtStreamWaitEvent", "stream wait event").c_str());
   state.active[stream] = found->second;
   state.origin[stream] = state.origin[captured];
   found->second->tasks[stream];
+  return ACL_SUCCESS;
+}
+
+aclError capture_event(aclrtStream stream) {
+  std::shared_ptr<Graph> graph = active_graph(stream);
+  if (!graph) return ACL_SUCCESS;
+  if (!account_take(physical_device(graph->device), kEvents))
+    return fail(ACL_ERROR_RT_NO_EVENT_RESOURCE,
+                "Insufficient_Event_Resources(EL0008): The event resources are insufficient.\n"
+                "        TraceBack (most recent call last):\n"
+                "        Create capture event failed, error=117571609.\n"
+                "        rtEventRecord execution failed, reason=driver error:no event resource\n"
+                "        record event failed, runtime result = 207007");
+  ++graph->events;
+  return ACL_SUCCESS;
 }
 
 }  // namespace memprof_sim
@@ -134,6 +153,9 @@ SHIM_API aclError aclmdlRICaptureBegin(aclrtStream stream, aclmdlRICaptureMode m
   if (state.active.count(stream))
     return fail(ACL_ERROR_RT_STREAM_CAPTURED,
                 "aclmdlRICaptureBegin: the stream is already under capture");
+  if (!account_take(physical_device(current_device()), kStreams))
+    return fail(ACL_ERROR_RT_NO_STREAM_RESOURCE, "%s",
+                no_streams("rtStreamBeginCapture", "begin capture stream").c_str());
   auto graph = std::make_unique<Graph>();
   graph->id = next_graph_id++;
   graph->device = current_device();
@@ -210,7 +232,10 @@ SHIM_API aclError aclmdlRIExecute(aclmdlRI model, int32_t) {
 SHIM_API aclError aclmdlRIDestroy(aclmdlRI model) {
   std::shared_ptr<Graph> graph = graphs().take(model);
   if (!graph) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRIDestroy: unknown graph %p", model);
-  account_runtime_share(physical_device(graph->device), -static_cast<int64_t>(graph->bytes.load()));
+  int device = physical_device(graph->device);
+  account_runtime_share(device, -static_cast<int64_t>(graph->bytes.load()));
+  account_give_back(device, kStreams, graph->tasks.size());
+  account_give_back(device, kEvents, graph->events);
   for (auto &[callback, data] : graph->on_destroy) callback(data);
   return ACL_SUCCESS;
 }

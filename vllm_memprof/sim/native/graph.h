@@ -11,8 +11,10 @@ namespace memprof_sim {
 // capture.
 bool capture_record(aclrtStream stream, std::function<void()> node);
 bool capture_active(aclrtStream stream);
-void capture_join(aclrtStream stream,
-                  aclrtStream captured);    // stream joins the capture of `captured`
+// The stream joins the capture of `captured`, which takes one more stream of the device.
+aclError capture_join(aclrtStream stream, aclrtStream captured);
+// An event that is recorded under capture is the graph's own.
+aclError capture_event(aclrtStream stream);
 void graph_count_task(aclrtStream stream);  // where the stream is under capture
 
 }  // namespace memprof_sim

@@ -1,4 +1,7 @@
-// Host memory: pinned memory is ordinary memory here.
+// Host memory: pinned memory is ordinary memory here. Where MEMPROF_SIM_LIMITS names memlock, a
+// process has as much of it as RLIMIT_MEMLOCK allows.
+#include <sys/resource.h>
+
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -7,6 +10,7 @@
 #include "error.h"
 #include "ownership.h"
 #include "pages.h"
+#include "profile.h"
 
 namespace memprof_sim {
 namespace {
@@ -15,13 +19,38 @@ struct Free {
   void operator()(void *block) const { free(block); }
 };
 
+struct Pinned {
+  std::unique_ptr<void, Free> block;
+  uint64_t bytes;
+};
+
 struct HostState {
   std::mutex mutex;
-  std::map<void *, std::unique_ptr<void, Free>> allocated;
+  std::map<void *, Pinned> allocated;
   std::map<void *, uint64_t> registered;
 };
 
 HostState &host() { return process_state<HostState>(); }
+
+// Whether the limit of locked memory leaves no room for that many bytes more.
+bool refused(uint64_t bytes) {
+  static const bool asked = limit_asked("memlock");
+  rlimit limit{};
+  if (!asked || getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return false;
+  for (const auto &[pointer, pinned] : host().allocated) bytes += pinned.bytes;
+  for (const auto &[pointer, registered] : host().registered) bytes += registered;
+  return bytes > limit.rlim_cur;
+}
+
+aclError no_host_memory(const char *call, uint64_t bytes) {
+  return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
+              "Memory_Allocation_Failure(EL0004): Failed to allocate memory.\n"
+              "        TraceBack (most recent call last):\n"
+              "        Host memory malloc failed, size=%llu.\n"
+              "        %s execution failed, reason=driver error:out of memory",
+              static_cast<unsigned long long>(bytes), call);
+}
 
 aclError allocate_host(const char *function, void **pointer, uint64_t bytes) {
   if (!pointer || bytes == 0) return fail(ACL_ERROR_INVALID_PARAM, "%s: bad argument", function);
@@ -30,7 +59,11 @@ aclError allocate_host(const char *function, void **pointer, uint64_t bytes) {
     return fail(ACL_ERROR_BAD_ALLOC, "%s: the host has no %llu bytes", function,
                 static_cast<unsigned long long>(bytes));
   std::lock_guard<std::mutex> guard(host().mutex);
-  host().allocated[block].reset(block);
+  if (refused(bytes)) {
+    free(block);
+    return no_host_memory("rtMallocHost", bytes);
+  }
+  host().allocated[block] = {std::unique_ptr<void, Free>(block), bytes};
   *pointer = block;
   return ACL_SUCCESS;
 }
@@ -38,6 +71,7 @@ aclError allocate_host(const char *function, void **pointer, uint64_t bytes) {
 aclError register_host(const char *function, void *pointer, uint64_t bytes) {
   if (!pointer || bytes == 0) return fail(ACL_ERROR_INVALID_PARAM, "%s: bad argument", function);
   std::lock_guard<std::mutex> guard(host().mutex);
+  if (refused(bytes)) return no_host_memory("rtHostRegister", bytes);
   host().registered[pointer] = bytes;
   return ACL_SUCCESS;
 }

@@ -84,11 +84,22 @@ Profile load() {
   result.vector_core_count = static_cast<int64_t>(number(values, "vector_core_count", &result));
   result.ai_cpu_count = static_cast<int64_t>(number(values, "ai_cpu_count", &result));
   result.l2_cache_bytes = static_cast<int64_t>(number(values, "l2_cache_bytes", &result));
+  result.stream_count = number(values, "stream_count", &result);
+  result.event_count = number(values, "event_count", &result);
   if (result.soc_name.empty() && result.problem.empty())
     result.problem = "the device profile has no soc_name";
   if (!result.problem.empty()) result.problem += std::string(" (") + path + ")";
   result.valid = result.problem.empty();
   return result;
+}
+
+// Whether a variable, globs with commas between, names it.
+bool named_in(const char *variable, const std::string &name) {
+  const char *given = getenv(variable);
+  std::istringstream globs(given ? given : "");
+  for (std::string glob; std::getline(globs, glob, ',');)
+    if (glob_match(glob.c_str(), name.c_str())) return true;
+  return false;
 }
 
 }  // namespace
@@ -109,6 +120,13 @@ bool glob_match(const char *pattern, const char *text) {
     if (*pattern != *text) return false;
   }
   return !*text;
+}
+
+bool limit_asked(const char *name) { return named_in("MEMPROF_SIM_LIMITS", name); }
+
+bool kernels_missing(const std::string &operator_name) {
+  static const bool any = getenv("MEMPROF_SIM_WITHOUT_KERNELS") != nullptr;
+  return any && named_in("MEMPROF_SIM_WITHOUT_KERNELS", operator_name);
 }
 
 const WorkspaceRule *workspace_rule_for(const std::string &operator_name) {

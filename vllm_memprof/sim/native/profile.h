@@ -45,6 +45,8 @@ struct Profile {
   int64_t vector_core_count = 0;
   int64_t ai_cpu_count = 0;
   int64_t l2_cache_bytes = 0;
+  uint64_t stream_count = 0;
+  uint64_t event_count = 0;
   std::vector<WorkspaceRule> workspace;
 };
 
@@ -53,5 +55,9 @@ const WorkspaceRule *workspace_rule_for(
     const std::string &operator_name);  // null: it asks for none
 uint64_t workspace_bytes_for(const std::string &operator_name, uint64_t largest_tensor_bytes);
 bool glob_match(const char *pattern, const char *text);
+// Whether MEMPROF_SIM_LIMITS names this limit: streams, events, memlock.
+bool limit_asked(const char *name);
+// Whether MEMPROF_SIM_WITHOUT_KERNELS, globs with commas between, names the operator.
+bool kernels_missing(const std::string &operator_name);
 
 }  // namespace memprof_sim

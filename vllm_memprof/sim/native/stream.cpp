@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 
+#include "accounting.h"
 #include "device.h"
 #include "error.h"
 #include "host_tasks.h"
@@ -30,6 +31,9 @@ aclError create(const char *function, aclrtStream *stream, uint32_t priority, ui
   if (!stream) return fail(ACL_ERROR_INVALID_PARAM, "%s: null argument", function);
   int device = current_device();
   if (device < 0) return fail(ACL_ERROR_RT_CONTEXT_NULL, "%s: no context", function);
+  if (!account_take(physical_device(device), kStreams))
+    return fail(ACL_ERROR_RT_NO_STREAM_RESOURCE, "%s",
+                no_streams("rtStreamCreate", "create stream").c_str());
   *stream =
       streams().add(std::make_unique<Stream>(Stream{next_stream_id++, device, priority, flags}));
   return ACL_SUCCESS;
@@ -40,7 +44,7 @@ aclError destroy(const char *function, aclrtStream stream) {
     return fail(ACL_ERROR_RT_INVALID_HANDLE, "%s: unknown stream %p", function, stream);
   wait_for_stream(stream);
   forget_stream(stream);
-  streams().take(stream);
+  account_give_back(physical_device(streams().take(stream)->device), kStreams, 1);
   return ACL_SUCCESS;
 }
 
@@ -52,6 +56,14 @@ aclError synchronize(const char *function, aclrtStream stream) {
 }
 
 }  // namespace
+
+std::string no_streams(const char *call, const char *action) {
+  return "Insufficient_Stream_Resources(EL0009): The stream resources are insufficient.\n"
+         "        Solution: Close applications not in use.\n"
+         "        TraceBack (most recent call last):\n        " +
+         std::string(call) + " execution failed, reason=driver error:no stream resource\n        " +
+         action + " failed, runtime result = 207008";
+}
 
 bool stream_known(aclrtStream stream) {
   return stream == nullptr || streams().find(stream) != nullptr;

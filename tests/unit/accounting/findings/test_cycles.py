@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from tests.support.render import table
 from tests.unit.accounting.test_empty_cache import (
     MIB,
     Report,
@@ -13,7 +16,10 @@ from tests.unit.accounting.test_empty_cache import (
     report_of,
     sleeps,
 )
+from vllm_memprof.accounting import build_report
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.spans import Span
+from vllm_memprof.units import GIB
 
 
 def test_a_leak_of_each_cycle() -> None:
@@ -29,6 +35,36 @@ def test_a_leak_of_each_cycle() -> None:
 
 def test_two_cycles_prove_no_growth() -> None:
     assert "residue-per-cycle" not in found(sleeps(2, leak=240))
+
+
+def test_sleeps_of_a_log_are_printed_and_their_growth_is_found(tmp_path: Path) -> None:
+    """NVIDIA-NeMo/RL#2619"""
+    line = "INFO 05-29 10:00:00 [gpu_worker.py:116] Sleep mode freed 43.82 GiB memory, {} GiB memory is still in use."
+
+    def report(*sizes: str) -> Report:
+        path = tmp_path / "engine.log"
+        path.write_text("\n".join(map(line.format, sizes)) + "\n")
+        (found,) = [build_report(run) for run in read_log(str(path))]
+        return found
+
+    grown = report("4.11", "11.57", "25.00")
+    cycles = grown.ranks[0].cycles
+    assert [round((cycle.freed_bytes or 0) / GIB, 2) for cycle in cycles] == [43.82] * 3
+    assert [round((cycle.asleep_used_bytes or 0) / GIB, 2) for cycle in cycles] == [
+        4.11,
+        11.57,
+        25.0,
+    ]
+    finding = one(grown, "residue-per-cycle")
+    assert "in use while asleep +7639.0, +13752.3 MiB over 3 cycles" in finding.evidence
+    shown = table(grown, 120)
+    assert "43.8200  11.5700   +7639.0" in shown
+    assert "empty_cache" not in shown  # a log does not tell
+    steady = report("4.11", "4.63", "4.63", "4.63")
+    assert "residue-per-cycle" not in found(steady)
+    assert len(steady.ranks[0].cycles) == 4
+    assert steady.failure is None
+    assert "43.8200" in table(report("4.11"), 120)  # one alone
 
 
 def test_growth_outside_torch_has_another_remedy() -> None:

@@ -72,6 +72,18 @@ max_prefill_tokens=16384, max_running_requests=2971, context_len=40960, availabl
 """
 
 
+def sglang_pools(after: str) -> str:
+    return f"""
+[2026-08-07 17:33:36] Load weight begin. avail mem=60.51 GB
+[2026-08-07 17:35:48] Load weight end. elapsed=131.05 s, type=DeepseekV4ForCausalLM, \
+avail mem=19.15 GB, mem usage=41.35 GB.
+[2026-08-07 17:35:58] DSV4 memory calculation: bytes_per_full_token=7705.45, \
+available_bytes=11.89 GB, c128_state_fixed=0.11 GB, full_token=1641472
+[2026-08-07 17:35:58] DSV4 pool sizes: full=1641472, swa=164096, c4=410368, c128=12824
+[2026-08-07 17:35:59] Memory pool end. avail mem={after} GB
+"""
+
+
 def refused(free: float, asked: float) -> str:
     return (
         f"ValueError: Free memory on device ({free}/60.96 GiB) on startup is less than desired "
@@ -188,6 +200,9 @@ TABLE: dict[str, Row] = {
     ),
     "request-pool-not-subtracted": Row(
         sglang(pools="11.59"), sglang(pools="12.04"), "--max-running-requests "
+    ),
+    "pools-larger-than-sized": Row(
+        sglang_pools(after="1.62"), sglang_pools(after="7.02"), "--max-total-tokens "
     ),
     "uncharged-persistent-torch": Row(
         ascend(), ascend(persistent=9.20), "--kv-cache-memory-bytes "

@@ -8,7 +8,7 @@ from tests.unit.accounting.builders import process, run_of, span
 from tests.unit.accounting.test_owners import BUFFERS, taken
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Finding, Report
-from vllm_memprof.accounting.owners import ATB_POOL_BYTES
+from vllm_memprof.accounting.owners.outside_torch import ATB_POOL_BYTES
 from vllm_memprof.record.spans import Span
 from vllm_memprof.units import GIB, MIB
 

@@ -19,6 +19,7 @@ import vllm_memprof
 from tests.support.write_findings_docs import SECTIONS, sections_of
 from tests.unit.accounting.builders import gib, process, recorded, run_of
 from vllm_memprof.accounting import build_report, findings
+from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.findings.needs import HOOKS, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     WARNING_BYTES,
@@ -31,7 +32,6 @@ from vllm_memprof.accounting.findings.registry import (
     finding_of_run,
 )
 from vllm_memprof.accounting.findings.table import FINDINGS, blind_ranks
-from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.text import Text, text, translate
 

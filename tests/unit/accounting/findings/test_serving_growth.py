@@ -57,9 +57,8 @@ def test_what_has_a_fixed_room_is_no_finding() -> None:
 def test_traced_lines_of_code_are_named() -> None:
     run = leaking(300)
     frames = [["/site/torch/_tensor.py", 5, "clone"], ["/app/leak.py", 12, "keep"]]
-    trace = AllocationTrace(
-        "device", 100, 100, 50, [AliveStack(frames, 100, 100 * MIB, 50, 50 * MIB)]
-    )
+    stack = AliveStack(frames, 100, 100 * MIB, 50, 50 * MIB)
+    trace = AllocationTrace("device", 100, 100, 50, stacks=[stack])
     run = replace(run, processes=[replace(run.processes[0], allocations=[trace]), run.processes[1]])
     device, _ = found(run)
     assert "grew most while traced: leak.py:12, +50.0 MiB in 50 requests" in device.evidence

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from vllm_memprof.engines.vllm.dynamo_caches import _hidden_dictionaries, once_for_each, remembering
+from vllm_memprof.engines.replaced import all_replaced
+from vllm_memprof.engines.vllm.dynamo_caches import hidden_dictionaries, once_for_each, remembering
 
 
 def test_each_of_equal_pairs_is_added_once() -> None:
@@ -53,7 +54,7 @@ def test_attributes_are_found_as_before() -> None:
     held = vars(inspect)["_shadowed_dict"]
     instances = [Plain(), Hiding(), Plain]
     before = [inspect.getattr_static(each, "value", None) for each in instances]
-    with _hidden_dictionaries():
+    with all_replaced(hidden_dictionaries()):
         assert vars(inspect)["_shadowed_dict"] is not held
         for _ in range(2):
             assert [inspect.getattr_static(each, "value", None) for each in instances] == before

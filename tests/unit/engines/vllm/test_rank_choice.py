@@ -139,19 +139,19 @@ def test_ranks_that_hold_more_are_named_with_what_they_add():
         {"what": "lm_head", "count": None, "bytes": 300},
         {"what": "layers", "count": 1, "bytes": None},
     ]
-    assert event["more"] == {"2": last, "3": last}
+    assert event["more"] == {2: last, 3: last}
     backwards = pick(world, "one", rank=3).to_event()["more"]
     first = [{"what": "token_embedding", "count": None, "bytes": 300}]
-    assert backwards == {"0": first, "1": first}
+    assert backwards == {0: first, 1: first}
     # 3, 3, 2, 2 experts in each of three layers, two of which have some
     kinds = ((DENSE, EXPERTS, EXPERTS),)
     uneven = World(tensor=2, data=2, experts=10, stages=kinds, expert_bytes=7)
     fuller = [{"what": "experts", "count": 1, "bytes": 14}]
-    assert pick(uneven, "one", rank=2).to_event()["more"] == {"0": fuller, "1": fuller}
+    assert pick(uneven, "one", rank=2).to_event()["more"] == {0: fuller, 1: fuller}
     assert pick(uneven, "one").to_event()["more"] == {}
     crowd = pick(World(tensor=4), "one", rank=1).with_fuller_devices(0, 8)
     contexts = {"what": "contexts", "count": 3, "bytes": None}
-    assert crowd.to_event()["more"] == {"0": [contexts]}
+    assert crowd.to_event()["more"] == {0: [contexts]}
 
 
 def test_kinds_of_layers():

@@ -1,0 +1,134 @@
+"""Packed logs are unpacked within bounds."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from vllm_memprof.errors import RunRecordError
+from vllm_memprof.logs import packed
+from vllm_memprof.logs.packed import logs_in
+from vllm_memprof.logs.to_record import NoMemoryLines, read_log
+
+TEXT = "INFO Loading model weights took 9.1948 GB\nINFO Available KV cache memory: {} GiB\n"
+LOG = TEXT.format("43.40").encode()
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pytest.importorskip("zstandard").compress(data))
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return held.getvalue()
+
+
+PACKERS = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zstandard": zstd}
+ENCODINGS = ("utf-8", "utf-16")
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("form", PACKERS)
+def test_a_packed_log_is_read_as_the_plain_one(tmp_path: Path, form: str, encoding: str) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(PACKERS[form](LOG.decode().encode(encoding)))
+    (run,) = read_log(str(path))
+    path.write_bytes(LOG)
+    (plain,) = read_log(str(path))
+    assert run.processes == plain.processes
+
+
+def test_each_file_of_an_archive_is_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "logs.zip"
+    path.write_bytes(
+        zipped(
+            {
+                "node0/server.log": LOG,
+                "node0/": b"",
+                "__MACOSX/node0/._server.log": LOG,
+                "node1.log.gz": gzip.compress(TEXT.format("44.30").encode()),
+                "screen.png": os.urandom(2000),
+            }
+        )
+    )
+    runs = read_log(str(path))
+    assert [run.info.id for run in runs] == ["logs.zip/node0/server.log", "logs.zip/node1.log.gz"]
+    assert [run.processes[0].figures["kv_cache_bytes"] >> 30 for run in runs] == [43, 44]
+
+
+def test_an_archive_without_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "logs.zip"
+    path.write_bytes(zipped({"a.txt": b"hello\n", "b.txt": b"you\n"}))
+    with pytest.raises(NoMemoryLines, match="any of the 2 files in"):
+        read_log(str(path))
+
+
+@pytest.mark.parametrize("form", ["gzip", "xz", "zstandard"])  # bzip2 has blocks of 900 kB
+def test_what_precedes_a_cut_counts(form: str) -> None:
+    data = PACKERS[form](LOG + os.urandom(300_000))
+    ((_, stream),) = logs_in(io.BytesIO(data[:-1000]), "x")
+    assert stream.read(len(LOG)) == LOG
+
+
+@pytest.mark.parametrize("form", [*PACKERS, "zip"])
+def test_what_unpacks_to_too_much_is_refused(
+    form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(packed, "MOST_BYTES", 1 << 20)
+    zeros = bytes(3 << 19)
+    path = tmp_path / "bomb"
+    # the bound is that of the file: two files of an archive share it
+    halves = {"a": zeros[: 3 << 18], "b": zeros[: 3 << 18]}
+    path.write_bytes(zipped(halves) if form == "zip" else PACKERS[form](zeros))
+    with pytest.raises(RunRecordError, match="unpacks to more than 1 MiB"):
+        read_log(str(path))
+
+
+def test_archives_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "logs.zip"
+
+    def refused(data: bytes, why: str) -> None:
+        path.write_bytes(data)
+        with pytest.raises(RunRecordError, match=why) as raised:
+            read_log(str(path))
+        assert raised.value.exit_code == 3
+
+    refused(zipped({"inner.zip": zipped({"a.log": LOG})}), "another archive")
+    locked = bytearray(zipped({"a.log": LOG}))
+    locked[6] |= 1
+    locked[locked.rindex(b"PK\x01\x02") + 8] |= 1
+    refused(bytes(locked), "is encrypted")
+    refused(zipped({"a.log": LOG})[:-30], "damaged zip")
+    torn = bytearray(zipped({"a.log": LOG}))
+    torn[45:60] = b"\xff" * 15
+    refused(bytes(torn), "damaged zip")
+    refused(b"\x1f\x8b\x08\0\0\0\0\0\0\0" + b"\xff" * 500, "damaged gzip")
+    monkeypatch.setattr(packed, "MOST_FILES", 1)
+    refused(zipped({"a.log": LOG, "b.log": LOG}), "holds 2 files")
+
+
+def test_an_archive_through_a_pipe() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as sink:
+        sink.write(zipped({"a.log": LOG}))
+    with os.fdopen(read, "rb") as source:
+        ((name, stream),) = ((name, log.read(999)) for name, log in logs_in(source, "stdin"))
+    assert (name, stream) == ("stdin/a.log", LOG)
+
+
+def test_a_named_pipe_and_a_device_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RunRecordError, match="is a named pipe, not a file"):
+        read_log(str(tmp_path / "pipe"))
+    with pytest.raises(RunRecordError, match="is a device, not a file"):
+        read_log("/dev/zero")

@@ -1,0 +1,309 @@
+"""The KV cache that fits the request, and the one that fits the device.
+
+The first is the equation's result less all that the run held and it does not subtract; the second
+is the device less all that is held beside the KV cache at the serving peak
+(``accounting.budget.serving_peak``).
+
+An item that cannot be read makes the figure unknown; one that does not apply to the run is left
+out. Beside it, other readings of the same budget, where a log prints absolute figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from vllm_memprof.accounting.budget.equations import (
+    computed_request,
+    counted_per_byte,
+    evaluate,
+    form_of,
+)
+from vllm_memprof.accounting.budget.kv import tokens_for_bytes, worth_in_tokens
+from vllm_memprof.accounting.budget.serving_peak import computed, printed, serving_peak, unprofiled
+from vllm_memprof.accounting.model import (
+    DERIVED,
+    MEASURED,
+    MODELLED,
+    Budget,
+    Check,
+    Correction,
+    Kv,
+    MemoryItem,
+    Oom,
+    Suggestion,
+    TermRow,
+)
+from vllm_memprof.accounting.readings.audit import audit
+from vllm_memprof.accounting.readings.quantities import QUANTITIES, is_device_wide
+from vllm_memprof.accounting.readings.startup import StartupReadings, value
+from vllm_memprof.engines import row_of_run
+from vllm_memprof.engines.equation import WHOLE_PAGES, Equation, Figures, Term
+from vllm_memprof.options import Option, read_options
+from vllm_memprof.record.spans import weakest
+from vllm_memprof.text import text
+from vllm_memprof.units import minus, sum_or_none
+
+
+def scaled(size: int | None, by: float = 1.0, over: float = 1.0) -> int | None:
+    """Return bytes that an engine counts more or fewer times; None where they are unknown."""
+    return size if size is None or by == over else int(size * by / over)
+
+
+def items_not_subtracted(
+    names: Sequence[str],
+    of: StartupReadings,
+    terms: Sequence[TermRow] = (),
+) -> list[MemoryItem]:
+    """Read the items that an equation does not subtract, in its order.
+
+    Args:
+        names: of ``accounting.readings.quantities``.
+        of: the readings of one rank.
+        terms: of its equation. A term that estimates an item is taken off it; where that estimate
+            is unknown, so is the item.
+    """
+    subtracted = {term.name: term.bytes for term in terms if term.subtracted}
+    charged = of.figures.get("graph_estimate_charged") != 0
+    # what the equation of an engine without a profile does not subtract comes after the plan
+    logged = of.not_own is not None
+    profiles = of.equation is None or row_of_run(of.equation.engine).profiles
+    unread = of.nothing_later if logged or not profiles else None
+    items = []
+    for name in names:
+        row = QUANTITIES[name]
+        found = row.item(row.reading(of))
+        size, formula, reason = found.bytes, found.formula, found.reason
+        if size is None:
+            reason = unread or reason
+        elif row.estimated_by in subtracted or (row.estimated_within in subtracted and charged):
+            estimate = subtracted.get(row.estimated_by or "")
+            if estimate is None:
+                size, reason = None, text("the estimate that the equation subtracts is not known")
+            elif estimate:
+                size = max(0, size - estimate)
+                formula = f"max(0, {formula} - {row.estimated_by})"
+        if name == "reserved_not_allocated" and size is not None:
+            peak = None if of.profile_peak is None else of.profile_peak.reserved
+            beyond = minus(peak, of.figure("profile_after_allocated_peak_bytes"))
+            if beyond is not None and beyond < size:  # the peak uses these blocks
+                size, formula = max(0, beyond), "reserved peak - allocated peak of the profile run"
+        # what an estimate has covered already is not known part by part
+        parts = found.parts if size == found.bytes else ()
+        items.append(replace(found, bytes=size, formula=formula, reason=reason, parts=parts))
+    return items
+
+
+def equation_budget(of: StartupReadings, kv: Kv, engine: Figures, command: Sequence[str]) -> Budget:
+    """Return the engine's equation of a rank, and what fits the request.
+
+    Args:
+        of: the readings of the rank.
+        kv: its KV cache.
+        engine: the figures that the engine itself keeps; none that memprof filled in.
+        command: of the run.
+    """
+    equation, figures = of.equation, of.figures
+    budget = Budget(
+        device_total_bytes=of.figure("device_total_bytes"),
+        gpu_memory_utilization=figures.get("gpu_memory_utilization"),
+        engine_kv_cache_bytes=of.figure("kv_cache_bytes"),
+        requested=figures.get("requested_bytes"),
+    )
+    if equation is None:
+        return budget
+    result = evaluate(equation, figures, of.half_units)
+    counted, granted = counted_per_byte(equation, figures), result.kv_cache_bytes
+    items = []
+    for item in items_not_subtracted(equation.not_subtracted, of, result.terms):
+        size = None if item.bytes is None else item.bytes // equation.divisor
+        tokens = worth_in_tokens(kv, scaled(size, counted))
+        items.append(replace(item, kv_tokens=tokens))
+    fitting = None
+    if items and not result.override:
+        fitting = fits_request(granted, items, equation.divisor, counted)
+    formula = equation.formula
+    if any(term.name == WHOLE_PAGES for term in result.terms):  # it took the place of another term
+        shown = {term.name for term in result.terms}
+        terms = [term for term in equation.terms if term.name in shown]
+        formula = equation.formula_of([*terms, Term(WHOLE_PAGES)])
+    asked_for = f"requested = {equation.asked}", computed_request(equation, figures)
+    parts: list[tuple[str, float | None, str, tuple[str, ...]]]
+    parts = [(*asked_for, "requested_bytes", (equation.base,))]
+    for term in equation.terms:
+        if term.plus and term.figure is not None:
+            name = f"{term.name} = {' + '.join(term.plus)} - {' - '.join(term.minus)}"
+            parts.append((name, term.derived(figures), term.figure, (*term.plus, *term.minus)))
+    checks = []  # the engine's figures beside their parts
+    for name, expected, figure, made_of in parts:
+        slack = of.rounding(figure, *made_of)
+        # a printed figure is known to a byte at best
+        checks.append(Check.of(name, expected, figures.get(figure), slack + 1 if slack else 0))
+    weights = QUANTITIES["weights"].reading(of)
+    asked = read_options(command, [Option("gpu-memory-utilization", float)])
+    utilization = cast("float | None", asked.get("gpu_memory_utilization"))
+    return replace(
+        budget,
+        equation=equation.id,
+        cite=f"{equation.cite} ({equation.engine} {equation.read_in})",
+        override=result.override,
+        formula=" x ".join([formula, *result.stages]),
+        requested=result.requested,
+        terms=[
+            replace(term, parts=weights.parts)
+            if term.name == "weights" and term.bytes == weights.bytes
+            else term
+            for term in result.terms
+        ],
+        kv_cache_bytes=granted,
+        tolerance_bytes=result.tolerance_bytes,
+        takes_fixed_size=equation.override is not None,
+        checks=checks,
+        not_subtracted=items,
+        fits_request_bytes=fitting,
+        kv_tokens=tokens_for_bytes(kv, granted),
+        fits_request_tokens=tokens_for_bytes(kv, fitting),
+        corrections=[] if of.not_own is None else _corrections(equation, of, kv, items),
+        audit=audit(equation, engine, of, utilization),
+    )
+
+
+def fits_request(
+    kv_cache_bytes: int | None,
+    items: list[MemoryItem],
+    divisor: int = 1,
+    counted: float = 1.0,
+) -> int | None:
+    """Return the equation's result less every item; None where it or a required item is unknown.
+
+    An equation that divides what is left grants so many times less for each byte subtracted, and
+    one that counts more or fewer bytes than the device holds (``counted`` per byte) accordingly.
+    """
+    if kv_cache_bytes is None or any(item.required and item.bytes is None for item in items):
+        return None
+    left_out = sum(item.bytes or 0 for item in items) // divisor
+    return minus(kv_cache_bytes, scaled(left_out, counted))
+
+
+#: Figures of a log from which the device's budget may be made; each is rounded.
+_PRINTED_FOR_DEVICE = (
+    "device_total_bytes",
+    "requested_bytes",
+    "initial_free_bytes",
+    "weights_bytes",
+    "peak_activation_bytes",
+    "non_torch_increase_bytes",
+    "profile_after_allocated_peak_bytes",
+    "profile_end_reserved_bytes",
+    "profile_end_non_torch_bytes",
+    "graph_bytes",
+    "kv_cache_bytes",
+)
+
+
+def fit_device(
+    budget: Budget, of: StartupReadings, kv: Kv, *, oom: Oom | None = None, eager: bool = False
+) -> Budget:
+    """Return a budget with the KV cache that fits the device, what is spare, and how each is known.
+
+    Args:
+        budget: with everything that the equation gives.
+        of: the readings of the rank.
+        kv: its KV cache.
+        oom: an allocation that failed on this rank.
+        eager: no graphs are captured.
+    """
+    granted, equation = budget.engine_kv_cache_bytes, of.equation
+    serves_with = granted if kv.planned_bytes is None else kv.planned_bytes
+    if granted is None or granted <= 0:
+        serves_with = None
+    counted = counted_per_byte(equation, of.figures)
+    counted_of_fixed = counted_per_byte(equation, of.figures, fixed_size=True)
+    serves_with = scaled(serves_with, over=counted)  # bytes of the device
+    peak = serving_peak(of, serves_with, oom)
+    total = of.figure("device_total_bytes")
+    if total is None and budget.requested and budget.gpu_memory_utilization:
+        total = round(budget.requested / budget.gpu_memory_utilization)  # a log may not print it
+    fits, released = minus(total, peak.held_bytes), minus(total, peak.at_least_bytes)
+    suggested = printed(of.figures)
+    if not suggested and equation is not None and of.last("warm_up") is not None:
+        suggested = computed(equation, of.figures, eager)
+    # a figure of the whole device has a part in what the engine granted
+    device_wide = budget.override is None and any(
+        term.subtracted and is_device_wide(term.name) for term in budget.terms
+    )
+    of_equation = MODELLED if of.simulated and device_wide else DERIVED
+    how = {
+        "kv_cache_bytes": (budget.kv_cache_bytes, of_equation),
+        "engine_kv_cache_bytes": (granted, MEASURED if of_equation == DERIVED else of_equation),
+        "fits_request_bytes": (
+            budget.fits_request_bytes,
+            weakest([of_equation, *(each.how for each in budget.not_subtracted if each.bytes)]),
+        ),
+        "fits_device_bytes": (fits, weakest([DERIVED, peak.how])),
+        "spare_bytes": (minus(fits, serves_with), weakest([DERIVED, peak.how])),
+        "suggested_bytes": (len(suggested) or None, of_equation),
+    }
+    suggestions = [
+        Suggestion(limit, size, of_equation, tokens_for_bytes(kv, size),
+                   minus(fits, scaled(size, over=counted_of_fixed)))
+        for limit, size in suggested.items()
+    ]  # fmt: skip
+    return replace(
+        budget,
+        held_at_peak=peak.items,
+        fits_device_bytes=fits,
+        fits_device_tokens=tokens_for_bytes(kv, scaled(fits, counted)),
+        fits_device_released_bytes=released,
+        spare_bytes=minus(fits, serves_with),
+        released_spare_bytes=minus(released, serves_with),
+        unprofiled_bytes=unprofiled(QUANTITIES["peak_activation"].reading(of).bytes),
+        device_tolerance_bytes=of.rounding(*_PRINTED_FOR_DEVICE),
+        suggestions=suggestions,
+        how={name: known for name, (size, known) in how.items() if size is not None},
+    )
+
+
+def _corrections(
+    equation: Equation, of: StartupReadings, kv: Kv, items: list[MemoryItem]
+) -> list[Correction]:
+    """Read the budget again from absolute figures, where the equation takes increases.
+
+    Of these fewer are rounded. Both are the request less the allocated peak and all else in use.
+    """
+    if not {"initial_non_torch", "persistent_torch"} <= set(equation.not_subtracted):
+        return []
+    e2 = form_of("E2")
+    assert e2 is not None
+    peak, asked = of.figure("profile_after_allocated_peak_bytes"), of.figures.get("requested_bytes")
+    before, after, _ = of.profile_end
+    sizes = [value(moment, "non_torch_bytes") for moment in (before, after)]
+    most = max((size for size in sizes if size is not None), default=None)
+    idle = QUANTITIES["reserved_not_allocated"].reading(of).bytes
+    left = sum_or_none([of.figure("profile_after_non_torch_bytes"), idle])
+    known = [item.name for item in items if item.bytes is not None]
+    readings = (
+        (
+            "at_the_peaks",
+            text("both peaks subtracted whole"),
+            most if before is not None else None,
+            "requested - allocated peak - non-torch before the last empty_cache of the profile run",
+            ("persistent_torch", "initial_non_torch", "non_torch_cleared"),
+        ),
+        (
+            "as_e2",
+            text("as E2 has it (vllm-ascend to 0.14)"),
+            left if equation.engine == "vllm-ascend" else None,
+            "requested - allocated peak - (non-torch + reserved - allocated after empty_cache)",
+            tuple(name for name in equation.not_subtracted if name not in e2.not_subtracted),
+        ),
+    )
+    found = []
+    for name, title, used, formula, parts in readings:
+        if asked is not None and peak is not None and used is not None:
+            size = int(asked - peak - used)
+            tokens = tokens_for_bytes(kv, size)
+            there = tuple(part for part in parts if part in known)
+            found.append(Correction(name, title, size, tokens, formula, there))
+    return found

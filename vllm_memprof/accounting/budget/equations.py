@@ -1,0 +1,280 @@
+"""The KV-cache equations of all engines, and the one function that evaluates a row.
+
+Figures of the run enter, the KV budget in bytes leaves, rounded exactly as the engine rounds it.
+The rows stand in the engines' folders; a new rounding rule costs a word in
+``engines.equation.Equation`` and a line in ``evaluate``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from vllm_memprof.accounting.model import TermRow
+from vllm_memprof.engines import ENGINES
+from vllm_memprof.engines.equation import HALF_A_PAGE, WHOLE_PAGES, Equation, Figures, Term
+from vllm_memprof.text import text
+
+#: ``Budget.override`` of a start whose KV cache an earlier one had measured and kept.
+#: (vllm/v1/worker/startup_plan.py, vLLM from 0.27, VLLM_ENABLE_STARTUP_PLAN=1)
+STARTUP_PLAN = "startup_plan"
+#: The first row that fits a release counts; the last of an id where a log tells the form of its
+#: lines alone.
+EQUATIONS: tuple[Equation, ...] = tuple(
+    each
+    for row in ENGINES.values()
+    if row.equations is not None
+    for each in import_module(row.equations).EQUATIONS
+)
+
+
+def form_of(equation_id: str | None) -> Equation | None:
+    """Return the newest row of an equation's id, for what all of its rows have in common.
+
+    Its divisor, the parts of its terms, whether it subtracts other processes' memory, and whether
+    the engine checks what is free are the same in all rows of an id.
+    """
+    return next((row for row in reversed(EQUATIONS) if row.id == equation_id), None)
+
+
+def divisor_of(equation_id: str | None) -> int:
+    """Return what an equation divides its result by; 1 where the equation is unknown."""
+    row = form_of(equation_id)
+    return 1 if row is None else row.divisor
+
+
+def ignoring_fixed_size(equation_id: str | None) -> str:
+    """Return the releases that have an equation and ignore --kv-cache-memory-bytes, "" for none."""
+    return "; ".join(
+        f"{row.engine} {row.read_in}"
+        for row in EQUATIONS
+        if row.id == equation_id and row.override is None
+    )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An equation with the figures of one rank in it."""
+
+    requested: int | float | None  # as the engine holds it
+    terms: list[TermRow]
+    kv_cache_bytes: int | None  # None: a figure is missing
+    tolerance_bytes: int  # half-units of every figure used; 0 from hooks
+    #: "kv_cache_memory_bytes", "startup_plan": a fixed size replaced the equation.
+    override: str | None = None
+    stages: tuple[str, ...] = ()  # names of those that were run
+
+
+def select(
+    engine: str | None,
+    version: str | None,
+    forms: Sequence[str] = (),
+    device: str | None = None,
+    known: Collection[str] = (),
+) -> tuple[Equation | None, str | None]:
+    """Return the row for an engine release, and how it was chosen.
+
+    Args:
+        engine: ``vllm-ascend`` or ``vllm``.
+        version: of the engine. It decides where it is known; a release that nobody has read has
+            no row.
+        forms: ids of the equations whose lines a log holds. They decide where no version is known.
+        device: name of the chip; some have an equation of their own.
+        known: names of the figures that were read. Of the rows of one form, the one that they fill
+            best counts.
+    """
+    if engine is None:
+        return None, None
+    rows = [row for row in EQUATIONS if row.engine == engine]
+    if version is None:
+        seen = [row for row in rows if row.id in forms]
+        if len({row.id for row in seen}) != 1:
+            return None, None
+        best = min(reversed(seen), key=lambda row: _fill(row, set(known)))
+        return best, text("the form of its lines, as {engine} prints them", engine=engine)
+    fitting = _fitting(rows, version)
+    for row in fitting:
+        if row.only is not None and (row.id in forms or _named(row.only, device)):
+            why = text("the form of its lines") if row.id in forms else str(device)
+            chosen = text("{engine} {version} and {why}", engine=engine, version=version, why=why)
+            return row, chosen
+    plain = next((row for row in fitting if row.only is None), None)
+    return (None, None) if plain is None else (plain, f"{engine} {version}")
+
+
+def of_device(device: str, version: str | None) -> Equation | None:
+    """Return the row of a chip that has an equation of its own, None where a release has none.
+
+    Args:
+        device: name of the chip.
+        version: of the engine, None where it is not known.
+    """
+    rows = [row for row in EQUATIONS if row.only is not None and _named(row.only, device)]
+    return next(iter(rows[::-1] if version is None else _fitting(rows, version)), None)
+
+
+def _fill(row: Equation, known: set[str]) -> tuple[int, int]:
+    """Return (subtracted terms that the figures say nothing of, - those that they fill)."""
+    terms = [term for term in row.terms if term.subtracted and not term.stands_for]
+    filled = [
+        term.figure in known or (bool(term.plus) and known.issuperset((*term.plus, *term.minus)))
+        for term in terms
+    ]
+    missing = [
+        term for term, fills in zip(terms, filled, strict=True) if not (fills or term.optional)
+    ]
+    return len(missing), -sum(filled)
+
+
+def _fitting(rows: Sequence[Equation], version: str) -> list[Equation]:
+    """Return the rows of a release."""
+    try:
+        release = Version(version)
+    except InvalidVersion:
+        return []
+    return [row for row in rows if SpecifierSet(row.versions).contains(release, prereleases=True)]
+
+
+def _named(beginning: str, device: str | None) -> bool:
+    return device is not None and device.lower().startswith(beginning.lower())
+
+
+def computed_request(equation: Equation, figures: Figures) -> int | float | None:
+    """Return what the engine asks of the device: total x utilization; None: one is unknown."""
+    total, utilization = figures.get(equation.base), figures.get(equation.share)
+    if total is None or utilization is None:
+        return None
+    product = total * utilization
+    return {"float": product, "int": int(product), "ceil": math.ceil(product)}[equation.request]
+
+
+def evaluate(
+    equation: Equation, figures: Figures, half_units: Mapping[str, int] | None = None
+) -> Evaluation:
+    """Recompute one rank's KV budget.
+
+    Args:
+        equation: the row that belongs to the run.
+        figures: FIGURES of the rank, bytes; None is unknown.
+        half_units: half of the last printed digit per figure, bytes, of those read from text.
+
+    Returns:
+        The terms and the result; a missing figure makes the result None, never a smaller sum.
+    """
+    half_units = half_units or {}
+    asked = figures.get("requested_bytes")
+    if asked is None:
+        asked = computed_request(equation, figures)
+    present = _terms_for(equation, figures)
+    terms = [
+        TermRow(
+            term.name,
+            term.value(figures),
+            term.is_subtracted(figures),
+            term.half_unit(figures, half_units),
+        )
+        for term in present
+    ]
+    fixed = figures.get(equation.override) if equation.override else None
+    if fixed is not None:
+        by = STARTUP_PLAN if figures.get("startup_plan_bytes") else "kv_cache_memory_bytes"
+        size = int(fixed)
+        for stage in equation.stages:
+            if stage.replaces and (planned := stage.apply(size, figures)) is not None:
+                size = planned
+        return Evaluation(asked, terms, size, 0, override=by)
+    if equation.limited_by is not None and figures.get(equation.limited_by) is not None:
+        return Evaluation(asked, terms, None, 0, override=equation.limit_option)
+    subtracted = [row for row in terms if row.subtracted]
+    slack = _slack(equation, figures, half_units, subtracted) // equation.divisor
+    printed = half_units.get("kv_cache_bytes", 0)
+    if asked is None or any(row.bytes is None for row in subtracted):
+        return Evaluation(asked, terms, None, slack + printed)
+    budget = asked - sum(row.bytes for row in subtracted if row.bytes is not None)
+    if equation.divisor != 1:
+        budget = budget // equation.divisor
+    run: list[str] = []
+    for stage in equation.stages:
+        after = stage.apply(budget, figures)
+        if after is not None:
+            terms.append(TermRow(stage.name, int(budget) - after, True, 0))
+            run.append(stage.name)
+            slack = math.ceil(slack * (stage.factor(figures) or 1.0))
+            if half_units:  # the factor was read from text
+                slack += math.ceil(abs(budget) * stage.printed_half_unit)
+            budget = after
+    result = max(0, int(budget)) if equation.floor_zero else int(budget)
+    page = _page(equation, figures)
+    if page:
+        terms.append(TermRow(WHOLE_PAGES, result % page, True, 0))
+        result -= result % page
+    return Evaluation(asked, terms, result, slack + printed, stages=tuple(run))
+
+
+def counted_per_byte(
+    equation: Equation | None, figures: Figures, *, fixed_size: bool = False
+) -> float:
+    """Return the bytes of KV cache that the engine counts per byte that the device holds of it.
+
+    1 where what it returns are bytes of the device, as in every release without stages.
+
+    Args:
+        equation: of the engine.
+        figures: of one rank.
+        fixed_size: of a size given by --kv-cache-memory-bytes, which the engine takes as what it
+            counts: it scales it by no factor, and hands it to its planners as bytes of the device.
+    """
+    stages = () if equation is None else equation.stages
+    factors = [each.factor(figures) for each in stages if not (fixed_size and each.replaces)]
+    return math.prod(factor for factor in factors if factor is not None)
+
+
+def _terms_for(equation: Equation, figures: Figures) -> list[Term]:
+    """Return the terms that a set of figures fills: a printed sum where its parts are unknown."""
+    apart = {term.name: term for term in equation.terms}
+    left_out: set[str] = set()
+    for joint in (term for term in equation.terms if term.stands_for):
+        parts = [apart[name] for name in joint.stands_for]
+        told_apart = all(
+            part.is_subtracted(figures) and part.value(figures) is not None for part in parts
+        )
+        if told_apart or joint.value(figures) is None:
+            left_out.add(joint.name)
+        else:
+            left_out.update(joint.stands_for)
+    if _page(equation, figures):
+        left_out.add(HALF_A_PAGE)
+    return [
+        term
+        for term in equation.terms
+        if term.name not in left_out and not (term.optional and term.value(figures) is None)
+    ]
+
+
+def _page(equation: Equation, figures: Figures) -> int | None:
+    """Return the bytes of a page, to whole ones of which the result goes down; None: unknown."""
+    size = None if equation.pages is None else figures.get(equation.pages)
+    return None if size is None else int(size)
+
+
+def _slack(
+    equation: Equation, figures: Figures, half_units: Mapping[str, int], terms: Sequence[TermRow]
+) -> int:
+    """Return what the rounding of the figures in an equation adds up to, bytes.
+
+    A figure in the request and in a term counts once, with what both make of it.
+    """
+    base, exact = equation.base, figures.get("requested_bytes") is not None
+    joint = [
+        term for term in equation.terms if term.figure is None and base in term.plus and not exact
+    ]
+    half, share = half_units.get(base, 0), figures.get(equation.share)
+    apart = sum(row.half_unit_bytes for row in terms) - len(joint) * half
+    if exact:
+        return half_units.get("requested_bytes", 0) + apart
+    return math.ceil(half * (abs(len(joint) - (share or 0)) if joint else share or 1)) + apart

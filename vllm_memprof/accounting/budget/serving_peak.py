@@ -1,0 +1,239 @@
+"""What a rank holds beside its KV cache at the serving peak, and the KV cache that fits the device.
+
+The phases of a rank enter, items in bytes leave. The serving peak is a step as large as the profile
+run with everything in place that came after it (captured graphs, pools first used in the warm-up),
+or a later moment at which more was held. There is one definition: a plan, which stops before the
+later items exist, has them as unknown, and what follows from it is estimated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vllm_memprof.accounting.model import MemoryItem, Oom
+from vllm_memprof.accounting.readings.quantities import QUANTITIES
+from vllm_memprof.accounting.readings.startup import (
+    ProfilePeak,
+    Reading,
+    StartupReadings,
+    growth,
+    peak_between,
+)
+from vllm_memprof.engines.equation import Equation, Figures
+from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import (
+    DERIVED,
+    ESTIMATED,
+    MEASURED,
+    MODELLED,
+    first_of,
+    weakest,
+)
+from vllm_memprof.text import text
+from vllm_memprof.units import MIB, minus, sum_or_none
+
+#: What engines leave free in the sizes that they suggest, because profiling "may slightly
+#: underestimate non-torch allocations". (vllm-ascend 0.23.0, vllm_ascend/worker/worker.py::
+#: NPUWorker.compile_or_warm_up_model; vLLM 0.33.0, vllm/v1/worker/gpu_worker.py)
+MARGIN_BYTES = 150 * MIB
+
+REQUEST, DEVICE = "request", "device"
+#: Where a log has the sizes: exact, and rounded.
+_PRINTED = {
+    REQUEST: ("suggested_requested_bytes", "suggested_requested_printed_bytes"),
+    DEVICE: ("suggested_limit_bytes", "suggested_limit_printed_bytes"),
+}
+#: What is subtracted from the request, or from the memory that was free at the start.
+_TAKEN = ("weights_bytes", "peak_activation_bytes", "non_torch_increase_bytes")
+#: Of the activation peak, what serving may hold beyond the profile run: that step runs without
+#: attention over a KV cache. ``scripts/verdict_cases.py`` has driven engines that held up to a
+#: fifth of it more.
+UNPROFILED_SHARE = 0.25
+
+
+def unprofiled(peak_activation_bytes: int | None) -> int:
+    """Return what serving may hold beyond the profile run, bytes: a margin, not a reading.
+
+    At least what vLLM and vllm-ascend keep free in the sizes that they suggest.
+    """
+    return max(MARGIN_BYTES, int((peak_activation_bytes or 0) * UNPROFILED_SHARE))
+
+
+@dataclass(frozen=True)
+class ServingPeak:
+    """What a rank holds beside its KV cache, bytes; None where it is unknown."""
+
+    items: list[MemoryItem]
+    #: Sum of the known items: every block stays reserved. None where the profile run is unknown.
+    held_bytes: int | None
+    #: What no release of unallocated blocks and workspace gives back; a part may be missing.
+    at_least_bytes: int | None
+    how: str  # held_bytes; estimated where an item is unknown
+
+
+def serving_peak(
+    of: StartupReadings, kv_cache_bytes: int | None, oom: Oom | None = None
+) -> ServingPeak:
+    """Find what is held beside the KV cache at the serving peak.
+
+    Args:
+        of: the readings of one rank.
+        kv_cache_bytes: that the rank serves with, None where none was granted.
+        oom: an allocation that failed; one that failed beside the KV cache counts as held.
+    """
+    nothing = ServingPeak([], None, None, DERIVED)
+    if kv_cache_bytes is None:
+        return nothing
+    stands, failed = first_of(of.spans, "kv_cache_alloc"), None
+    if oom is not None and stands is not None and stands.after is not None:
+        # what an allocation that failed beside the KV cache would have held with it
+        failed = minus(oom.used_bytes, minus(kv_cache_bytes, oom.requested_bytes))
+    reached = [_later(of, kv_cache_bytes), failed]
+    later = max((size for size in reached if size is not None), default=None)
+    if of.figure("profiled_bytes") is not None:  # an engine that runs no profile
+        if of.nothing_later is not None or later is None:  # nothing was run once the KV cache stood
+            return nothing
+        # a step larger than those that were run holds more: an estimate from below
+        where = text(
+            "the worst reading after kv_cache_alloc; this engine runs no step of full size"
+        )
+        whole = QUANTITIES["held_at_worst"].item(Reading(later, ESTIMATED, where))
+        return ServingPeak([whole], later, None, ESTIMATED)
+    peak, least = of.profile_peak, _at_least(of, kv_cache_bytes)
+    allocated = of.figure("profile_after_allocated_peak_bytes")
+    # a reading below what tensors held was not taken at the peak: what was reserved is not known
+    if peak is None or (allocated is not None and peak.reserved < allocated):
+        return replace(nothing, at_least_bytes=least)
+    non_torch, over = (MODELLED, MODELLED) if of.simulated else (MEASURED, DERIVED)
+    late_torch, late_device = _late(of, peak, kv_cache_bytes)
+    worst, most = text("the worst reading of profile_run"), text("most at a reading of profile_run")
+    end, missing = text("after warm_up"), None
+    if late_torch is None or late_device is None:
+        missing = of.nothing_later or text("the run did not get through its warm-up")
+    held = {
+        "reserved_peak": Reading(peak.reserved, MEASURED, worst),
+        "non_torch_peak": Reading(peak.non_torch, non_torch, most),
+        "late_torch": Reading(late_torch, DERIVED, end, missing if late_torch is None else None),
+        "late_device": Reading(late_device, over, end, missing if late_device is None else None),
+    }
+    graph = of.figure("graph_bytes")
+    if late_torch is None and late_device is None and graph is not None:
+        where = text("the engine's figure for its graph capture")
+        held["graph"] = Reading(max(0, graph), non_torch, where)
+    total = sum(each.bytes for each in held.values() if each.bytes is not None)
+    if later is not None and later > total:
+        where = text("the worst reading after kv_cache_alloc")
+        held["held_later"] = Reading(later - total, non_torch, where)
+        total = later
+    hows = [ESTIMATED if each.bytes is None else each.how for each in held.values()]
+    # the allocator has released all that it can before it fails
+    least = max((size for size in (least, failed) if size is not None), default=None)
+    items = [QUANTITIES[name].item(reading) for name, reading in held.items()]
+    return ServingPeak(items, total, least, weakest(hows))
+
+
+def _late(
+    of: StartupReadings, peak: ProfilePeak, kv_cache_bytes: int
+) -> tuple[int | None, int | None]:
+    """Return what came after the profile run and stays, bytes, over its peak: torch, non-torch."""
+    warm_up, start = of.last("warm_up"), peak.end
+    if start is None or warm_up is None or warm_up.error or warm_up.after is None:
+        return None, None
+    end = warm_up.after
+    grown = minus(growth(start, end, "reserved_bytes"), kv_cache_bytes)
+    tensors = minus(growth(start, end, "allocated_bytes"), kv_cache_bytes)
+    pools = minus(end.graph_pool_bytes, start.graph_pool_bytes or 0)
+    if grown is not None and tensors is not None and pools is not None:
+        # blocks of the default pool without a tensor are used by the next peak, those of graphs not
+        grown = max(tensors, min(grown, tensors + pools))
+    torch = None if grown is None else max(0, grown)
+    if end.non_torch_bytes is None:
+        return torch, None
+    # the next peak takes the operator workspace again
+    again = minus(peak.workspace, end.npu_workspace_bytes)
+    again = peak.cleared if again is None else max(0, again)
+    return torch, max(0, end.non_torch_bytes + again - peak.non_torch)
+
+
+def _later(of: StartupReadings, kv_cache_bytes: int) -> int | None:
+    """Return the most that was held beside the KV cache once it stood, bytes."""
+    stands, total = first_of(of.spans, "kv_cache_alloc"), of.figure("device_total_bytes")
+    if stands is None or stands.after is None:
+        return None
+    sizes = [_in_use(stands.after, total)]
+    for span in of.spans:
+        if span.order > stands.order:
+            sizes += [_in_use(edge.snapshot, total) for edge in span.edges]
+            # the reserved peak within the phase, and the non-torch memory that was there: at least
+            # the lesser of both edges; at that moment it is not known
+            outside = [edge.snapshot.non_torch_bytes for edge in span.edges]
+            mapped = not any(edge.snapshot.unmapped_bytes for edge in span.edges)
+            if mapped and (high := peak_between(span)) is not None and None not in outside:
+                sizes.append(high + min(size or 0 for size in outside))
+    known = [size for size in sizes if size is not None]
+    return max(known) - kv_cache_bytes if known else None
+
+
+def _at_least(of: StartupReadings, kv_cache_bytes: int) -> int | None:
+    """Return what is held at the peak when the allocator has released all that it can, bytes."""
+    peak, after = of.figure("profile_after_allocated_peak_bytes"), of.profile_end[1]
+    if peak is None or after is None or after.non_torch_bytes is None:
+        # the engine's figures: in use at the start, and all that it then measured
+        weights = of.figure("weights_bytes")
+        used = minus(of.figure("device_total_bytes"), of.figure("initial_free_bytes"))
+        if weights is None or used is None:
+            return None
+        names = ("peak_activation_bytes", "non_torch_increase_bytes", "graph_bytes")
+        return weights + used + sum(max(0, of.figure(name) or 0) for name in names)
+    held = peak + after.non_torch_bytes - (after.npu_workspace_bytes or 0)
+    warm_up = of.last("warm_up")
+    end = None if warm_up is None or warm_up.error else warm_up.after
+    if end is None:
+        return held
+    if end.non_torch_bytes is not None and end.npu_workspace_bytes is not None:
+        held = peak + end.non_torch_bytes - end.npu_workspace_bytes
+    grown = minus(growth(after, end, "allocated_bytes"), kv_cache_bytes)
+    return held + max(0, grown or 0)
+
+
+def _in_use(snapshot: Snapshot, total: int | None) -> int | None:
+    whole = snapshot.device_total_bytes if snapshot.device_total_bytes is not None else total
+    used = minus(whole, snapshot.device_free_bytes)
+    if used is None:
+        return sum_or_none([snapshot.reserved_bytes, snapshot.non_torch_bytes])
+    return used
+
+
+def printed(figures: Figures) -> dict[str, int]:
+    """Return the sizes that a log holds, by what they are to fit into."""
+    found = {}
+    for limit, names in _PRINTED.items():
+        size = next((figures[name] for name in names if figures.get(name) is not None), None)
+        if size is not None:
+            found[limit] = int(size)
+    return found
+
+
+def computed(equation: Equation, figures: Figures, eager: bool) -> dict[str, int]:
+    """Return the sizes that the engine printed at the end of a start that got so far.
+
+    They are computed as the engine does, from its own figures; nothing where its release prints
+    none, where a fixed size replaced the equation, or where a figure is unknown.
+
+    Args:
+        equation: of the engine.
+        figures: of one rank.
+        eager: no graphs are captured, and the engine takes 0 for them.
+    """
+    if not equation.suggests or figures.get("kv_cache_memory_bytes_arg") is not None:
+        return {}
+    graphs = 0 if eager else figures.get("graph_bytes")
+    taken = [graphs, *(figures.get(name) for name in _TAKEN)]
+    if None in taken:
+        return {}
+    limits = {REQUEST: figures.get("requested_bytes"), DEVICE: figures.get("initial_free_bytes")}
+    return {
+        limit: int(size) - sum(int(each or 0) for each in taken) - MARGIN_BYTES
+        for limit, size in limits.items()
+        if size is not None
+    }

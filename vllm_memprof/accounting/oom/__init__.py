@@ -1,0 +1,1 @@
+"""An allocation that failed, and what would have let it pass."""

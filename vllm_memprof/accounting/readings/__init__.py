@@ -1,0 +1,1 @@
+"""What one rank read: moments and quantities, each found once, and the audit of the engine's."""

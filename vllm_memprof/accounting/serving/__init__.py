@@ -1,0 +1,1 @@
+"""What was sampled while an engine served: requests, stages, growth."""

@@ -1,0 +1,128 @@
+"""``memprof share``: several instances on one device, from real plans and starts."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vllm_memprof.cli import plans
+from vllm_memprof.cli import run as shared
+from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli.show import command_app
+from vllm_memprof.errors import UsageError
+from vllm_memprof.files import from_here
+
+if TYPE_CHECKING:
+    from vllm_memprof.plans.share_file import Typed
+
+#: Exit status: there are no flags with which all start and survive.
+NO_ANSWER = 1
+#: Key in the context's ``meta`` under which the instances are.
+INSTANCES = "vllm_memprof.instances"
+_USAGE = "memprof share MODEL_A [arguments] -- MODEL_B [arguments]"
+
+
+class ShareCommand(EngineCommand):
+    """A lone ``--`` stands between two instances.
+
+    Options of memprof hold for all of them, wherever they stand; ``--want`` for the instance among
+    whose arguments it is.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from vllm_memprof.plans.share_file import Typed
+
+        groups: list[list[str]] = [[]]
+        for token in args:
+            if token == "--":
+                groups.append([])
+            else:
+                groups[-1].append(token)
+        own, instances = list[str](), list[Typed]()
+        for number, group in enumerate(groups):
+            split = self.split(ctx, group)
+            wants = [token for token in split.own if token.startswith("--want=")]
+            own += [token for token in split.own if token not in wants]
+            if split.model is not None:
+                texts = [token.removeprefix("--want=") for token in wants]
+                instances.append(Typed(split.model, split.engine, texts))
+            elif number and (split.engine or wants or len(groups) > 2):
+                raise UsageError(f"there is no MODEL behind `--` number {number}", hint=_USAGE)
+        ctx.meta[INSTANCES] = instances
+        first = [] if not instances else [instances[0].model, *instances[0].engine_args]
+        return super().parse_args(ctx, [*own, *(["--", *first] if first else [])])
+
+
+def share(
+    ctx: typer.Context,
+    model: shared.Model,
+    want: plans.Wants = None,
+    headroom: plans.Headroom = "0",
+    beside: Annotated[
+        str,
+        typer.Option(
+            "--beside",
+            metavar="SIZE",
+            help="In use on the device by a process that is not an engine, from before the first "
+            "start.",
+        ),
+    ] = "0",
+    no_cache: plans.NoCache = False,
+    **shared_options: object,
+) -> None:
+    """Divide one simulated device between MODEL [arguments] -- MODEL [arguments] ...
+
+    Plans each alone, computes utilizations with which all start and survive, and starts all beside
+    each other with them. Each gets what its --want says, and the rest in equal parts of bytes. A
+    TOML file of instances may stand in the place of MODEL.
+
+    Exit status 0: found. 1: there are no such utilizations. 2: a wrong argument.
+    """
+    from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
+    from vllm_memprof.plans.wants import lengths, parse_wants, size_option
+
+    found = []
+    for number, typed in enumerate(_from_file(ctx.meta[INSTANCES])):
+        wants = parse_wants(typed.wants, None)[:-1]  # the headroom is that of the device
+        ctx.params["model"], ctx.meta[ENGINE_ARGS] = typed.model, typed.engine_args
+        plan = plans.requested_plan(ctx, until="ready")
+        found.append(Instance(_name(number), replace(plan, lengths=lengths(wants)), wants))
+    held, kept = size_option("--beside", beside), size_option("--headroom", headroom or "0")
+    check(found, held)
+    plans.check_setup(found[0].plan)
+    names = "-".join(each.plan.model.rstrip("/").rpartition("/")[2] for each in found)
+    answer, folder = plans.answer(
+        ctx,
+        f"{names[:80]}-share",
+        lambda command, runner: run_share(ShareJob(found, held, kept, command), runner),
+        kept="",
+    )
+    print(f"memprof: plans and starts are in {from_here(folder)}", file=sys.stderr)
+    if not answer.found:
+        raise typer.Exit(NO_ANSWER)
+
+
+def _from_file(instances: list[Typed]) -> list[Typed]:
+    """Return the instances, or those of the TOML file that stands in the place of the only one."""
+    from vllm_memprof.plans.share_file import SUFFIX, read_instances
+
+    if len(instances) != 1 or not instances[0].model.endswith(SUFFIX):
+        return instances
+    if instances[0].engine_args or instances[0].wants:
+        raise UsageError(
+            f"{instances[0].model} has the instances: arguments and --want belong into it"
+        )
+    return read_instances(Path(instances[0].model))
+
+
+def _name(number: int) -> str:
+    """Return A, B, ... Z, A1, B1, ..."""
+    letter = chr(ord("A") + number % 26)
+    return letter if number < 26 else f"{letter}{number // 26}"
+
+
+app = command_app(share, shared.ANSWER, cls=ShareCommand, epilog=shared.EPILOG)

@@ -1,0 +1,590 @@
+"""The document of a comparison of two runs: causes first, then inputs, terms and moments."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import methodcaller
+from typing import NamedTuple
+
+from vllm_memprof.accounting.model import RunSummary
+from vllm_memprof.accounting.readings.quantities import (
+    KV_TITLES,
+    NEVER_MODELLED_ROWS,
+    is_device_wide,
+    title_of,
+)
+from vllm_memprof.accounting.summary import device_text, engine_text
+from vllm_memprof.compare.causes import (
+    BLOCKS,
+    METHOD,
+    MIXED,
+    RANK,
+    REQUEST,
+    RESIDUAL,
+    ROUNDING,
+    SIZE,
+    STATE,
+    UNKNOWN,
+    Cause,
+    CausePart,
+)
+from vllm_memprof.compare.changes import Change
+from vllm_memprof.compare.diff import Diff, RankDiff, TermDiff
+from vllm_memprof.compare.phases import OwnerDiff, PhaseDiff
+from vllm_memprof.document import (
+    BAD,
+    GOOD,
+    MUTED,
+    PLAIN,
+    TOTAL,
+    Document,
+    Line,
+    Row,
+    Section,
+)
+from vllm_memprof.record.spans import UNEXPLAINED
+from vllm_memprof.tables import (
+    PAIRS,
+    PHASE_COLUMNS,
+    SHOWN_GROUPS,
+    WIDE,
+    Column,
+    Look,
+    fold,
+    modelled,
+    more_groups,
+    number,
+    signed,
+    table,
+)
+from vllm_memprof.text import Text, join, text
+from vllm_memprof.units import GIB, format_bytes, format_gib
+
+#: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.
+_OF_OWNERS = {"initial_non_torch", "non_torch"}
+_NOT_OWNERS = {*NEVER_MODELLED_ROWS, "free"}
+#: Terms with a mark or a title of their own.
+_TERMS = {
+    "device_total": ("", text("device total")),
+    "requested": ("=", text("requested")),
+    "kv_cache": ("=", text("KV cache granted by the engine")),
+    "residual": ("", text("granted - recomputed")),
+    "fits_request": ("", text("KV cache that fits the request")),
+    "fits_device": ("", text("KV cache that fits the device")),
+    "spare": ("", text("headroom at the serving peak")),
+}
+_KINDS = {
+    "model": text("model"),
+    "engine": text("engine"),
+    "device": text("device"),
+    "version": text("version"),
+    "environment": text("environment"),
+    "argument": text("argument"),
+    "setting": text("setting"),
+}
+#: Values of so many characters are cut to what differs.
+_LONG = 32
+#: A cause that changes tokens and no bytes.
+_TOKENS_ALONE = text("tokens only")
+#: What the causes of a kind have in common, in the order of the sentence.
+_SUMMARY = {
+    REQUEST: text("another request"),
+    METHOD: text("subtracted by one equation only"),
+    MIXED: text("quantities that a run does not separate"),
+    STATE: text("subtracted by both, of another size"),
+    SIZE: text("a fixed size"),
+    RANK: text("another rank has the least"),
+    RESIDUAL: text("granted and recomputed differ"),
+    ROUNDING: text("rounding"),
+    UNKNOWN: text("unknown"),
+}
+_WHY = {
+    REQUEST: text("requested"),
+    STATE: text("subtracted by both"),
+    SIZE: "--kv-cache-memory-bytes",
+    RESIDUAL: text("granted and recomputed differ"),
+    UNKNOWN: text("unexplained"),
+    BLOCKS: _TOKENS_ALONE,
+}
+_STYLES = {RESIDUAL: BAD, UNKNOWN: BAD, ROUNDING: MUTED, BLOCKS: MUTED}
+
+
+def _level(value: int | float | None) -> str:
+    shown = format_gib(value, 4)
+    return "0.0000" if shown == "-0.0000" else shown
+
+
+def _less(left: int | float | None, right: int | float | None) -> int | float | None:
+    return None if left is None or right is None else left - right
+
+
+#: A size of both runs, and the difference.
+_SIDES = (
+    Column("A, GiB", "a", _level),
+    Column("B, GiB", "b", _level),
+    Column("B - A, bytes", lambda row: _less(row.b, row.a), signed),
+)
+
+
+def diff_document(diff: Diff, width: int) -> Document:
+    """Return the whole comparison, its tables laid out for lines of ``width`` characters."""
+    served = diff.served
+    granted = (None, None) if served is None else (served.a_granted, served.b_granted)
+    result = verdict(diff)
+    head = [
+        Line("A", _run(diff.a, granted[0], diff.a_kv_tokens)),
+        Line("B", _run(diff.b, granted[1], diff.b_kv_tokens)),
+        Line(text("B - A"), result),
+    ]
+    if served is not None and (causes := _causes(served)):
+        head.append(Line(text("causes"), causes))
+    head += [Line(text("note"), note) for note in diff.notes]
+    wide = width >= WIDE
+    found = []
+    if served is not None:
+        found.append(_cause_section(diff, served, _label(served, diff.ranks), wide))
+        found += _other_ranks(diff, served, wide)
+    found.append(_changed_section(diff))
+    if served is not None:
+        found.append(_term_section(diff, served))
+        found += _phase_section(diff, served, width)
+        found += _owner_sections(served)
+    found += _kv_section(diff)
+    only = [(name, text("A only")) for name in diff.a_findings]
+    only += [(name, text("B only")) for name in diff.b_findings]
+    if only:
+        found.append(table(text("Findings of one run only"), PAIRS, only))
+    return Document(
+        kind="diff",
+        title=result,
+        head=head,
+        sections=found,
+        verdict=result,
+        whole=text("the JSON"),
+        simulated=diff.a.simulated or diff.b.simulated,
+    )
+
+
+def verdict(diff: Diff) -> Text:
+    """Return the result in one sentence."""
+    served = diff.served
+    size = None if served is None else served.difference_bytes
+    if served is None or size is None:
+        return text("no difference of KV cache to explain")
+    told = text("the same KV cache")
+    if size:
+        told = text("KV cache differs by {difference}", difference=_difference(size))
+    if diff.difference_tokens is not None:
+        tokens = signed(diff.difference_tokens)
+        told = text("{difference}, {tokens} tokens", difference=told, tokens=tokens)
+    unknown = sum(cause.bytes or 0 for cause in served.causes if cause.kind == UNKNOWN)
+    if served.causes_bytes != size:
+        rest = text("the causes do not add up to it")
+    elif unknown:
+        rest = text("of it unexplained: {difference}", difference=_difference(unknown))
+    elif "log" not in (diff.a.source, diff.b.source):
+        rest = text("the causes add up to it to the byte")
+    elif served.tolerance_bytes:
+        rest = text(
+            "the causes add up to it within the printed digits, ±{tolerance:,} bytes",
+            tolerance=served.tolerance_bytes,
+        )
+    else:
+        rest = text("the causes add up to it within the printed digits")
+    return join("; ", [told, rest])
+
+
+def _difference(size: int) -> Text:
+    """Return GiB where they show anything, and bytes."""
+    if abs(size) >= GIB // 200:
+        return text("{gib} GiB ({size:+,} bytes)", gib=_signed_gib(size), size=size)
+    return text("{size:+,} bytes", size=size)
+
+
+def _run(run: RunSummary, granted: int | None, tokens: int | None) -> Text:
+    told = join(", ", [run.model, engine_text(run), device_text(run), run.status])
+    if granted is None:
+        return told
+    size = text("KV cache {size:gib4} GiB", size=granted)
+    if tokens is not None:
+        size = text("{size}, {tokens:,} tokens", size=size, tokens=tokens)
+    return text("{run}: {kv_cache}", run=told, kv_cache=size)
+
+
+def _causes(served: RankDiff) -> Text:
+    parts = []
+    for kind, title in _SUMMARY.items():
+        sizes = [cause.bytes for cause in served.causes if cause.kind == kind and cause.bytes]
+        size = sum(sizes)
+        if sizes and abs(size) >= GIB // 200:
+            parts.append(text("{title} {gib} GiB", title=title, gib=_signed_gib(size)))
+        elif sizes:
+            parts.append(text("{title} {size:+,} bytes", title=title, size=size))
+    return join("; ", parts)
+
+
+def _label(served: RankDiff, ranks: Sequence[RankDiff]) -> str:
+    """Return the ranks that the causes of ``served`` hold for."""
+    alike = [rank for rank in ranks if rank.a_label == rank.b_label and _key(rank) == _key(served)]
+    if served.a_label == served.b_label and alike:
+        return fold([rank.a_label for rank in alike])
+    return _pair(served)
+
+
+def _pair(rank: RankDiff) -> str:
+    if rank.a_label == rank.b_label:
+        return rank.b_label
+    return text("{a} of A, {b} of B", a=rank.a_label, b=rank.b_label)
+
+
+def _key(rank: RankDiff) -> Hashable:
+    causes = tuple((cause.names, cause.bytes) for cause in rank.causes if cause.bytes)
+    return rank.a_granted, rank.b_granted, causes
+
+
+def _other_ranks(diff: Diff, served: RankDiff, wide: bool) -> list[Section]:
+    groups: dict[Hashable, list[RankDiff]] = {}
+    for rank in diff.ranks:
+        if _key(rank) != _key(served):
+            groups.setdefault(_key(rank), []).append(rank)
+    found = [
+        _cause_section(
+            diff, members[0], fold([rank.b_label for rank in members]), wide, others=True
+        )
+        for members in list(groups.values())[:SHOWN_GROUPS]
+    ]
+    if found:
+        found[-1].notes.extend(more_groups(list(groups), text("the JSON")))
+    return found
+
+
+class _CauseRow(NamedTuple):
+    """A cause, a KV cache, or the sum of the causes; a cell that a row lacks is empty."""
+
+    title: str
+    gib: str = ""
+    bytes: str = ""
+    tokens: str = ""
+    a: str = ""
+    b: str = ""
+    why: str = ""
+    style: str = PLAIN
+    mark: str = ""
+
+
+def _cause_section(
+    diff: Diff, rank: RankDiff, label: str, wide: bool, others: bool = False
+) -> Section:
+    def total(title: str, size: int | None, tokens: int | None, mark: str) -> _CauseRow:
+        sizes = format_gib(size, 4), format_bytes(size), format_bytes(tokens)
+        return _CauseRow(title, *sizes, style=TOTAL, mark=mark)
+
+    def cause_row(cause: Cause) -> _CauseRow:
+        why = _why(rank, cause)
+        title = modelled(cause.title, simulated and any(map(is_device_wide, cause.names)))
+        if cause.kind == UNKNOWN:
+            title = text("unknown: {title}", title=title)
+        sizes = (_signed_gib(cause.bytes, 4), signed(cause.bytes))
+        return _CauseRow(
+            title,
+            *(("", "") if why is _TOKENS_ALONE else sizes),
+            signed(cause.kv_tokens),
+            _held(cause, cause.a),
+            _held(cause, cause.b),
+            why,
+            _STYLES.get(cause.kind, PLAIN),
+        )
+
+    simulated = diff.a.simulated or diff.b.simulated
+    shown = [cause for cause in rank.causes if cause.bytes != 0 or cause.kind == BLOCKS]
+    size, causes = rank.difference_bytes, rank.causes_bytes
+    if size is None or causes is None:
+        added_up = _CauseRow(text("B - A = sum of the causes: unknown"), style=MUTED)
+        title = text("KV cache budgets, {labels}", labels=label)
+    else:
+        good = size == causes
+        added_up = _CauseRow(
+            text("B - A = sum of the causes"),
+            _signed_gib(size, 4),
+            signed(size),
+            style=GOOD if good else BAD,
+            mark="✓" if good else "✗",
+        )
+        what = text("KV cache budget") if others else text("KV cache")
+        known = {"what": what, "difference": _difference(size), "labels": label}
+        title = (
+            text(
+                "{what} differs by {difference}, {labels}. Causes, largest first; they add up "
+                "to it.",
+                **known,
+            )
+            if good
+            else text(
+                "{what} differs by {difference}, {labels}. Causes, largest first; they do not add "
+                "up to it.",
+                **known,
+            )
+        )
+    rows = [
+        total(text("KV cache of A"), rank.a_granted, diff.a_kv_tokens, ""),
+        *map(cause_row, shown),
+        total(text("KV cache of B"), rank.b_granted, diff.b_kv_tokens, "="),
+        added_up,
+    ]
+    priced = any(cause.kv_tokens is not None for cause in rank.causes)
+    columns = (
+        Column("", "title"),
+        Column("A holds", "a", right=True),
+        Column("B holds", "b", right=True),
+        Column("KV cache, GiB", "gib", when=wide, right=True),
+        Column("KV cache, bytes", "bytes", right=True),
+        Column("tokens", "tokens", when=priced, right=True),
+        Column("Why", "why", when=wide),
+    )
+    return table(title, columns, rows, _cause_notes(rank, shown, brief=others))
+
+
+def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[str]:
+    notes: list[str] = []
+    sides = [side for cause in shown for side in (cause.a, cause.b)]
+    if not brief and any(not side.subtracts and side.held_bytes is not None for side in sides):
+        notes.append(text("GiB; in brackets: held, not subtracted by that run's equation"))
+    same: list[str] = [
+        cause.title for cause in rank.causes if cause.bytes == 0 and cause.kind == STATE
+    ]
+    if any(cause.kind == REQUEST and cause.bytes == 0 for cause in rank.causes):
+        same.append(text("requested"))
+    if same:
+        notes.append(text("the same in both, to the byte: {titles}", titles=join(", ", same)))
+    if any(cause.kind == UNKNOWN for cause in rank.causes) and rank.difference_bytes is not None:
+        notes.append(text("unknown: not recorded by a run; what the granted KV cache leaves"))
+    notes += _owner_notes(rank)
+    if rank.tolerance_bytes:
+        notes.append(
+            text(
+                "from printed digits: the difference is known to ±{tolerance:,} bytes",
+                tolerance=rank.tolerance_bytes,
+            )
+        )
+    return notes
+
+
+def _owner_notes(rank: RankDiff) -> list[Text]:
+    """Return the owners of non-torch memory, where counters of the device name them."""
+    if not any(set(cause.names) & _OF_OWNERS for cause in rank.causes if cause.bytes):
+        return []
+    owners = [
+        owner
+        for owner in rank.owners
+        if owner.phase == "profile_run" and owner.component not in _NOT_OWNERS
+    ]
+    parts = [
+        f"{owner.component} {signed(_less(owner.b, owner.a))}"
+        for owner in owners
+        if owner.a is not None and owner.b is not None and owner.a != owner.b
+    ]
+    if not parts or {owner.component for owner in owners} <= {"npu_workspace", UNEXPLAINED}:
+        return []
+    told = ", ".join(parts)
+    return [
+        text("non-torch memory after profile_run by owner, B - A, bytes: {owners}", owners=told)
+    ]
+
+
+def _held(cause: Cause, side: CausePart) -> str:
+    """Return what a run held, GiB; in brackets what its equation does not subtract."""
+    if not side.subtracts or side.subtracted_bytes is None:
+        return "" if side.held_bytes is None else f"({format_gib(side.held_bytes, 4)})"
+    over = None if side.held_bytes is None else side.held_bytes - side.subtracted_bytes
+    if not over or len(side.subtracts) == len(cause.names):
+        return format_gib(side.subtracted_bytes, 4)
+    return f"{format_gib(side.subtracted_bytes, 4)} ({format_gib(over, 4)})"
+
+
+def _why(rank: RankDiff, cause: Cause) -> str:
+    if cause.kind not in (METHOD, MIXED):
+        return _WHY.get(cause.kind, "")
+    names = (rank.a_equation, rank.b_equation)
+    a, b = names if names[0] != names[1] and None not in names else ("A", "B")
+    if not cause.a.subtracts or not cause.b.subtracts:
+        return text("subtracted by {equation} only", equation=a if cause.a.subtracts else b)
+
+    def subtracted(side: CausePart) -> str:
+        if len(side.subtracts) == len(cause.names):
+            return text("all of it")
+        return join(" + ", [title_of(name) for name in side.subtracts])
+
+    return text(
+        "{a}: {a_parts}; {b}: {b_parts}",
+        a=a,
+        a_parts=subtracted(cause.a),
+        b=b,
+        b_parts=subtracted(cause.b),
+    )
+
+
+def _changed_section(diff: Diff) -> Section:
+    if not diff.changed:
+        return Section(text("Inputs that differ: none that the records hold"), [], [])
+    rows: list[Row | Change] = []
+    kinds: set[str] = set()
+    for change in diff.changed:
+        if change.kind not in kinds:
+            rows.append(Row([_KINDS.get(change.kind, change.kind), "", ""], style=MUTED))
+        kinds.add(change.kind)
+        rows.append(change)
+    columns = (
+        Column("", "name"),
+        Column("A", lambda change: _given(change.a, change.b)[0]),
+        Column("B", lambda change: _given(change.a, change.b)[1]),
+    )
+    return table(text("Inputs that differ"), columns, rows, look=lambda _: Look(indent=1))
+
+
+def _given(a: str | None, b: str | None) -> tuple[str, str]:
+    """Return both values; of two long paths what differs."""
+    if a is None or b is None or min(len(a), len(b)) < _LONG:
+        return ("-" if a is None else a, "-" if b is None else b)
+    left, right = a.split("/"), b.split("/")
+    same = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), 0)
+    return (f"…/{'/'.join(left[same:])}", f"…/{'/'.join(right[same:])}") if same > 1 else (a, b)
+
+
+def _term_section(diff: Diff, rank: RankDiff) -> Section:
+    def term_row(term: TermDiff) -> Row | TermDiff:
+        if term.name == "gpu_memory_utilization":
+            return Row([term.name, number(term.a), number(term.b), ""], mark="×")
+        return term
+
+    def look(term: TermDiff) -> Look:
+        total = term.name in ("requested", "kv_cache")
+        return Look(TOTAL if total else PLAIN, _term(diff, term)[0])
+
+    rows = [term_row(term) for term in rank.terms if (term.a, term.b) != (None, None)]
+    formulas = [("A", rank.a_equation, rank.a_formula), ("B", rank.b_equation, rank.b_formula)]
+    notes = [f"{run}, {equation}: {formula}" for run, equation, formula in formulas if formula]
+    title = text("Budget equations, term by term, {labels}", labels=_pair(rank))
+    columns = (Column("", lambda term: _term(diff, term)[1]), *_SIDES)
+    return table(title, columns, rows, notes, look=look)
+
+
+def _term(diff: Diff, term: TermDiff) -> tuple[str, str]:
+    """Return a term's mark and title."""
+    if term.name in _TERMS:
+        return _TERMS[term.name]
+    simulated = diff.a.simulated or diff.b.simulated
+    title = modelled(title_of(term.name), simulated and is_device_wide(term.name))
+    if term.a_subtracted or term.b_subtracted:
+        return "-", title
+    return "", text("{term}, not subtracted", term=title)
+
+
+def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
+    # the phase around an empty_cache ends with its reading
+    shown = [row for row in rank.phases if row.path[-1] != "empty_cache"]
+    if not shown:
+        return []
+    wide = width >= WIDE
+
+    def phase(row: PhaseDiff) -> str:
+        name = row.path[-1]
+        if row.a_count and row.b_count:
+            return name
+        return text("{phase} ({run} only)", phase=name, run="A" if row.a_count else "B")
+
+    def seconds(row: PhaseDiff) -> str:
+        return " → ".join(
+            "-" if each is None else f"{each:.1f}" for each in (row.a_seconds, row.b_seconds)
+        )
+
+    columns = [Column("Phase", phase), Column("s", seconds, when=wide, right=True)]
+    for each in PHASE_COLUMNS:
+        if each.shown([], width >= 160):
+            values = methodcaller("values", each.value)
+            marked = each.value == "non_torch_bytes"
+            columns.append(
+                replace(each, value=values, unit=partial(_after, wide), when=True, marked=marked)
+            )
+    pair = _pair(rank)
+    title = (
+        text("Phases, GiB after each: A → B and the difference, {labels}", labels=pair)
+        if wide
+        else text("Phases, GiB after each: B and its difference to A, {labels}", labels=pair)
+    )
+    simulated = diff.a.simulated or diff.b.simulated
+    return [
+        table(
+            title,
+            columns,
+            shown,
+            simulated=simulated,
+            look=lambda row: Look(indent=len(row.path) - 1),
+        )
+    ]
+
+
+def _after(wide: bool, sizes: tuple[int | None, int | None]) -> str:
+    a, b = sizes
+    if a is None or b is None:
+        return f"{format_gib(a)} → {format_gib(b)}" if wide or b is None else format_gib(b)
+    change = "=" if a == b else _signed_gib(b - a)
+    return (
+        f"{format_gib(a)} → {format_gib(b)} {change:>6}" if wide else f"{format_gib(b)} {change:>6}"
+    )
+
+
+def _owner_sections(rank: RankDiff) -> list[Section]:
+    def owner(row: OwnerDiff) -> str:
+        return text("unexplained") if row.component == UNEXPLAINED else row.component
+
+    def look(row: OwnerDiff) -> str:
+        return MUTED if row.component == UNEXPLAINED else PLAIN
+
+    found = []
+    for phase, edge in dict.fromkeys((row.phase, row.edge) for row in rank.owners):
+        rows = [
+            row
+            for row in rank.owners
+            if (row.phase, row.edge) == (phase, edge)
+            and (row.a or row.b or row.component == UNEXPLAINED)
+        ]
+        labels = _pair(rank)
+        title = (
+            text("Device memory before {phase}, {labels}", phase=phase, labels=labels)
+            if edge == "before"
+            else text("Device memory after {phase}, {labels}", phase=phase, labels=labels)
+        )
+        found.append(table(title, (Column("Owner", owner), *_SIDES), rows, look=look))
+    return found
+
+
+def _kv_section(diff: Diff) -> list[Section]:
+    def value(row: TermDiff, side: int | float | None) -> str:
+        if row.name == "max_concurrency" and side is not None:
+            return f"{side:.2f}x"
+        return number(side, ",")
+
+    def change(row: TermDiff) -> str:
+        less = _less(row.b, row.a)
+        return f"{less:+.2f}" if isinstance(less, float) else signed(less)
+
+    rows = [row for row in diff.kv if (row.a, row.b) != (None, None)]
+    columns = (
+        Column("", lambda row: KV_TITLES[row.name]),
+        Column("A", lambda row: value(row, row.a), right=True),
+        Column("B", lambda row: value(row, row.b), right=True),
+        Column("B - A", change, right=True),
+    )
+
+    def look(row: TermDiff) -> str:
+        return TOTAL if row.name == "tokens" else PLAIN
+
+    return [table(text("KV cache"), columns, rows, look=look)] if rows else []
+
+
+def _signed_gib(value: int | float | None, digits: int = 2) -> str:
+    if value is None:
+        return "-"
+    return f"{'+' if value > 0 else ''}{format_gib(value, digits)}"

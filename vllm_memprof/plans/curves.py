@@ -1,0 +1,98 @@
+"""The curves of a sweep: plain figures, which its page draws."""
+
+from __future__ import annotations
+
+from vllm_memprof.document import Curve, CurveFigure, CurveLine, Curves, Marks
+from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
+from vllm_memprof.text import join, text
+
+#: More lines than these have no legend: a browser would draw it for seconds, and nobody reads it.
+MOST_NAMED = 24
+
+
+FIGURES = (
+    CurveFigure("tokens", text("KV tokens"), "tokens"),
+    CurveFigure("fits_request_tokens", text("KV tokens that fit the request"), "tokens"),
+    CurveFigure("fits_device_tokens", text("KV tokens that fit the device"), "tokens"),
+    CurveFigure("kv_cache_bytes", text("KV cache, GiB"), "GiB"),
+    CurveFigure("fits_request_bytes", text("KV cache that fits the request, GiB"), "GiB"),
+    CurveFigure("fits_device_bytes", text("KV cache that fits the device, GiB"), "GiB"),
+    CurveFigure("spare_bytes", text("Headroom, GiB"), "GiB"),
+    CurveFigure("max_concurrency", text("Requests of max_model_len"), "requests"),
+)
+
+
+def curves(sweep: Sweep) -> Curves:
+    """Return one for each option of several values, and the figures that a plan has."""
+    known = [
+        figure
+        for figure in FIGURES
+        if any(getattr(row, figure.name) is not None for row in sweep.rows)
+    ]
+    drawn = [_curve(sweep, knob) for knob in sweep.knobs if len(knob.values) > 1]
+    return Curves(known or [FIGURES[0]], drawn)
+
+
+def _curve(sweep: Sweep, knob: Knob) -> Curve:
+    places = _places(knob.values)
+    others = [
+        other.name for other in sweep.knobs if other.name != knob.name and len(other.values) > 1
+    ]
+    groups: dict[str, list[PlanRow]] = {}
+    for row in sweep.rows:
+        name = ", ".join(f"{other} {row.values.get(other, '-')}" for other in others)
+        groups.setdefault(name, []).append(row)
+    lines, failed = [], Marks([], [])
+    for name, rows in groups.items():
+        rows = sorted(rows, key=lambda row: places[row.values[knob.name]])
+        lines.append(
+            CurveLine(
+                name=name or sweep.model,
+                places=[places[row.values[knob.name]] for row in rows],
+                values=[row.values[knob.name] for row in rows],
+                figures={
+                    f.name: [getattr(row, f.name) if row.ok else None for row in rows]
+                    for f in FIGURES
+                },
+            )
+        )
+        for row in (row for row in rows if not row.ok):
+            failed.places.append(places[row.values[knob.name]])
+            failed.texts.append(
+                f"{knob.name} {row.values[knob.name]}{', ' + name if name else ''}: {row.reason}"
+            )
+    parts = [text("one line")]
+    if others:
+        parts = [
+            text(
+                "{count} lines, one for each combination of {options}; lines that agree cover each "
+                "other",
+                count=len(lines),
+                options=", ".join(others),
+            )
+        ]
+    named = len(lines) <= MOST_NAMED
+    if not named:
+        parts.append(text("no legend for so many: a point says its plan when it is pointed at"))
+    parts.append(text("points are plans, what is between them was not planned"))
+    if failed.places:
+        parts.append(
+            text("red crosses below: {count} plans that did not come up", count=len(failed.places))
+        )
+    ticks = sorted((place, value) for value, place in places.items())
+    return Curve(knob.name, ticks, len(others), lines, failed, join("; ", parts), named)
+
+
+def _places(values: list[str]) -> dict[str, float]:
+    """Return where values stand: numbers as they are, names one after the other in their order."""
+    try:
+        numbers = {value: float(value) for value in values}
+    except ValueError:
+        numbers = {}
+    if (
+        not numbers
+        or len(set(numbers.values())) < len(values)
+        or any(abs(n) == float("inf") for n in numbers.values())
+    ):
+        return {value: float(place) for place, value in enumerate(values)}
+    return numbers
