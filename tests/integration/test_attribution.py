@@ -223,7 +223,7 @@ def test_the_runtime_is_asked_at_phase_edges_and_never_between(
 
 
 def test_the_growth_of_a_phase_has_owners(two_ranks: tuple[RunResult, Path]) -> None:
-    text = two_ranks[0].output
+    text = two_ranks[0].full
     growth = text[text.index("Growth by owner") :]
     assert " tp " in growth
     assert "+400.0" in growth

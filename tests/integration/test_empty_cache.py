@@ -229,7 +229,7 @@ def test_a_call_in_each_step_is_found(run_memprof, tmp_path: Path) -> None:
     assert f"freed {sum(freed):,} bytes, {taken:,} of them reallocated" in again["evidence"]
     assert taken == sum(freed[:-1])  # by the next step; there is none after the last
     assert rank["reclaim"]["calls_while_serving"] == len(serving)
-    assert f"{len(serving)} call(s) while requests ran: waited" in " ".join(run.output.split())
+    assert f"{len(serving)} call(s) while requests ran: waited" in run.full
 
 
 @pytest.mark.full  # CI: a call in each step, which is planted in the same way
@@ -294,5 +294,4 @@ def test_workspace_that_the_budget_missed(run_memprof, tmp_path: Path) -> None:
     )  # one stream; a page of 2 MiB for 32 bytes more
     missed = finding(run, "non-torch-read-after-empty-cache")
     assert missed["bytes"] == last["freed_npu_workspace_bytes"]
-    flat = " ".join(run.output.split())
-    assert "the equation does not subtract it, serving allocates it again" in flat
+    assert "the equation does not subtract it, serving allocates it again" in run.full

@@ -60,6 +60,12 @@ class RunResult:
         return json.loads((self.run_dir / "report.json").read_text())
 
     @property
+    def full(self) -> str:
+        """Every section of its report, as one line."""
+        command = [*MEMPROF, "report", str(self.run_dir), "--full"]
+        return " ".join(subprocess.run(command, capture_output=True, text=True).stdout.split())
+
+    @property
     def info(self) -> dict[str, Any]:
         return json.loads((self.run_dir / "run.json").read_text())
 
