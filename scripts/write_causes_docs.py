@@ -15,7 +15,7 @@ from vllm_memprof.causes.book import Row, read_book
 from vllm_memprof.record.cause import KINDS, Cure
 
 FOLDER = Path(__file__).parent.parent / "docs" / "causes"
-MADE = "<!-- Made by scripts/write_causes_docs.py from vllm_memprof/causes/errors: edit it there. -->"
+MADE = "<!-- Made by scripts/write_causes_docs.py from vllm_memprof/causes: edit it there. -->"
 ORIGINS = read_book().origins
 ROWS = [row for rows in ORIGINS.values() for row in rows]
 
