@@ -75,7 +75,7 @@ def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
     # a request that a log does not print is that of the same plan
     requested = None if row is None else row.requested_bytes
     compared = ComparedRank(
-        figures_of(hardware.rank, simulated=False, requested_bytes=requested),
+        figures_of(hardware.rank, requested_bytes=requested),
         hardware.rank.budget.equation,
         hardware.counted,
         release=hardware.report.run.engine_version,
@@ -144,7 +144,7 @@ def _simulated_side(report: Report, like: RankReport) -> ComparedRank:
     """Return the simulated side: the rank of the hardware's number, else the first planned."""
     rank = next((each for each in report.ranks if each.rank == like.rank), report.ranks[0])
     return ComparedRank(
-        figures_of(rank, report.run.simulated, None),
+        figures_of(rank, None),
         rank.budget.equation,
         counted_of(report),
         sum(span.phase == "communicator" and span.error is None for span in rank.phases),

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import DERIVED, MEASURED, RankReport
-from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES, held_quantities
-from vllm_memprof.accounting.readings.startup import StartupReadings
+from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES
 from vllm_memprof.plans.calibrated_rows import (
     ATB,
     COMMUNICATORS,
@@ -86,30 +85,27 @@ _COUNTED: dict[str, tuple[str, Text]] = {
 _PAGES = 4 * MIB
 
 
-def figures_of(
-    rank: RankReport, simulated: bool, requested_bytes: int | None
-) -> dict[str, ReportedFigure]:
+def figures_of(rank: RankReport, requested_bytes: int | None) -> dict[str, ReportedFigure]:
     """Return what a rank's report tells of memory outside torch, by name; absent: it does not.
 
     Args:
         rank: of a run, a plan or a log.
-        simulated: a simulated device's profile set what lies outside torch.
         requested_bytes: of the budget, where the report does not say it.
     """
-    of, budget = StartupReadings.of(rank, simulated), rank.budget
+    budget = rank.budget
     found: dict[str, ReportedFigure] = {}
 
     def add(name: str, size: int | None, source: str, *figures: str) -> None:
         if size is not None:
             how = MEASURED if len(figures) == 1 else DERIVED
-            found[name] = ReportedFigure(size, of.rounding(*figures), how, source)
+            found[name] = ReportedFigure(size, rank.rounding(*figures), how, source)
 
     total, free = "device_total_bytes", "initial_free_bytes"
-    used = minus(of.figure(total), of.figure(free))
+    used = minus(rank.figure(total), rank.figure(free))
     add("context", used, text("device total less free at the start"), total, free)
     initial = "initial_non_torch_bytes"
-    add("context", of.figure(initial), text("non-torch at the start"), initial)
-    cleared = held_quantities(rank, simulated)["non_torch_cleared"]
+    add("context", rank.figure(initial), text("non-torch at the start"), initial)
+    cleared = rank.readings["non_torch_cleared"].bytes
     source = text("non-torch before less after the last empty_cache of the profile run")
     add("cleared", cleared, source, "profile_end_non_torch_bytes", "profile_after_non_torch_bytes")
     for row in budget.terms:
@@ -121,9 +117,9 @@ def figures_of(
     kv, weights, graph = "kv_cache_bytes", "weights_bytes", "graph_bytes"
     requested = requested_bytes if budget.requested_bytes is None else budget.requested_bytes
     if budget.override is None:
-        rest = minus(minus(requested, of.figure(weights)), of.figure(kv))
+        rest = minus(minus(requested, rank.figure(weights)), rank.figure(kv))
         add("rest", rest, _AS_ONE[-1].source, kv, weights)
-    add("graph", of.figure(graph), text("captured graphs"), graph)
+    add("graph", rank.figure(graph), text("captured graphs"), graph)
     parts_of = next((row.parts for row in budget.terms if row.name == "graph"), ())
     runtime = next((part.bytes for part in parts_of if part.name == "runtime"), None)
     add("graph_runtime", runtime, text("of it in the runtime"), graph)

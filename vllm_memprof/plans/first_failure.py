@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from vllm_memprof.accounting.budget.kv import blocks_per_request
 from vllm_memprof.accounting.model import Oom, RankReport, Report
-from vllm_memprof.accounting.readings.quantities import held_quantities, is_device_wide, title_of
+from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.plans.rows import FirstFailure, OwnerChange
 from vllm_memprof.plans.wants import Miss
 from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, How
@@ -162,7 +162,10 @@ def _changes(answer: RankReport, failed: RankReport, simulated: bool) -> list[Ow
 
     At the serving peak where both have one, else what the equation is made of.
     """
-    held = [held_quantities(rank, simulated) for rank in (answer, failed)]
+    held = [
+        {name: reading.bytes for name, reading in rank.readings.items()}
+        for rank in (answer, failed)
+    ]
     at_peak = all(rank.budget.held_at_peak for rank in (answer, failed))
     names = _OF_THE_PEAK if at_peak else (*_OF_THE_PEAK, *_BEFORE_KV)
     known = [name for name in names if all(each.get(name) is not None for each in held)]

@@ -126,7 +126,7 @@ def hardware_of(
 
 
 def _usable(rank: RankReport) -> list[str]:
-    told = figures_of(rank, simulated=False, requested_bytes=None)
+    told = figures_of(rank, requested_bytes=None)
     return [name for name in _USABLE if name in told]
 
 

@@ -43,7 +43,7 @@ def of_run(name: str) -> Report:
 def side(report: Report, simulated: bool, requested: int | None = None) -> ComparedRank:
     rank = report.ranks[-1]
     opened = sum(span.phase == "communicator" for span in rank.phases)
-    told = figures_of(rank, simulated, requested)
+    told = figures_of(rank, requested)
     return ComparedRank(told, rank.budget.equation, communicators=opened)
 
 
@@ -213,7 +213,7 @@ def test_a_recorded_run_has_counters_and_equals_itself() -> None:
     report = of_run("recorded_023_tp2")
     settings = calibrate(facts_of(best_rank(report), {}))
     assert "kernels_bytes" in {each.key for each in settings.settings}
-    same = ComparedRank(figures_of(report.ranks[0], True, None), "E4", settings)
+    same = ComparedRank(figures_of(report.ranks[0], None), "E4", settings)
     assert not correct(same, same, PROFILE).any
 
 
@@ -235,5 +235,5 @@ def test_the_corrected_profile_can_be_read_and_differs_in_nothing_else(tmp_path:
 @pytest.mark.parametrize("start", [1, 4])
 def test_a_start_tells_what_it_prints_and_no_more(start: int) -> None:
     ranks = of_log(start).ranks
-    told = {name for rank in ranks for name in figures_of(rank, False, None)}
+    told = {name for rank in ranks for name in figures_of(rank, None)}
     assert told == ({"used_by_device", "rest"} if start == 1 else set())

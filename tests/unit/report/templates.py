@@ -13,6 +13,7 @@ import vllm_memprof
 from vllm_memprof.causes.book import read_book
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.equation import read_equations
+from vllm_memprof.files import read_table
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 _IN_PAGES = re.compile(r'\bsay\(\s*"((?:[^"\\]|\\.)*)"')
@@ -81,6 +82,11 @@ def every_template() -> list[Template]:
         said = [row.arguments.share_grounds, row.compared, *(what for *_, what in row.observing)]
         said += [equation.base_title for equation in read_equations(row.folder)]
         found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
+    table = read_table(PACKAGE / "accounting" / "readings" / "quantities.toml")
+    said = [title for titles in table["titles"].values() for title in titles.values()]
+    for row in table["quantities"].values():
+        said += [row[key] for key in ("title", "source", "unknown") if key in row]
+    found += [Template("quantities.toml", each, frozenset()) for each in said]
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

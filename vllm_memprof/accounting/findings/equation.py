@@ -9,7 +9,6 @@ from packaging.specifiers import SpecifierSet
 from vllm_memprof.accounting.findings.needs import AUDITED, RECOMPUTED
 from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, RankContext, finding
 from vllm_memprof.accounting.model import Budget, Tried
-from vllm_memprof.accounting.readings.audit import audit_title
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.text import join, text
 
@@ -153,14 +152,14 @@ def engine_term_off(context: RankContext) -> Iterator[Found]:
         text(
             "{term}: engine {engine:gib4} GiB, read {own:gib4} GiB ({difference:bytes} bytes; "
             "{source})",
-            term=audit_title(row),
+            term=row.title,
             engine=row.engine_bytes,
-            own=row.own_bytes,
+            own=row.bytes,
             difference=row.difference_bytes,
             source=row.source,
         )
         for row in off
     ]
-    of_kv_cache = [row for row in off if row.term == "kv_cache"]
+    of_kv_cache = [row for row in off if row.name == "kv_cache"]
     worst = max(of_kv_cache or off, key=lambda row: abs(row.difference_bytes or 0))
     yield Found(join("; ", parts), worst.difference_bytes)

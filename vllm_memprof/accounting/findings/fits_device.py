@@ -139,7 +139,7 @@ def engine_suggestion_beyond_device(context: RankContext) -> Iterator[Found]:
 
     Computed:
         The suggested size less the KV cache that fits the device
-        (`vllm_memprof/accounting/budget/serving_peak.py::computed`).
+        (`vllm_memprof/accounting/budget/serving_peak.py::suggested`).
 
     To do:
         Take the size that fits the device instead.

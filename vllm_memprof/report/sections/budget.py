@@ -17,8 +17,8 @@ from vllm_memprof.accounting.model import (
     DERIVED,
     MODELLED,
     Budget,
-    MemoryItem,
     RankReport,
+    Reading,
     Report,
     TermRow,
 )
@@ -270,7 +270,7 @@ def _equation_notes(report: Report, rank: RankReport) -> list[str]:
     ]
 
 
-def _not_measured(item: MemoryItem) -> Text:
+def _not_measured(item: Reading) -> Text:
     """Return the note of an item that is not known."""
     return text(
         "{title}: {not_measured} ({reason})",
