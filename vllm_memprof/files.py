@@ -6,9 +6,11 @@ Standard library only: open to every layer.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from vllm_memprof.errors import MemprofError
 
@@ -46,6 +48,16 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
         raise MemprofError(
             f"cannot write {path}: {error.strerror}", hint="is the disk full, the folder yours?"
         ) from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file of the package."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
 def from_here(path: Path) -> str:
