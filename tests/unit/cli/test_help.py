@@ -14,7 +14,6 @@ from vllm_memprof.cli.help import COMMANDS, EVERY
 from vllm_memprof.errors import UsageError
 
 
-
 def lines_of(*args: str) -> list[str]:
     done = CliRunner().invoke(app, [*args], prog_name="memprof", env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
