@@ -76,8 +76,7 @@ def read_book() -> Book:
     """Return the book, its files read."""
     general = files("vllm_memprof.causes").joinpath("errors")
     places = {
-        name: files(row.hooks.rpartition(".")[0]).joinpath("failures.toml")
-        for name, row in ENGINES.items()
+        name: files(row.folder).joinpath("failures.toml") for name, row in ENGINES.items()
     } | {name: general.joinpath(f"{name}.toml") for name in _GENERAL}
     found = {
         name: tomllib.loads(place.read_text(encoding="utf-8"))

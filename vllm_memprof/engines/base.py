@@ -78,7 +78,6 @@ class EngineRow:
     beside: tuple[str, ...] = ()  # modules that have to be importable besides ``package``
     #: Module whose ``EQUATIONS`` tell how it sizes its KV cache.
     equations: str | None = None
-    findings: str | None = None  # module whose ``FINDINGS`` it alone has
     log_lines: str | None = None  # module whose ``LOG`` has its lines; None: those of vLLM alone
     #: Path fragments of frames that only forward ``empty_cache``.
     forwarders: tuple[str, ...] = ()
@@ -120,6 +119,11 @@ class EngineRow:
     #: First release whose plans can be forked after the engine's import; see ``launch.warm``. None:
     #: no release.
     warm_since: tuple[int, int] | None = None
+
+    @property
+    def folder(self) -> str:
+        """Return its package: ``failures.toml`` and ``findings.toml`` there are its own."""
+        return self.hooks.rpartition(".")[0]
 
 
 def refuse(row: EngineRow, option: str) -> None:

@@ -22,7 +22,6 @@ ROW = EngineRow(
     lost_lines=(),
     hooks=f"{_FOLDER}.hooks",
     equations=f"{_FOLDER}.equations",
-    findings=f"{_FOLDER}.findings",
     log_lines=f"{_FOLDER}.log_lines",
     logger="toy.memprof",
     roles={(f"{_FOLDER}.engine", None): "worker"},

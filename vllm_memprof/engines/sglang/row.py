@@ -15,7 +15,6 @@ ROW = EngineRow(
     driver="vllm_memprof.engines.sglang.driver",
     hooks="vllm_memprof.engines.sglang.hooks",
     equations="vllm_memprof.engines.sglang.equations",
-    findings="vllm_memprof.engines.sglang.findings",
     logger="sglang.memprof",
     roles={
         ("sglang.srt.managers.scheduler", "run_scheduler_process"): "worker",

@@ -6,6 +6,7 @@ import re
 
 from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.engines.vllm.options import ARGUMENTS, DEVICES, PART, SET_UP
+from vllm_memprof.text import text
 
 ROW = EngineRow(
     name="vllm",
@@ -25,6 +26,18 @@ ROW = EngineRow(
         "/vllm_ascend/patch/platform/patch_torch_accelerator.py",
         "/vllm/utils/mem_utils.py",
         "/vllm/platforms/interface.py",
+    ),
+    observing=(
+        (
+            r"vllm\.platforms\.\w+",
+            r"get_current_memory_usage",
+            text("vLLM's reading of memory around the weight load"),
+        ),
+        (
+            r"vllm\.utils(\.mem_utils)?",
+            r"(measure|current_memory_usage|__enter__|__exit__)",
+            text("a memory reading"),
+        ),
     ),
     process_title="VLLM",  # (vllm/utils/system_utils.py::set_process_title, 0.23.0)
     parallel_state="vllm.distributed.parallel_state",
