@@ -14,7 +14,7 @@ from vllm_memprof.units import format_bytes, format_gib, format_mib, format_size
 
 #: A template, said where its figures are known, or ``say`` where that of ``when`` is known, too.
 Sentence = str | Mapping[str, str]
-Part = Sentence | list[Sentence]
+Part = Sentence | tuple[Sentence, ...]
 #: Format specs for quantities; each takes an integer of bytes, a count, or None where it is
 #: unknown.
 _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
@@ -67,9 +67,9 @@ def text(template: str, /, **params: object) -> Text:
     return filled
 
 
-def titled(words: str) -> str:
-    """Return a title as a ``Text``; one that is a text already, and an empty one, as it is."""
-    return text(words) if words and not isinstance(words, Text) else words
+def titled(words: str) -> Text:
+    """Return the words of a table as a ``Text``; those that are one already as they are."""
+    return words if isinstance(words, Text) else text(words)
 
 
 def join(mark: str, parts: Iterable[str]) -> Text:
@@ -85,13 +85,13 @@ def sentences(parts: Sequence[Part], figures: Mapping[str, object], mark: str = 
     """Return sentences one after the other, ``mark`` between them, of those that can be said.
 
     Args:
-        parts: sentences. Of a list of alternatives the first that can be said counts.
+        parts: sentences. Of a tuple of alternatives the first that can be said counts.
         figures: by name; None is unknown, and what takes an unknown one cannot be said.
         mark: as of ``join``.
     """
     said = []
     for part in parts:
-        for one in part if isinstance(part, list) else [part]:
+        for one in part if isinstance(part, tuple) else (part,):
             template, also = (one, []) if isinstance(one, str) else (one["say"], [one["when"]])
             names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
             if all(figures.get(name) is not None for name in names.union(also)):

@@ -40,12 +40,12 @@ def serving_peak(verdict: str, rank: RankReport, run: Context) -> Iterator[Found
     ``exceeds``: whatever the allocator releases. ``release``: unless it releases what is reserved,
     not allocated. ``narrow``: not, and less is left than profiling is known to miss.
     """
-    budget, spare = rank.budget, rank.budget.spare_bytes
+    budget, headroom = rank.budget, rank.budget.headroom_bytes
     if verdict != budget.device_verdict or (verdict == "exceeds" and rank.oom is not None):
         return  # of an allocation that failed, out-of-memory says more
-    fits, size, margin = budget.fits_device_bytes, spare, 0
+    fits, size, margin = budget.fits_device_bytes, headroom, 0
     if verdict == "exceeds":
-        fits, size = budget.fits_device_released_bytes, budget.released_spare_bytes
+        fits, size = budget.fits_device_released_bytes, budget.released_headroom_bytes
     elif verdict == "narrow":
         margin = budget.unprofiled_bytes or 0
     if size is None or (verdict == "release" and worth_in_tokens(rank.kv, size) == 0):
@@ -63,7 +63,7 @@ def serving_peak(verdict: str, rank: RankReport, run: Context) -> Iterator[Found
             ),
             "fits": fits,
             "granted": minus(fits, size),
-            "spare": spare,
+            "headroom": headroom,
             "argument": f"--kv-cache-memory-bytes {least}" if fixed else None,
             "partly": any(item.bytes is None for item in budget.held_at_peak) or None,
         },
@@ -74,8 +74,8 @@ def engine_suggestion_beyond_device(rank: RankReport, _: Context) -> Iterator[Fo
     """Find sizes for ``--kv-cache-memory-bytes`` that the engine prints, beyond the device."""
     fits, slack = rank.budget.fits_device_bytes, rank.budget.device_tolerance_bytes
     for each in rank.budget.suggestions:
-        if fits is not None and each.spare_bytes is not None and each.spare_bytes < -slack:
-            yield Found(-each.spare_bytes, {"fits": fits, each.limit: each.bytes})
+        if fits is not None and each.headroom_bytes is not None and each.headroom_bytes < -slack:
+            yield Found(-each.headroom_bytes, {"fits": fits, each.limit: each.bytes})
 
 
 def co_tenant(rank: RankReport, run: Context) -> Iterator[Found]:

@@ -36,7 +36,7 @@ CONDITIONS: dict[str, Condition] = {
     ),
     "recomputed": lambda report, rank: rank.budget.balanced is not None,
     "compared": lambda report, rank: any(row.agrees is not None for row in rank.budget.audit),
-    "peak-known": lambda report, rank: rank.budget.spare_bytes is not None,
+    "peak-known": lambda report, rank: rank.budget.headroom_bytes is not None,
     "growth-judged": lambda report, rank: any(row.verdict != TOO_SHORT for row in rank.growth),
     "kv-cache-allocated": lambda report, rank: any(
         span.phase == "kv_cache_alloc" and span.after is not None for span in rank.phases

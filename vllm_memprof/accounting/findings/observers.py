@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from vllm_memprof.engines import ENGINES
-from vllm_memprof.text import text
+from vllm_memprof.text import text, titled
 
 #: Patterns of module and of function, without its class, and what they do: ``empty_cache`` there
 #: changes what is observed. The most specific first.
 OBSERVERS = (
-    *(each for row in ENGINES.values() for each in row.observing),
+    *(
+        (module, function, titled(what))
+        for row in ENGINES.values()
+        for module, function, what in row.observing
+    ),
     (
         r"(logging|loguru|structlog|prometheus_client)(\..*)?",
         r".*",

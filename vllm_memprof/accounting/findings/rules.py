@@ -6,26 +6,20 @@ severity, and what a run must have measured before the absence of the finding me
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
-from importlib.resources import files
-from typing import Any
+from pathlib import Path
 
 from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.findings.advice import least_granted
 from vllm_memprof.accounting.findings.needs import Need
 from vllm_memprof.accounting.model import Finding, RankReport
+from vllm_memprof.files import read_table
 from vllm_memprof.record.loader import Identity, Run
 from vllm_memprof.text import Part, Sentence, sentences
 from vllm_memprof.units import MIB
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 #: From this size on, memory that the equation does not subtract is a warning, not info.
@@ -70,10 +64,10 @@ class FindingRule:
     """A finding that a run may have."""
 
     id: str
-    title: list[Sentence]  # alternatives, that of its page last
+    title: tuple[Sentence, ...]  # alternatives, that of its page last
     severity: str
-    evidence: list[Part]
-    action: list[Part]
+    evidence: Sequence[Part]
+    action: Sequence[Part]
     mark: str  # between the parts of the evidence
     needs: Need
     priced: bool  # in KV tokens
@@ -108,29 +102,31 @@ class FindingRule:
         )
 
 
-def read_rules(*packages: str) -> Iterator[FindingRule]:
-    """Yield the rules of each package's ``findings.toml``, in their order.
+def read_rules(folders: Mapping[Path, str]) -> Iterator[FindingRule]:
+    """Yield the rules of the ``findings.toml`` of folders, in their order.
 
-    ``sentences`` and ``needs`` of the first file are those of all of them.
+    ``sentences`` and ``needs`` of the first are those of all of them.
+
+    Args:
+        folders: -> the package of the functions that the rules name.
     """
-    named: dict[str, list[Sentence]] = {}
-    needs: dict[str, dict[str, Any]] = {}
-    for package in packages:
-        file = files(package).joinpath("findings.toml")
-        table = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        named, needs = named or table["sentences"], needs or table["needs"]
-        for name, row in table.get("findings", {}).items():
+    tables = {
+        path: read_table(file) for path in folders if (file := path / "findings.toml").exists()
+    }
+    shared = next(iter(tables.values()))
+    for folder, table in tables.items():
+        for name, row in table["findings"].items():
             module, _, function = row["find"].partition(":")
-            find = getattr(import_module(f"{package}.{module}"), function)
+            find = getattr(import_module(f"{folders[folder]}.{module}"), function)
             argument, need = row.get("argument"), row.get("needs", "nothing")
             yield FindingRule(
                 id=name,
-                title=_alternatives(row["title"], named),
+                title=_alternatives(row["title"], shared["sentences"]),
                 severity=row["severity"],
-                evidence=[_alternatives(part, named) for part in row["evidence"]],
-                action=[_alternatives(part, named) for part in row.get("action", [])],
+                evidence=[_alternatives(part, shared["sentences"]) for part in row["evidence"]],
+                action=[_alternatives(part, shared["sentences"]) for part in row.get("action", ())],
                 mark=row.get("mark", "; "),
-                needs=Need(**needs[need], item=argument if need == "item" else None),
+                needs=Need(**shared["needs"][need], item=argument if need == "item" else None),
                 priced=row.get("priced", True),
                 of_run=row.get("of") == "run",
                 find=find if argument is None else partial(find, argument),
@@ -139,9 +135,9 @@ def read_rules(*packages: str) -> Iterator[FindingRule]:
             )
 
 
-def _alternatives(part: Part, named: Mapping[str, list[Sentence]]) -> list[Sentence]:
+def _alternatives(part: Part, named: Mapping[str, tuple[Sentence, ...]]) -> tuple[Sentence, ...]:
     """Return a part as alternatives; ``@name`` is those of that name."""
-    found: list[Sentence] = []
-    for one in part if isinstance(part, list) else [part]:
-        found += named[one[1:]] if isinstance(one, str) and one[0] == "@" else [one]
+    found: tuple[Sentence, ...] = ()
+    for one in part if isinstance(part, tuple) else (part,):
+        found += named[one[1:]] if isinstance(one, str) and one[0] == "@" else (one,)
     return found

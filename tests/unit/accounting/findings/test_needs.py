@@ -29,7 +29,7 @@ def bare() -> Report:
         ("hook-not-bound", "a log does not tell"),
         ("rank-skew", "no KV cache was granted"),
         ("equation-unbalanced", "the equation could not be checked"),
-        ("spare-small", "no KV cache was granted"),
+        ("headroom-small", "no KV cache was granted"),
         ("kv-allocation-off-plan", "the KV cache was not allocated"),
     ],
 )

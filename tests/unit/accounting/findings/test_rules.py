@@ -89,10 +89,10 @@ def of_the_run(run: Context) -> Iterator[Found]:
 
 RULE = FindingRule(
     id="a-rule",
-    title=["{other}", "A title"],
+    title=("{other}", "A title"),
     severity=BY_BYTES,
-    evidence=[],
-    action=[{"when": "other", "say": "action"}],
+    evidence=(),
+    action=[({"when": "other", "say": "action"},)],
     mark="; ",
     needs=Need("nothing"),
     priced=True,
