@@ -1,10 +1,12 @@
-"""Files of memprof's own: replaced whole or not at all, readable by their owner alone.
+"""Files of memprof's own: tables beside the code, and what is written, which is replaced whole or
+not at all and readable by its owner alone.
 
 Standard library only: open to every layer.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -13,6 +15,32 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.errors import MemprofError
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Return a table that stands beside the code, its lists as tuples.
+
+    Args:
+        path: TOML, or JSON where an engine's process reads it: it has the standard library of
+            Python 3.10 alone. A name that begins with ``#`` is a comment.
+    """
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        table = json.loads(text)
+    else:
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        table = tomllib.loads(text)
+    return {name: _frozen(value) for name, value in table.items() if not name.startswith("#")}
+
+
+def _frozen(value: Any) -> Any:
+    """Return a value that can be compared and hashed, as far as it holds lists alone."""
+    if isinstance(value, dict):
+        return {name: _frozen(each) for name, each in value.items() if not name.startswith("#")}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def replace_file(path: Path, text: str | Iterable[str]) -> None:
@@ -48,16 +76,6 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
         raise MemprofError(
             f"cannot write {path}: {error.strerror}", hint="is the disk full, the folder yours?"
         ) from error
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file of the package."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return content
 
 
 def from_here(path: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.files import read_toml
+from vllm_memprof.files import read_table
 
 #: What a document is drawn as, in any language; the other formats are names that programs know.
 DRAWN = ("table", "markdown", "html")
@@ -35,7 +35,7 @@ class CommandHelp:
 
 EVERY = {
     name: CommandHelp(**row)
-    for name, row in read_toml(Path(__file__).with_name("commands.toml")).items()
+    for name, row in read_table(Path(__file__).with_name("commands.toml")).items()
 }
 COMMANDS = {name: row for name, row in EVERY.items() if row.group}
 

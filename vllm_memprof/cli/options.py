@@ -15,12 +15,12 @@ import typer
 
 from vllm_memprof.cli import complete
 from vllm_memprof.cli.help import EVERY, HelpCommand
-from vllm_memprof.files import read_toml
+from vllm_memprof.files import read_table
 
 #: Name of a parameter -> its type and its default.
 Options = Mapping[str, tuple[Any, Any]]
 
-_ROWS: dict[str, dict[str, Any]] = read_toml(Path(__file__).with_name("options.toml"))
+_ROWS: dict[str, dict[str, Any]] = read_table(Path(__file__).with_name("options.toml"))
 
 LANG: Options = {"lang": (str, "en")}
 WRITTEN: Options = {"format_name": (str, "table"), **LANG}

@@ -65,8 +65,8 @@ def test_zsh(line: str, env: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
         ["zsh", "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    printed = re.sub(r"\\+:", ":", done.stdout)
-    assert all(f'"{word}"' in printed for word in LINES[line]), done
+    plain = re.sub(r"\\+:", ":", done.stdout)
+    assert all(f'"{word}"' in plain for word in LINES[line]), done
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
