@@ -87,7 +87,7 @@ def read(recorder: Recorder, error: BaseException | None) -> None:
         cause = chain[said[-1]]  # at the origin
         if id(cause) not in seen:
             seen.add(id(cause))
-            passed = [tuple(walk_tb(each.__traceback__))[::-1] for each in chain[said[-1]::-1]]
+            passed = [tuple(walk_tb(each.__traceback__))[::-1] for each in chain[said[-1] :: -1]]
             frames = [frame for each in passed for frame, _ in each]
             frames += outwards(sys._getframe(1))  # through which they passed, and those around
             recorder.emit("failure", **_describe(recorder, cause, list(dict.fromkeys(frames))))
@@ -128,7 +128,7 @@ def _describe(
 def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str, object]] | None:
     """Return the requests of the step that failed, never a prompt; None outside a step."""
     named = [frame for frame in frames if "scheduler_output" in frame.f_code.co_varnames]
-    outputs = [frame.f_locals.get("scheduler_output") for frame in named]
+    outputs: list[Any] = [frame.f_locals.get("scheduler_output") for frame in named]
     steps = [each for each in outputs if isinstance(reach(each, "num_scheduled_tokens"), dict)]
     if not steps:
         module, _, name = (ENGINES[recorder.engine].failed_requests or "").partition(":")

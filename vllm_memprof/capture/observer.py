@@ -59,7 +59,7 @@ class Observer:
     def _forget(self) -> None:
         self._reported: dict[str, str | None] = {}  # hook id -> last state written
         self.calls: Counter[str] = Counter()  # by hook id, seen in this process
-        self._failed: set[str] = set()  # hooks that raised and are out of the way
+        self.failed: set[str] = set()  # hooks that raised and are out of the way
         self._observes_oom = False
 
     def after_fork(self) -> None:
@@ -94,14 +94,14 @@ class Observer:
 
     def run(self, half: Half | None, call: Call) -> None:
         """Run one half of a row; if it fails, record that once and never run this row again."""
-        if half is None or call.hook.id in self._failed:
+        if half is None or call.hook.id in self.failed:
             return
         try:
             half(self.recorder, call)
         except (StopAfterPlan, StrictFailure):
             raise
         except Exception as error:
-            self._failed.add(call.hook.id)
+            self.failed.add(call.hook.id)
             self.recorder.error(f"hook {call.hook.id}", error)
             why = f"{type(error).__name__}: {error}"
             self.logger.warning("memprof: hook %s failed and is off: %s", call.hook.id, why)
@@ -140,7 +140,7 @@ class Observer:
                 self.binder.bindings,
                 calls=self.calls[hook.id],
                 due=moment == hook.due or reported == "never_called",
-                failed=hook.id in self._failed,
+                failed=hook.id in self.failed,
             )
             state = self._reported[hook.id] = verdict["state"]
             if state != reported:

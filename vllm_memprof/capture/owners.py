@@ -66,7 +66,10 @@ class Owners:
                 raise DriverError(f"{_RUNTIME} does not export {_COUNTERS}: an older CANN")
         self._count.value = 0
         status = self._function(
-            ctypes.c_int32(device), self._rows, ctypes.c_size_t(_CAPACITY), ctypes.byref(self._count)
+            ctypes.c_int32(device),
+            self._rows,
+            ctypes.c_size_t(_CAPACITY),
+            ctypes.byref(self._count),
         )
         if status != 0:
             raise DriverError(f"{_COUNTERS} returned {status}")

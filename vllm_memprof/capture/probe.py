@@ -30,9 +30,6 @@ from vllm_memprof.capture.segments import divide, pools_of
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
 from vllm_memprof.units import minus
 
-NOT_INITIALISED = "the device is not initialised in this process"
-CAPTURING = "a graph is being captured: counters only"
-ASLEEP_UNKNOWN = "sleep mode: how much of reserved is not on the device is unknown, so non-torch is"
 #: Device -> package of torch that has its runtime as an attribute of that name, and ``_C``.
 PACKAGES = {"npu": "torch_npu", "cuda": "torch"}
 #: Readings of one snapshot while the device's free memory moves under them.
@@ -72,7 +69,7 @@ class Probe:
         device: the worker's device index; None means the current device of the calling thread.
         unmapped_bytes: what reserved counts and the device does not hold (sleep mode); None before
             the first sleep.
-        unmapped_known: whether that is so; else its size is unknown.
+        unmapped_known: whether that is so; else its size is unknown, and so is non-torch memory.
         on_unread: called with what and why, once each, of a reading that this process does not get.
     """
 
@@ -108,7 +105,7 @@ class Probe:
         return int(self.function("getDevice")()) if self.device is None else self.device
 
     def counters(self) -> SnapshotDict:
-        """Read the allocator's counters of a device that is ready: host memory, and all of it exact."""
+        """Read the allocator's counters of a device that is ready."""
         stats = self.function("memoryStats")(self.index)
         figures: SnapshotDict = {
             "t_ns": time.monotonic_ns(),
@@ -126,7 +123,7 @@ class Probe:
 
     def snapshot(
         self, workspace: bool = False, owners: bool = True, free: bool = True
-    ) -> tuple[SnapshotDict, str | None]:
+    ) -> SnapshotDict:
         """Read the memory of this process and its device.
 
         Args:
@@ -139,23 +136,20 @@ class Probe:
                 same place (``OptionsManager.cpp::oom_observer``).
 
         Returns:
-            The snapshot as JSON and None, or a snapshot that lacks something and the reason. Where
-            the device is not initialised it has the figures of the host alone.
+            The snapshot as JSON: counters alone while a graph is captured, and the figures of the
+            host alone where the device is not initialised.
         """
         t_ns = time.monotonic_ns()
         figures: SnapshotDict = {}
-        reason = None
-        if not self.is_ready():
-            reason = NOT_INITIALISED
-        elif not free:
-            figures = self.counters() | self._outside_torch(False)
-        elif self.runtime.is_current_stream_capturing():
-            figures, reason = self.counters(), CAPTURING
-        else:
-            figures = self._whole(workspace, owners)
-            reason = None if self.unmapped_known else ASLEEP_UNKNOWN
+        if self.is_ready():
+            if not free:
+                figures = self.counters() | self._outside_torch(False)
+            elif self.runtime.is_current_stream_capturing():
+                figures = self.counters()
+            else:
+                figures = self._whole(workspace, owners)
         known = {name: figures.get(name) for name in _NAMES}
-        return {**known, "t_ns": t_ns, "host_rss_bytes": host_memory()[0]}, reason
+        return {**known, "t_ns": t_ns, "host_rss_bytes": host_memory()[0]}
 
     def _whole(self, workspace: bool, owners: bool) -> SnapshotDict:
         """Read the figures of one moment: while free memory stands still, if it does."""

@@ -113,7 +113,8 @@ def leave_executor(recorder: Recorder, call: Call) -> None:
 def _restore(recorder: Recorder) -> None:
     """Take back what ``enter_executor`` changed; the job keeps its runtime environment."""
     if recorder.notes.ray_job is not None:
-        config, config.ray_runtime_env = recorder.notes.ray_job
+        config, given = recorder.notes.ray_job
+        config.ray_runtime_env = given
 
 
 def stage() -> Path:
@@ -280,13 +281,13 @@ class Sender:
         self._sent: dict[Path, tuple[int, int]] = {}  # file -> inode, bytes
 
     def run(self) -> None:
-        place, failures = self._place, 0
+        failures, place = 0, self._place
         try:
             collector = self._find_collector()
             self._call(collector.greet, place.node, process_name(), place.sent)
             if place.sent:
                 collector.end_asked.remote().future().add_done_callback(self._end)
-            while place.sent:
+            while self._place.sent:
                 if self.news.wait(_LOOK_S):
                     self.news.clear()
                     time.sleep(_GATHER_S)

@@ -101,14 +101,14 @@ class CoreSteps:
     """The steps of an engine core, and the requests that it takes in."""
 
     def __init__(self, files: SampleFiles, pace: Pace) -> None:
-        self._files, self._pace = files, pace
+        self._files, self.pace = files, pace
         self._known: dict[str, str] = {}  # id of a request -> as it is written
         #: Called when this engine core has ended a request.
         self.on_request_end: Callable[[], None] = lambda: None
 
     def stepped(self, scheduler: Any) -> None:
-        self._pace.count()
-        if not self._pace.is_due():
+        self.pace.count()
+        if not self.pace.is_due():
             return
         now_ns = time.monotonic_ns()
         resident, shared = host_memory()
@@ -123,8 +123,8 @@ class CoreSteps:
         if (pool := reach(scheduler, "kv_cache_manager.block_pool")) is not None:
             total = figures["kv_blocks_total"] = pool.num_gpu_blocks - 1
             figures["kv_blocks_used"] = total - pool.get_num_free_blocks()
-        steps = self._pace.sampled(now_ns)
-        self._files.sample("kv_sample", now_ns, self._pace.step, steps, figures)
+        steps = self.pace.sampled(now_ns)
+        self._files.sample("kv_sample", now_ns, self.pace.step, steps, figures)
 
     def request_begins(self, request: Any, config: Any) -> None:
         name = request.request_id
@@ -161,7 +161,7 @@ class Sampler:
         self.core = CoreSteps(self.files, Pace(pace.steps, pace.ns))
         #: Called when this worker no longer has a request.
         self.on_request_end: Callable[[], None] = lambda: None
-        self._probe, self._pace = probe, Pace(pace.steps, pace.ns)
+        self._probe, self.pace = probe, Pace(pace.steps, pace.ns)
         self._largest: dict[str, list[dict[str, Any]]] = {name: [] for name in _RANKED_BY}
         self._output: Any = None  # the scheduler's, of the step under way
         self._runner: Any = None
@@ -192,7 +192,7 @@ class Sampler:
             if now[_PEAKS[0]] > last[_PEAKS[0]]:
                 most = now[_PEAKS[0]]
         stage = self._stages[-1][1]["stage"] if self._stages else STEP
-        self._peaks.add(self._pace.step, most, stage)
+        self._peaks.add(self.pace.step, most, stage)
         return now
 
     def fold_peak(self) -> None:
@@ -221,14 +221,14 @@ class Sampler:
         if output.total_num_scheduled_tokens:
             self._end_requests(now)  # the step is of others: what it takes is not theirs
         self._output, self._runner = output, runner
-        self._pace.count()
+        self.pace.count()
         for request in new:
             tokens = request.prompt_token_ids
             self._requests[request.req_id] = {
                 "id": clean_id(request.req_id),
                 "begin_ns": now["t_ns"],
                 "sampled_steps": -self._readings,
-                "first_step": self._pace.step,
+                "first_step": self.pace.step,
                 "prompt_tokens": None if tokens is None else len(tokens),
                 "items": mm_items.describe(getattr(request, "mm_features", None), self._config),
                 "before": now,
@@ -253,8 +253,8 @@ class Sampler:
         self._output = self._runner = None
         scheduled = output.num_scheduled_tokens
         if scheduled:
-            self._together.add(self._pace.step, len(scheduled), STEP)
-        if not self._gone and not self._pace.is_due():
+            self._together.add(self.pace.step, len(scheduled), STEP)
+        if not self._gone and not self.pace.is_due():
             return
         now = self.read()
         self._end_requests(now)
@@ -278,8 +278,8 @@ class Sampler:
         self.files.sample(
             "sample",
             now["t_ns"],
-            self._pace.step,
-            self._pace.sampled(now["t_ns"]),
+            self.pace.step,
+            self.pace.sampled(now["t_ns"]),
             figures,
             requests=list(islice(requests, SAMPLED_REQUESTS)),
         )
@@ -378,7 +378,7 @@ class Sampler:
             {
                 "t_ns": now["t_ns"],
                 "begin_ns": before["t_ns"],
-                "step": self._pace.step,
+                "step": self.pace.step,
                 **fields,
                 "allocated_before_bytes": before["allocated_bytes"],
                 "allocated_bytes": now["allocated_bytes"],
@@ -411,7 +411,7 @@ class Sampler:
         """Bytes of all outputs that the encoder's cache has; None without a cache."""
         if self._cached is None:
             return None
-        return sum(item["bytes"] for item in self._cached.values())
+        return sum(int(item["bytes"]) for item in self._cached.values())
 
     def note_cache(self) -> None:
         """Write what the runner's cache of encoder outputs has taken and given up."""
@@ -450,8 +450,8 @@ class Sampler:
         for stage, items in (("mm_cache_evict", gone), ("mm_cache_insert", came)):
             if items:
                 requests = [item["request"] for item in items if "request" in item]
-                now = self.read()
-                self._write_stage((now, {"stage": stage, "requests": requests, "items": items}), now)
+                now, fields = self.read(), {"stage": stage, "requests": requests, "items": items}
+                self._write_stage((now, fields), now)
 
     def moment(self) -> dict[str, object] | None:
         """Return the step under way, for a failed allocation; reads nothing of the device."""
@@ -461,7 +461,7 @@ class Sampler:
         opened = self._stages[-1][1] if self._stages else {"stage": None}
         scheduled = islice(output.num_scheduled_tokens.items(), SAMPLED_REQUESTS)
         return {
-            "step": self._pace.step,
+            "step": self.pace.step,
             "stage": opened["stage"],
             "requests": [[self._name(name), tokens] for name, tokens in scheduled],
             "items": opened.get("items", self._items(output.scheduled_encoder_inputs)),

@@ -121,9 +121,7 @@ class Tracer:
         source: makes the source when tracing begins, or gives the reason why there is none.
     """
 
-    def __init__(
-        self, recorder: Recorder, memory: str, source: Callable[[], Source | str]
-    ) -> None:
+    def __init__(self, recorder: Recorder, memory: str, source: Callable[[], Source | str]) -> None:
         self._recorder, self._memory, self._source = recorder, memory, source
         self._live: Source | None = None
         self._half: Alive = {}
