@@ -228,7 +228,7 @@ def test_required_hooks_are_bound_and_said_so(eager: Bench) -> None:
 
 def test_figures_and_plan_are_those_of_the_engine(eager: Bench) -> None:
     [plan] = [event for event in eager.by_label["engine_core"] if event["kind"] == "kv_plan"]
-    assert set(KV_PLAN) <= set(plan)
+    assert set(KV_PLAN) - {"fitting_blocks"} <= set(plan)  # that one is of logs
     assert plan["blocks"] == eager.held["blocks"]
     for rank, label in enumerate(("TP0", "TP1")):
         values = [event["values"] for event in eager.by_label[label] if event["kind"] == "figures"][

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -72,29 +73,29 @@ class Observer:
 
         @functools.wraps(function)
         def memprof_wrapper(*args: Any, **kwargs: Any) -> Any:
-            with _Observed(self, Call(hook, name, args, kwargs)) as call:
+            with _Observed(hook, name, args, kwargs, observer=self) as call:
                 call.result = function(*args, **kwargs)
             return call.result
 
         @functools.wraps(function)
         async def memprof_async(*args: Any, **kwargs: Any) -> Any:
-            with _Observed(self, Call(hook, name, args, kwargs)) as call:
+            with _Observed(hook, name, args, kwargs, observer=self) as call:
                 call.result = await function(*args, **kwargs)
             return call.result
 
         @functools.wraps(function)
         @contextmanager
         def memprof_context(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            call = Call(hook, name, args, kwargs)
-            with _Observed(self, call), function(*args, **kwargs) as call.result:
+            call = _Observed(hook, name, args, kwargs, observer=self)
+            with call, function(*args, **kwargs) as call.result:
                 yield call.result
 
         kinds = {"around": memprof_wrapper, "async": memprof_async, "context": memprof_context}
         return kinds[hook.kind]
 
-    def run(self, half: Half | None, call: Call) -> None:
+    def run(self, half: Half, call: Call) -> None:
         """Run one half of a row; if it fails, record that once and never run this row again."""
-        if half is None or call.hook.id in self.failed:
+        if call.hook.id in self.failed:
             return
         try:
             half(self.recorder, call)
@@ -185,28 +186,27 @@ class Observer:
             recorder.error("oom observer", error)
 
 
-class _Observed:
-    """Runs a row's halves around one call of the engine."""
+@dataclass(slots=True)
+class _Observed(Call):
+    """A call that runs its row's halves around it."""
 
-    __slots__ = ("_call", "_observer")
+    observer: Any = None
 
-    def __init__(self, observer: Observer, call: Call) -> None:
-        self._observer, self._call = observer, call
-
-    def __enter__(self) -> Call:
-        call, observer = self._call, self._observer
-        observer.calls[call.hook.id] += 1
-        observer.run(call.hook.enter, call)
-        return call
+    def __enter__(self) -> _Observed:
+        hook = self.hook
+        self.observer.calls[hook.id] += 1
+        if hook.enter is not None:
+            self.observer.run(hook.enter, self)
+        return self
 
     def __exit__(
         self, kind: object, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        call, observer = self._call, self._observer
         if error is not None:
-            call.error = error
-            failure.read(observer.recorder, error)
-        observer.run(call.hook.leave, call)
+            self.error = error
+            failure.read(self.observer.recorder, error)
+        if self.hook.leave is not None:
+            self.observer.run(self.hook.leave, self)
 
 
 def start(run_dir: Path, engine: str = "vllm") -> Recorder:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +164,9 @@ class SampleFiles:
             ring.close()
 
 
-def _each(choose: Callable[[int, int], int], rows: Iterable[Figures]) -> dict[str, int]:
+def _each(choose: Callable[..., int], rows: Sequence[Figures]) -> dict[str, int]:
     """Return the lowest or the highest of what is known, by figure."""
-    found: dict[str, int] = {}
-    for row in rows:
-        for name, value in row.items():
-            if value is not None:
-                found[name] = choose(value, found.get(name, value))
-    return found
+    columns = {
+        name: {row.get(name) for row in rows} - {None} for name in dict.fromkeys(chain(*rows))
+    }
+    return {name: choose(known) for name, known in columns.items() if known}

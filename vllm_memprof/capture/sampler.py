@@ -208,7 +208,7 @@ class Sampler:
     def begin_step(self, output: Any, runner: Any) -> None:
         """Take note of a step before it runs."""
         self._inside += 1
-        if self._inside > 1 or not self._probe.is_ready():
+        if self._inside > 1 or (self._last is None and not self._probe.is_ready()):
             return
         if self._output is not None:
             self._end_step()
@@ -221,6 +221,8 @@ class Sampler:
         if output.total_num_scheduled_tokens:
             self._end_requests(now)  # the step is of others: what it takes is not theirs
         self._output, self._runner = output, runner
+        if self._cached is None:
+            self.note_cache()  # is there one?
         self.pace.count()
         for request in new:
             tokens = request.prompt_token_ids
