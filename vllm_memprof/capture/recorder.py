@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from vllm_memprof.capture.probe import Probe, SnapshotDict, with_later
 from vllm_memprof.capture.sampler import Pace, Sampler, parse_pace
@@ -24,10 +25,6 @@ from vllm_memprof.record.schema import (
     ENV_TRACE_ALLOCATIONS,
     FIGURES,
 )
-
-if TYPE_CHECKING:
-    from vllm_memprof.capture.observer import Observer
-    from vllm_memprof.capture.tracing import Tracer
 
 #: From the least to the most telling: a process that is several of these is named by the last one.
 #: A worker that lives in the engine core (TP=1), or in the caller's process, has the role worker.
@@ -70,6 +67,17 @@ class ProcessNotes:
     collector: Any = None  # actor of Ray that keeps what other nodes send
 
 
+class HooksInForce(Protocol):
+    """The part of the observer that an action may call (see observer.py)."""
+
+    def bind_instance(self, instance: object | None) -> None: ...
+    def bind_model(self, runner: object | None) -> None: ...
+    def release(self, moment: str) -> None: ...
+    def self_check(self, moment: str) -> None: ...
+    def observe_oom(self) -> None: ...
+    def is_bound(self, hook_id: str) -> bool: ...
+
+
 class Recorder:
     """Records one process.
 
@@ -77,7 +85,7 @@ class Recorder:
         run_dir: the run folder.
     """
 
-    hooks: Observer  # set by it
+    hooks: HooksInForce  # set by the observer
     engine = "vllm"  # of ``engines.ENGINES``; set by the observer
 
     def __init__(self, run_dir: Path) -> None:
@@ -109,8 +117,8 @@ class Recorder:
         self._stacks = threading.local()
         #: Phases under way, in all threads.
         self.under_way: set[int] = set()
-        #: With --trace-allocations: by kind of memory.
-        self.tracers: dict[str, Tracer] = {}
+        #: With --trace-allocations: ends the tracing of a kind of memory.
+        self.end_tracing: dict[str, Callable[[], None]] = {}
         #: It writes where the run is sampled: its rows are in force there alone.
         self.sampler = Sampler(self.run_dir, self.probe, self._pace, self.writer)
 

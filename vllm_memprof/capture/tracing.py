@@ -18,13 +18,11 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.writer import process_name
 from vllm_memprof.record.schema import ALLOCATIONS_DIR
-
-if TYPE_CHECKING:
-    from vllm_memprof.capture.recorder import Recorder
 
 #: Live memory by call stack, which has (file, line, function) from the innermost frame outwards:
 #: blocks and bytes.
@@ -201,19 +199,21 @@ def trace_device(recorder: Recorder) -> None:
             return LiveBlocks(memory, probe.device, recorder.run_dir / ALLOCATIONS_DIR)
         return "torch has no memory history for this device"
 
-    if recorder.trace_allocations and "device" not in recorder.tracers:
-        tracer = recorder.tracers["device"] = Tracer(recorder, "device", source)
+    if recorder.trace_allocations and "device" not in recorder.end_tracing:
+        tracer = Tracer(recorder, "device", source)
+        recorder.end_tracing["device"] = tracer.close
         recorder.sampler.on_request_end = tracer.request_ended
 
 
 def trace_host(recorder: Recorder) -> None:
     """Trace Python memory over requests of this engine core."""
-    if recorder.trace_allocations and "host" not in recorder.tracers:
-        tracer = recorder.tracers["host"] = Tracer(recorder, "host", Host)
+    if recorder.trace_allocations and "host" not in recorder.end_tracing:
+        tracer = Tracer(recorder, "host", Host)
+        recorder.end_tracing["host"] = tracer.close
         recorder.sampler.core.on_request_end = tracer.request_ended
 
 
 def close(recorder: Recorder) -> None:
     """Write what is known, because the process ends."""
-    for tracer in recorder.tracers.values():
-        tracer.close()
+    for end in recorder.end_tracing.values():
+        end()

@@ -95,7 +95,7 @@ def test_counters_that_the_driver_refuses() -> None:
 def test_without_the_library_or_the_function_there_is_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(DriverError, match="libascendcl.so is not loaded in this process"):
+    with pytest.raises(DriverError, match="is not loaded in this process"):
         Owners().components(0)
     monkeypatch.setattr(owners, "loaded_library", lambda: SimpleNamespace())
     with pytest.raises(DriverError, match="not export aclrtGetMemUsageInfo: an older CANN"):

@@ -96,7 +96,7 @@ def test_what_stays_is_written_by_stack_after_the_requests(tmp_path: Path) -> No
 def test_a_process_that_ends_before_writes_what_it_knows(tmp_path: Path) -> None:
     history = History()
     tracer, events = trace(tmp_path, history, 100)
-    for number in range(11):
+    for _ in range(11):
         tracer.request_ended()
     history.blocks = [(MIB, LEAK)]
     tracer.close()
@@ -145,7 +145,7 @@ def test_a_torch_without_history_says_so(tmp_path: Path, monkeypatch: pytest.Mon
 def test_python_memory_that_stays_is_named_by_its_line() -> None:
     tracer, events = tracer_of(8, "host", Host)
     kept = []
-    for number in range(9):
+    for _ in range(9):
         tracer.request_ended()
         kept.append(bytearray(MIB))
     assert not tracemalloc.is_tracing()
