@@ -218,7 +218,7 @@ def start(run_dir: Path, engine: str = "vllm") -> Recorder:
     # by the module that loads plugins; forked children learn their role from later calls
     for frame in outwards(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
-        role = known.get((module, frame.f_code.co_name)) or known.get((module, None))
+        role = known.get(f"{module}:{frame.f_code.co_name}") or known.get(module)
         if role is not None:
             recorder.roles.add(role)
             break

@@ -52,7 +52,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 #: What capture imports: modules, and packages of modules. All of it needs the standard library
 #: alone.
 PARTS = (
-    *("__init__.py", "errors.py", "options.py", "redact.py", "text.py"),
+    *("__init__.py", "errors.py", "files.py", "options.py", "redact.py"),
     *("units.py", "version.py"),
     *("capture", "capture/hooks", "record"),
     *("engines", *(f"engines/{name.replace('-', '_')}" for name in ENGINES)),
@@ -122,7 +122,9 @@ def stage() -> Path:
     staged = Path(tempfile.mkdtemp(prefix="memprof-ray-"))
     for part in PARTS:
         source = PACKAGE / part
-        for module in source.glob("*.py") if source.is_dir() else (source,):
+        for module in source.iterdir() if source.is_dir() else (source,):
+            if module.suffix not in (".py", ".json"):
+                continue
             target = staged / module.relative_to(PACKAGE.parent)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(module, target)

@@ -73,7 +73,7 @@ from vllm_memprof.units import minus
 
 RUN_SCHEMA = "memprof.run/1"
 EVENTS_SCHEMA = "memprof.events/1"
-REPORT_SCHEMA = "memprof.report/2"
+REPORT_SCHEMA = "memprof.report/3"
 
 #: Environment variable that switches capture on: the run folder. Without it the plugin is inert.
 ENV_RUN_DIR = "MEMPROF_RUN_DIR"
