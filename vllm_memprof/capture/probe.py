@@ -109,9 +109,9 @@ class Probe:
         stats = self.function("memoryStats")(self.index)
         figures: SnapshotDict = {
             "t_ns": time.monotonic_ns(),
-            "allocated_total_bytes": stats["allocated_bytes"]["all"]["allocated"],
-            "alloc_retries": stats["num_alloc_retries"],
-            "ooms": stats["num_ooms"],
+            "allocated_total_bytes": stats["allocated_bytes"]["all"].get("allocated"),
+            "alloc_retries": stats.get("num_alloc_retries"),
+            "ooms": stats.get("num_ooms"),
         }
         for kind in ("allocated", "reserved"):
             known = stats[f"{kind}_bytes"]["all"]
