@@ -38,7 +38,7 @@ def _make_device() -> None:
         is_initialized=lambda: _held["ready"],
         is_current_stream_capturing=lambda: False,
         mem_get_info=lambda device: (free(), TOTAL),
-        memory_snapshot=lambda: [],
+        memory_snapshot=list,
         get_device_name=lambda device: "ToyNPU",
     )
     vars(module).update(_C=bare, npu=npu)
