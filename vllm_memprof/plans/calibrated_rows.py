@@ -1,7 +1,7 @@
 """The result of a plan with a calibrated device, which reporters start from.
 
 Bytes are integers, None is unknown. The keys of its JSON are read by programs
-(``memprof.calibrated/1``).
+(``memprof.calibrated/2``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vllm_memprof.record.codec import Allowed, computed
 from vllm_memprof.record.spans import ESTIMATED, How
 from vllm_memprof.units import minus
 
-CALIBRATED_SCHEMA = "memprof.calibrated/1"
+CALIBRATED_SCHEMA = "memprof.calibrated/2"
 #: Owners that a correction is of; NON_TORCH: all that was added outside torch since the process
 #: began, where nothing tells its owners apart.
 CONTEXT, NON_TORCH, WORKSPACE, COMMUNICATORS, KERNELS, ATB, GRAPH = OWNERS = (
@@ -107,6 +107,6 @@ class Calibrated:
 
     @property
     @computed
-    def spare_change_bytes(self) -> int | None:
+    def headroom_change_bytes(self) -> int | None:
         """What the corrections make of the headroom at the serving peak."""
-        return minus(self.corrected.spare_bytes, self.without.spare_bytes)
+        return minus(self.corrected.headroom_bytes, self.without.headroom_bytes)

@@ -80,7 +80,7 @@ def test_no_permission(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", '{"schema": 1}', "[1]", "[" * 100_000, '{"schema": "memprof.report/2"}', "{}"]
+    "text", ["{", '{"schema": 1}', "[1]", "[" * 100_000, '{"schema": "memprof.report/3"}', "{}"]
 )
 def test_damaged_json(tmp_path: Path, text: str) -> None:
     path = tmp_path / "report.json"

@@ -369,11 +369,11 @@ def jittered(rank: RankReport, number: int, more: int) -> RankReport:
         return replace(edge, snapshot=taken, owners=replace(edge.owners, rows=rows))
 
     phases = [replace(row, edges=tuple(map(moved, row.edges))) for row in rank.phases]
-    left = None if rank.budget.spare_bytes is None else rank.budget.spare_bytes - more
+    left = None if rank.budget.headroom_bytes is None else rank.budget.headroom_bytes - more
     return replace(
         rank,
         rank=number,
         label=f"TP{number}",
         phases=phases,
-        budget=replace(rank.budget, spare_bytes=left),
+        budget=replace(rank.budget, headroom_bytes=left),
     )
