@@ -15,7 +15,7 @@ import pytest
 from vllm_memprof.capture import allocations
 from vllm_memprof.capture.allocations import Host, LiveBlocks, Tracer, device_source
 from vllm_memprof.record.allocations import AllocationTrace
-from vllm_memprof.record.codec import from_event
+from vllm_memprof.record.codec import from_json
 
 MIB = 1 << 20
 LEAK = [{"filename": "/app/leak.py", "line": 12, "name": "keep"}]
@@ -69,7 +69,7 @@ def test_what_stays_is_written_by_stack_after_the_requests(tmp_path: Path) -> No
     assert first[1]["max_entries"] == allocations.MOST_ENTRIES
     assert first[1]["stacks"] == "python"
     assert last == (None, {"context": None})  # and never again, whatever comes after
-    read = from_event(AllocationTrace, event)
+    read = from_json(AllocationTrace, event)
     assert (read.requests, read.half_requests, read.untraced_bytes) == (4, 2, 9)
     [stack] = read.stacks
     assert stack.frames == [["/app/leak.py", 12, "keep"]]
@@ -90,7 +90,7 @@ def test_a_process_that_ends_before_writes_what_it_knows(tmp_path: Path) -> None
     tracer.close()
     tracer.close()
     [event] = events
-    read = from_event(AllocationTrace, event)
+    read = from_json(AllocationTrace, event)
     assert (read.asked, read.requests, read.half_requests) == (100, 10, None)
     assert read.stacks[0].bytes == MIB
 
@@ -135,7 +135,7 @@ def test_python_memory_that_stays_is_named_by_its_line() -> None:
         kept.append(bytearray(MIB))
     assert not tracemalloc.is_tracing()
     [event] = events
-    read = from_event(AllocationTrace, event)
+    read = from_json(AllocationTrace, event)
     assert read.memory == "host"
     top = read.stacks[0]
     assert top.frames[0][0] == __file__

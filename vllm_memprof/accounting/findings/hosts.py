@@ -80,7 +80,7 @@ def _said(name: str, runs: Sequence[Run], facts: Sequence[dict[str, str]]) -> st
     """Return one thing that differs, with the hosts of each value."""
     hosts: dict[str | None, list[str]] = {}
     for run, each in zip(runs, facts, strict=True):
-        hosts.setdefault(each.get(name), []).append(run.info.host or run.name)
+        hosts.setdefault(each.get(name), []).append(run.info.host or run.folder.name)
     values = []
     for value, members in hosts.items():
         places = ", ".join(members[:_NAMED_HOSTS])
