@@ -6,7 +6,8 @@ that the report's own verdict says "fits" or "exceeds" by a few MiB, the same en
 and is driven to its limits: all sequences at once, each at its full length, with images as large as
 the model takes where it takes any. "fits" has to serve them, "exceeds" has to run out of memory.
 
-Prints a table and, with -o, writes it as JSON. The exit status is 1 where a verdict was wrong.
+Prints a table and, with -o, writes it as JSON. The exit status is 1 where a verdict was
+wrong or is not the one that its device was made for.
 """
 
 from __future__ import annotations
@@ -345,14 +346,22 @@ def run_cases(cases: Sequence[Case], place: Place) -> list[Outcome]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cases that were asked for; return 1 where a verdict was wrong."""
+    """Run the cases that were asked for; return 1 where a verdict is wrong or not wanted."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--setup", action="append", help="only this one; may be repeated")
+    parser.add_argument(
+        "--utilization", action="append", type=float, help="only this one; likewise"
+    )
     parser.add_argument("--folder", type=Path, help="where runs are kept")
     parser.add_argument("--prefix", default="", help="command that each engine is started with")
     parser.add_argument("-o", dest="output", type=Path, help="the table as JSON")
     asked = parser.parse_args(argv)
-    cases = [case for case in CASES if not asked.setup or case.setup in asked.setup]
+    cases = [
+        case
+        for case in CASES
+        if (not asked.setup or case.setup in asked.setup)
+        and (not asked.utilization or case.utilization in asked.utilization)
+    ]
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -362,7 +371,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.output is not None:
         rows = [{**asdict(each), "right": each.right} for each in outcomes]
         asked.output.write_text(json.dumps(rows, indent=1) + "\n")
-    return 0 if all(each.right for each in outcomes) else 1
+    as_wanted = [each.verdict for each in outcomes] == [case.wanted for case in cases]
+    return 0 if as_wanted and all(each.right for each in outcomes) else 1
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""Files of memprof's own: replaced whole or not at all, readable by their owner alone.
+"""Files of memprof's own: tables beside the code, and what is written, which is replaced whole or
+not at all and readable by its owner alone.
 
 Standard library only: open to every layer.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from vllm_memprof.errors import MemprofError, RunRecordError
 
@@ -31,6 +35,32 @@ def reading(path: Path | str) -> Iterator[None]:
         raise RunRecordError(f"no permission to read {path}", hint) from exc
     except OSError as exc:
         raise RunRecordError(f"cannot read {path}: {exc.strerror or exc}") from exc
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Return a table that stands beside the code, its lists as tuples.
+
+    Args:
+        path: TOML, or JSON where an engine's process reads it: it has the standard library of
+            Python 3.10 alone.
+    """
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        table = json.loads(text)
+    else:
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        table = tomllib.loads(text)
+    return {name: _frozen(value) for name, value in table.items()}
+
+
+def _frozen(value: Any) -> Any:
+    """Return a value that can be compared and hashed, as far as it holds lists alone."""
+    if isinstance(value, dict):
+        return {name: _frozen(each) for name, each in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def replace_file(path: Path, text: str | Iterable[str]) -> None:

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "capture": {"record", "engines"},
     "engines": {"capture", "record"},
     "record": set(),
-    "causes": {"record"},
+    "causes": {"record", "engines"},
     "logs": {"record", "engines", "causes"},
     "accounting": {"record", "engines"},
     "compare": {"accounting", "record", "engines"},
@@ -102,7 +102,7 @@ ONLY = {
     # the table and the types of its rows: never hooks, actions or drivers
     **{
         (layer, "engines"): {"", "base"}
-        for layer in ("capture", "holders", "compare", "launch", "logs", "plans")
+        for layer in ("capture", "causes", "holders", "compare", "launch", "logs", "plans")
     },
     ("accounting", "engines"): {"", "base", "equation"},
     ("logs", "engines"): {"", "base", "line_format"},

@@ -55,6 +55,10 @@ GROUPS = {
             "print a recorded run, in any format",
             ("report", "report qwen3-8b --format html -o report.html"),
         ),
+        "glossary": CommandHelp(
+            "what a word of a report means",
+            ("glossary headroom", 'glossary "peak activation"'),
+        ),
         "diff": CommandHelp(
             "why the KV cache of two runs differs",
             ("diff reports/old reports/new", "diff qwen3-8b"),

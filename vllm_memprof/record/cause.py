@@ -55,7 +55,7 @@ class Cure:
     action: str | None = None
     value: str | None = None  # where it can be computed
     enough: Annotated[str, one_of(*ENOUGH)] = "unknown"
-    engine: str | None = None  # vllm (vllm-ascend as well), sglang, torch, torch_npu; None: any
+    engine: str | None = None  # of ``ENGINES``, or torch or torch_npu below it; None: any
     release: str | None = None  # from which on, where that matters
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Formatter
 
 import vllm_memprof
+from vllm_memprof.causes.book import read_book
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 _IN_PAGES = re.compile(r'\bsay\(\s*"((?:[^"\\]|\\.)*)"')
@@ -70,6 +71,10 @@ def every_template() -> list[Template]:
         source = path.read_text(encoding="utf-8")
         if path.name != "text.py" and re.search(r"vllm_memprof\.(text|tables) import", source):
             found += in_source(source, str(path.relative_to(PACKAGE)))
+    for row in (row for rows in read_book().origins.values() for row in rows):
+        sentences = [row.title, *(cure.why for cure in row.cures)]
+        sentences += [cure.action for cure in row.cures if cure.action is not None]
+        found += [Template(f"{row.kind}: {row.title}", words, frozenset()) for words in sentences]
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from scripts.browser import Browser
+from tests.support.browser import Browser
 from tests.support.page import Page
 from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.document import Layout
@@ -257,7 +257,7 @@ def test_the_page_holds_every_plan_and_nothing_that_runs(sweep: Sweep) -> None:
 def test_the_page_in_a_browser(
     chromium: Browser, tmp_path: Path, sweep: Sweep, width: int, dark: bool
 ) -> None:
-    chromium.events.clear()
+    chromium.complaints.clear()
     (tmp_path / "sweep.html").write_text(render_html(layout(sweep)), encoding="utf-8")
     chromium.size(width, 900, dark)
     chromium.open(tmp_path / "sweep.html")
@@ -269,7 +269,7 @@ def test_the_page_in_a_browser(
         assert before[0][0] == [None, 200_000, 500_000]
         chromium.value("document.querySelector('select.figure').focus()")
         for _ in range([figure.name for figure in FIGURES].index("kv_cache_bytes")):
-            chromium.press("ArrowDown", 40)
+            chromium.page.keyboard.press("ArrowDown")
         chromium.wait(lambda: chromium.value(heights) != before)
         title = chromium.value("document.querySelector('.figure-title').textContent")
         assert title == "KV cache, GiB"
@@ -281,7 +281,7 @@ def test_the_page_in_a_browser(
         assert chromium.value(heights)[0][0][1:] == pytest.approx(
             [size for size in wanted if size is not None]
         )
-    assert chromium.complaints() == []
+    assert chromium.complaints == []
 
 
 @pytest.mark.parametrize("counts", [(500, 2), (40, 25), (10, 5, 5, 4)])
@@ -293,7 +293,7 @@ def test_a_page_of_1000_plans_is_soon_written_and_open(
     text = render_html(layout(sweep))
     assert time.process_time() - begin < 2
     assert len(text) - len(render_html(layout(SWEEP))) < 1_500_000
-    chromium.events.clear()
+    chromium.complaints.clear()
     (tmp_path / "sweep.html").write_text(text, encoding="utf-8")
     chromium.size(1280, 900)
     chromium.open(tmp_path / "sweep.html")
@@ -306,4 +306,4 @@ def test_a_page_of_1000_plans_is_soon_written_and_open(
     )
     assert points == [1000] * len(counts)
     assert chromium.value("document.querySelectorAll('svg *').length") < 12_000
-    assert chromium.complaints() == []
+    assert chromium.complaints == []

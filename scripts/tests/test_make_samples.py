@@ -1,4 +1,4 @@
-"""The committed samples: one of each format that the table names, and pictures of the sizes it says."""
+"""The committed samples: one of each format of the table, and pictures of the sizes it says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import struct
 import pytest
 
 from scripts.make_samples import DATA, SAMPLES, SCREENSHOTS, TARGET, Sample, Screenshot
-from tests.support.page import Page
 from vllm_memprof.sources import build_run
 
 
@@ -20,15 +19,8 @@ def test_samples_are_of_their_runs(sample: Sample) -> None:
     )
     assert 1000 < len(text.encode()) < 6_000_000
     if sample.file.endswith(".html"):
-        page = Page(text)
-        wanted = [rank.budget.engine_kv_cache_bytes for rank in report.ranks]
-        steps = [
-            step
-            for view in page.data[0]["views"]
-            for step in view["waterfall"]
-            if step["title"] == "KV cache"
-        ]
-        assert {step["bytes"] for step in steps} == set(wanted)
+        for rank in report.ranks:
+            assert f"{rank.budget.engine_kv_cache_bytes:,}" in text
 
 
 @pytest.mark.parametrize("shot", SCREENSHOTS, ids=lambda shot: shot.file)

@@ -7,7 +7,7 @@ spread of the plain servers, which is what the machine's own noise looks like. A
 answer, an answer that is too short, and a file of the run beyond its bound are failures: exit
 status 1.
 
-    .venv/bin/python -m scripts.bench_serving [--pairs 2] [--minutes 5] [--clients 32]
+    .venv/bin/python -m tests.support.bench_serving [--pairs 2] [--minutes 5] [--clients 32]
         [--sample 16] [--model memprof/tiny] [--json FILE]
 
 With `--sample off` it is the cost of `memprof serve` alone.

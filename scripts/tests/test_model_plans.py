@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from scripts.model_cases import CASES, DEVICES, STACKS, Case
 from scripts.model_plans import (
     Row,
     constants_of,
+    is_current,
     keep_row,
     list_plans,
     load_rows,
     write_page,
 )
+from vllm_memprof.sim.presets import find_preset, list_presets
 
 FIGURES = {
     "weights_bytes": 3 << 30,
@@ -61,12 +65,40 @@ def test_the_page_tells_what_does_not_start_and_what_was_not_planned() -> None:
         f"| {case.name} | {parallel[0]} | 3.00 | 5.00 | 1,234 | {parallel[1]} |  |  "
         "| does not start |"
     )
-    assert f"- {case.name}, A3: an error of the engine" in page
-    assert page.count("| not planned |") == len(list_plans()) - 2
+    assert f"- {case.name} does not start: an error of the engine" in page
+    assert page.count("| not planned |") == len(CASES) * len(DEVICES) - 2
 
 
 def test_a_row_planned_with_other_constants_is_marked() -> None:
     page = write_page([{**row_of(0), "constants": "another"}, row_of(1)])
     case = list_plans()[0].case
-    [told, _] = [line for line in page.splitlines() if line.startswith(f"| {case.name} |")]
+    [told] = [line for line in page.splitlines() if line.startswith(f"| {case.name} |")]
     assert [cell.strip() for cell in told.split("|")[5::4]] == ["1,234\\*", "1,234"]
+
+
+def test_every_preset_has_its_row() -> None:
+    """Presets with one configuration share theirs."""
+    named = [name for case in CASES for name in (case.model, *case.also)]
+    assert sorted(named) == sorted(
+        p.name for p in list_presets() if not p.name.startswith("memprof/")
+    )
+    for case in CASES:
+        config = find_preset(case.model).files
+        assert all(find_preset(name).files == config for name in case.also)
+
+
+def test_rows_of_models_are_those_of_the_cases() -> None:
+    plans = {plan.key for plan in list_plans()}
+    rows = load_rows()
+    assert set(rows) <= plans
+    for row in rows.values():
+        figures = {"weights_bytes", "kv_cache_bytes", "tokens", "max_concurrency"}
+        told = set(row) - {"model", "stack", "device", "arguments", "constants"}
+        assert told in ({"error"}, figures)
+
+
+@pytest.mark.full
+def test_the_list_of_models_has_a_row_for_every_plan() -> None:
+    """Every preset on both stacks and devices, with the constants of today's device profiles."""
+    rows = {key: row for key, row in load_rows().items() if is_current(row)}
+    assert [each.key for each in list_plans() if each.key not in rows] == []

@@ -16,7 +16,7 @@ from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.sim.stacks import list_stacks
 from vllm_memprof.units import GIB
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = Path(__file__).parents[2] / "tests" / "data"
 TABLE = DATA / "hardware_runs.toml"
 RUNS = load_runs(TABLE)
 ROW = """
