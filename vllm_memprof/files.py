@@ -42,7 +42,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
     Args:
         path: TOML, or JSON where an engine's process reads it: it has the standard library of
-            Python 3.10 alone.
+            Python 3.10 alone. A name that begins with ``#`` is a comment.
     """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
@@ -53,13 +53,13 @@ def read_table(path: Path) -> dict[str, Any]:
         else:
             import tomli as tomllib
         table = tomllib.loads(text)
-    return {name: _frozen(value) for name, value in table.items()}
+    return {name: _frozen(value) for name, value in table.items() if not name.startswith("#")}
 
 
 def _frozen(value: Any) -> Any:
     """Return a value that can be compared and hashed, as far as it holds lists alone."""
     if isinstance(value, dict):
-        return {name: _frozen(each) for name, each in value.items()}
+        return {name: _frozen(each) for name, each in value.items() if not name.startswith("#")}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 

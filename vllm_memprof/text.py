@@ -63,9 +63,9 @@ def text(template: str, /, **params: object) -> Text:
     return filled
 
 
-def titled(words: str) -> str:
-    """Return a title as a ``Text``; one that is a text already, and an empty one, as it is."""
-    return text(words) if words and not isinstance(words, Text) else words
+def titled(words: str) -> Text:
+    """Return the words of a table as a ``Text``; those that are one already as they are."""
+    return words if isinstance(words, Text) else text(words)
 
 
 def join(mark: str, parts: Iterable[str]) -> Text:

@@ -240,7 +240,7 @@ def roles_by_stack(engine: str) -> set[str]:
     known = ENGINES[engine].roles
     for frame in outwards(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
-        for key in ((module, frame.f_code.co_name), (module, None)):
+        for key in (f"{module}:{frame.f_code.co_name}", module):
             if key in known:
                 return {known[key]}
     return set()

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 #: What capture imports: modules, and packages of modules. All of it needs the standard library
 #: alone.
 PARTS = (
-    *("__init__.py", "errors.py", "options.py", "redact.py", "text.py"),
+    *("__init__.py", "errors.py", "files.py", "options.py", "redact.py"),
     *("units.py", "version.py"),
     *("capture", "capture/hooks", "record"),
     *("engines", *(f"engines/{name.replace('-', '_')}" for name in ENGINES)),
@@ -32,7 +32,7 @@ def stage() -> Path:
     staged = Path(tempfile.mkdtemp(prefix=_MARK))
     for part in PARTS:
         source, target = PACKAGE / part, staged / PACKAGE.name / part
-        modules = source.glob("*.py") if source.is_dir() else [source]
+        modules = [*source.glob("*.py"), *source.glob("*.json")] if source.is_dir() else [source]
         (target if source.is_dir() else target.parent).mkdir(parents=True, exist_ok=True)
         for module in modules:
             shutil.copy(module, staged / PACKAGE.name / module.relative_to(PACKAGE))

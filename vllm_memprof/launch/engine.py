@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vllm_memprof.engines import VLLM, engine_row
@@ -146,7 +146,7 @@ def build_env(
         row: of the engine.
         until: where a plan stops: "kv" or "ready".
     """
-    env = {**row.env, **base}
+    env = dict(base)
     for name in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT, ENV_SAMPLE, ENV_TRACE_ALLOCATIONS):
         env.pop(name, None)  # a run decides these itself
     env |= {**extra, ENV_RUN_DIR: str(run_dir)}
@@ -263,22 +263,23 @@ class LogPump:
         row = self._row
         for line in lines:
             now_ns = time.monotonic_ns()
-            self.application_ready |= row.ready_line in line
-            if row.head_line is not None and (found := row.head_line.search(line)):
-                self.head = found.group(1).decode(errors="replace")
-            self.cores_ready += _has([row.core_ready_line], line)
-            if self.fatal_line is None and _has(row.fatal_lines, line):
+            said = {name: found for name, form in row.lines.items() if (found := form.search(line))}
+            self.application_ready |= "ready" in said
+            if "head" in said:
+                self.head = said["head"][1].decode(errors="replace")
+            self.cores_ready += "core_ready" in said
+            if self.fatal_line is None and "fatal" in said:
                 self.fatal_line = line.decode(errors="replace").strip()
                 self._fatal_t_ns = now_ns
-            if self.dead_core_t_ns is None and _has([row.dead_core_line], line):
+            if self.dead_core_t_ns is None and "dead_core" in said:
                 self.dead_core_t_ns = now_ns
             if (
                 self.lost_peer_t_ns is None
-                and _has(LOST_PEER, line)
+                and any(words in line for words in LOST_PEER)
                 and (self.fatal_line is None or now_ns - self._fatal_t_ns < _TRACEBACK_NS)
             ):
                 self.lost_peer_t_ns = now_ns
-            self.lost_core |= _has(row.lost_lines, line)
+            self.lost_core |= "lost" in said
             if line.strip():
                 self.last_line = line.decode(errors="replace").rstrip()
             if _ERROR_LINE.search(line) and _ADVICE not in line:
@@ -291,10 +292,6 @@ class LogPump:
                 answer = found.group(1).decode(errors="replace").replace("]", ":", 1)
                 if answer not in self.device_answers:
                     self.device_answers.append(answer)
-
-
-def _has(markers: Iterable[bytes | None], line: bytes) -> bool:
-    return any(marker is not None and marker in line for marker in markers)
 
 
 class EngineProcess:

@@ -127,7 +127,7 @@ def test_what_is_sent_is_enough_for_the_plug_in_and_no_more(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     staged = ray_package.stage()
     files = [path for path in staged.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} == {".py", ".txt", ""}
+    assert {path.suffix for path in files} == {".py", ".json", ".txt", ""}
     assert {path.relative_to(staged).parts[1] for path in files if path.suffix == ".py"} == {
         part.partition("/")[0] for part in ray_package.PARTS
     }

@@ -11,6 +11,8 @@ from string import Formatter
 
 import vllm_memprof
 from vllm_memprof.causes.book import read_book
+from vllm_memprof.engines import ENGINES
+from vllm_memprof.engines.equation import read_equations
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 _IN_PAGES = re.compile(r'\bsay\(\s*"((?:[^"\\]|\\.)*)"')
@@ -75,6 +77,10 @@ def every_template() -> list[Template]:
         sentences = [row.title, *(cure.why for cure in row.cures)]
         sentences += [cure.action for cure in row.cures if cure.action is not None]
         found += [Template(f"{row.kind}: {row.title}", words, frozenset()) for words in sentences]
+    for row in ENGINES.values():
+        said = [row.arguments.share_grounds, row.compared, *(what for *_, what in row.observing)]
+        said += [equation.base_title for equation in read_equations(row.folder)]
+        found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

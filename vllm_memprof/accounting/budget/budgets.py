@@ -158,7 +158,7 @@ def equation_budget(of: StartupReadings, kv: Kv, engine: Figures, command: Seque
         ],
         kv_cache_bytes=granted,
         tolerance_bytes=result.tolerance_bytes,
-        takes_fixed_size=equation.override is not None,
+        takes_fixed_size=equation.takes_fixed_size,
         checks=checks,
         not_subtracted=items,
         fits_request_bytes=fitting,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from vllm_memprof.engines import ENGINES
-from vllm_memprof.text import Text, text
+from vllm_memprof.text import Text, text, titled
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,11 @@ OBSERVERS: tuple[ObservingCall, ...] = (
     ObservingCall(
         r"vllm\.utils(\.mem_utils)?", r"(measure|current_memory_usage|__enter__|__exit__)", _READING
     ),
-    *(ObservingCall(*each) for row in ENGINES.values() for each in row.observing),
+    *(
+        ObservingCall(module, function, titled(what))
+        for row in ENGINES.values()
+        for module, function, what in row.observing
+    ),
     ObservingCall(
         r"(logging|loguru|structlog|prometheus_client)(\..*)?",
         r".*",

@@ -31,7 +31,7 @@ from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.failures import StepItem
 from vllm_memprof.record.spans import first_of
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, join, text, titled
 from vllm_memprof.units import MIB
 
 #: Less than this is not worth a row.
@@ -245,7 +245,7 @@ def utilization(case: Case) -> Iterator[RemedyEstimate]:
         return
     parts, share_asked = divisor_of(budget.equation), asked.value
     share_needed = needed * parts / total
-    grounds = row_of_run(case.engine).arguments.share_grounds
+    grounds = titled(row_of_run(case.engine).arguments.share_grounds)
     unsure = case.has_kv_cache is None
     if unsure:
         grounds = text("{grounds}, if it was allocated already", grounds=grounds)

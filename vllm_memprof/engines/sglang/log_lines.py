@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence, Set
 from math import ceil
 from pathlib import Path
 
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.line_format import Given, PrintedRank, read_log_lines
-from vllm_memprof.engines.sglang.options import SET_UP
 from vllm_memprof.options import Value, typed
 from vllm_memprof.text import text
 
@@ -31,7 +31,7 @@ _RECORD = re.compile(r"^\W{0,3}\d{4}-\d\d-\d\d")
 #: Text in quotes, also where its end was cut off; brackets, commas.
 _MARK = re.compile(r"'(?:\\.|[^'\\])*'?|\"(?:\\.|[^\"\\])*\"?|[()\[\]{},]")
 _ARGUMENT = re.compile(r"[\s\x00]*['\"]?(?P<name>\w+)['\"]?[\s\x00]*[=:](?P<value>[^\x00]*)$")
-_TYPES = {option.field: option.kind for option in SET_UP}
+_TYPES = {option.field: option.kind for option in ENGINES["sglang"].set_up}
 #: Argument -> field of ``logs.config.Config``.
 _FIELDS = {
     "model_path": "model",

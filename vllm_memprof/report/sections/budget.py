@@ -41,7 +41,7 @@ from vllm_memprof.tables import (
     signed,
     table,
 )
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, join, text, titled
 from vllm_memprof.units import minus
 
 
@@ -109,7 +109,7 @@ def _requested(rank: RankReport) -> list[Row | Size]:
         return [_device_total(rank), Row(["gpu_memory_utilization", utilization, ""], mark="×")]
     base = rank.figures.get(form.base)
     return [
-        Size(form.base_title or form.base, None if base is None else int(base)),
+        Size(titled(form.base_title) or form.base, None if base is None else int(base)),
         Row([form.share, number(rank.figures.get(form.share)), ""], mark="×"),
     ]
 

@@ -94,7 +94,7 @@ def literals() -> set[str]:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("text", "join")
     )
     values = (call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant))
-    of_rows = {what.template for row in ENGINES.values() for *_, what in row.observing}
+    of_rows = {what for row in ENGINES.values() for *_, what in row.observing}
     return {value for value in values if isinstance(value, str)} | of_rows
 
 
