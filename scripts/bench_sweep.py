@@ -93,7 +93,7 @@ def sweep_of(row: PlanRow, shape: Sequence[int]) -> Sweep:
         less = place * 4096
         figures = {
             name: known - less
-            for name in ("tokens", "kv_cache_bytes", "fits_device_bytes", "spare_bytes")
+            for name in ("tokens", "kv_cache_bytes", "fits_device_bytes", "headroom_bytes")
             if (known := getattr(row, name)) is not None
         }
         rows.append(replace(row, values=named, run=f"plans/{place}", **figures))

@@ -36,7 +36,7 @@ RENAMED = {
     "honest_kv_cache": "fits_request",
     "honest_kv_tokens": "fits_request_tokens",
     "honest_tokens": "fits_request_tokens",
-    "headroom_bytes": "spare_bytes",
+    "headroom_bytes": "headroom_bytes",
     "uncharged": "not_subtracted",
     "charged_bytes": "subtracted_bytes",
     "cached": "reserved_not_allocated",

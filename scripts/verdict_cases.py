@@ -112,7 +112,7 @@ class Case:
 
 
 #: Each utilization of each set-up once. 0.13.0 subtracts what was in use at the start as well, so
-#: that a device on which little is spare below 0.98 has no KV cache at all.
+#: that a device with little headroom below 0.98 has no KV cache at all.
 CASES = (
     Case("text, eager", 0.3, EXCEEDS, 48),
     Case("text, eager", 0.5, FITS, 16),
@@ -145,8 +145,8 @@ class Outcome:
     utilization: float
     device_bytes: int
     kv_cache_bytes: int | None  # granted on the device that was made
-    spare_bytes: int | None  # by the report of the roomy device
-    released_spare_bytes: int | None
+    headroom_bytes: int | None  # by the report of the roomy device
+    released_headroom_bytes: int | None
     verdict: str | None
     happened: str  # served | out of memory | what else
     where: str  # the phase
@@ -239,7 +239,7 @@ def png(width: int, height: int, level: int) -> str:
 def device_for(case: Case, known: RankReport) -> int:
     """Return the total of a device on which the verdict of a case holds by its margin, bytes.
 
-    The engine takes utilization x total less what does not depend on the device, so that spare
+    The engine takes utilization x total less what does not depend on the device, so that headroom
     grows with the share that is never requested.
     """
     budget = known.budget
@@ -256,8 +256,8 @@ def device_for(case: Case, known: RankReport) -> int:
     assert released is not None
     taken, margin = asked - granted, case.margin_mib * MIB
     held = total - (fits if case.wanted == FITS else released)
-    spare = margin + (budget.unprofiled_bytes or 0) if case.wanted == FITS else -margin
-    beyond = held - taken + spare
+    headroom = margin + (budget.unprofiled_bytes or 0) if case.wanted == FITS else -margin
+    beyond = held - taken + headroom
     return int(beyond / (1 - case.utilization)) // MIB * MIB
 
 
@@ -269,8 +269,8 @@ def verdict_on(device: int, granted: int, known: RankReport) -> Budget:
     moved = device - (known.device_total_bytes or 0)
     return replace(
         budget,
-        spare_bytes=budget.fits_device_bytes + moved - granted,
-        released_spare_bytes=budget.fits_device_released_bytes + moved - granted,
+        headroom_bytes=budget.fits_device_bytes + moved - granted,
+        released_headroom_bytes=budget.fits_device_released_bytes + moved - granted,
     )
 
 
@@ -297,8 +297,8 @@ def try_case(case: Case, setup: SetUp, known: RankReport, place: Place) -> Outco
         case.utilization,
         device,
         granted,
-        None if moved is None else moved.spare_bytes,
-        None if moved is None else moved.released_spare_bytes,
+        None if moved is None else moved.headroom_bytes,
+        None if moved is None else moved.released_headroom_bytes,
         None if moved is None else moved.device_verdict,
         happened,
         rank.open_phases[-1] if rank.open_phases else "",
@@ -309,7 +309,7 @@ def try_case(case: Case, setup: SetUp, known: RankReport, place: Place) -> Outco
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the outcomes as a table of Markdown."""
     lines = [
-        "| set-up | utilization | device, GiB | KV cache, GiB | spare, MiB | released, MiB "
+        "| set-up | utilization | device, GiB | KV cache, GiB | headroom, MiB | released, MiB "
         "| verdict | happened | right |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -317,7 +317,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         kv_cache = "-" if each.kv_cache_bytes is None else f"{each.kv_cache_bytes / GIB:.3f}"
         sizes = [
             "-" if size is None else f"{size / MIB:.1f}"
-            for size in (each.spare_bytes, each.released_spare_bytes)
+            for size in (each.headroom_bytes, each.released_headroom_bytes)
         ]
         cells = [
             *(each.setup, f"{each.utilization}", f"{each.device_bytes / GIB:.3f}", kv_cache),

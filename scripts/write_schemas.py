@@ -98,7 +98,7 @@ def _comments(cls: Any) -> dict[str, str]:
 
 
 def schemas() -> dict[str, str]:
-    """Return the schemas by the name of their file: ``memprof.report/2`` is ``report-2``."""
+    """Return the schemas by the name of their file: ``memprof.report/3`` is ``report-3``."""
     found = {}
     for cls in TYPES:
         name = cls.SCHEMA.removeprefix("memprof.").replace("/", "-")

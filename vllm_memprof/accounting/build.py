@@ -205,7 +205,7 @@ def _rank_report(
     total = of.figure("device_total_bytes")
     # the headroom at the serving peak, without what was read above it later
     later = (item.bytes or 0 for item in budget.held_at_peak if item.name == "held_later")
-    room = None if budget.spare_bytes is None else budget.spare_bytes + sum(later)
+    room = None if budget.headroom_bytes is None else budget.headroom_bytes + sum(later)
     calls = empty_cache_calls(run, process)
     owners, torch = owners_of(process), torch_owners(process.phases, kv.draft_bytes)
     phases = []

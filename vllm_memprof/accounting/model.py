@@ -148,7 +148,7 @@ class Suggestion:
     bytes: int
     how: How
     kv_tokens: int | None
-    spare_bytes: int | None  # fits_device_bytes less it; negative: it does not fit the device
+    headroom_bytes: int | None  # fits_device_bytes less it; negative: it does not fit the device
 
 
 @dataclass(frozen=True)
@@ -226,9 +226,9 @@ class Budget:
     #: The same if the allocator releases every unallocated block and operator workspace.
     fits_device_released_bytes: int | None = None
     #: fits_device_bytes less the KV cache that the rank serves with; negative: it does not fit.
-    spare_bytes: int | None = None
+    headroom_bytes: int | None = None
     #: The same with ``fits_device_released_bytes``.
-    released_spare_bytes: int | None = None
+    released_headroom_bytes: int | None = None
     unprofiled_bytes: int | None = None  # that serving may hold beyond the profile run
     device_tolerance_bytes: int = 0  # half-units of what a log printed; 0 from hooks
     suggestions: list[Suggestion] = field(default_factory=list)
@@ -252,17 +252,17 @@ class Budget:
     ) -> Annotated[str, one_of("fits", "narrow", "release", "exceeds")] | None:
         """Whether the device holds the KV cache and the serving peak; None where it is unknown.
 
-        ``narrow``: it does, with less to spare than profiling may miss. ``release``: it does if the
+        ``narrow``: it does, with less headroom than profiling may miss. ``release``: it does if the
         allocator releases blocks and workspace that nothing uses, and reserves them again.
         ``exceeds``: not even then.
         """
         slack = self.device_tolerance_bytes
-        if self.spare_bytes is not None and self.spare_bytes >= -slack:
+        if self.headroom_bytes is not None and self.headroom_bytes >= -slack:
             margin = 0 if self.unprofiled_bytes is None else self.unprofiled_bytes
-            return "fits" if self.spare_bytes >= margin - slack else "narrow"
-        if self.released_spare_bytes is not None and self.released_spare_bytes < -slack:
+            return "fits" if self.headroom_bytes >= margin - slack else "narrow"
+        if self.released_headroom_bytes is not None and self.released_headroom_bytes < -slack:
             return "exceeds"
-        return None if self.spare_bytes is None else "release"
+        return None if self.headroom_bytes is None else "release"
 
     @property
     @computed

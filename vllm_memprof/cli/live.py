@@ -112,7 +112,7 @@ def rank_budgets(report: Report) -> list[RankBudget]:
                 granted_bytes=budget.engine_kv_cache_bytes,
                 fits_request_bytes=budget.fits_request_bytes,
                 fits_device_bytes=budget.fits_device_bytes,
-                spare_bytes=budget.spare_bytes,
+                headroom_bytes=budget.headroom_bytes,
                 owners=owners,
                 growth=growth if judged else None,  # None: no owner could be judged
             )

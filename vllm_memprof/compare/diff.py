@@ -20,7 +20,7 @@ from vllm_memprof.record.codec import computed
 from vllm_memprof.text import Text, text, titled
 from vllm_memprof.units import minus, sum_or_none
 
-DIFF_SCHEMA = "memprof.diff/2"
+DIFF_SCHEMA = "memprof.diff/3"
 
 #: Figures of the KV cache that are compared, by their names in ``Kv``.
 _KV_FIGURES = (
@@ -224,7 +224,7 @@ def _term_rows(rank_a: RankReport, rank_b: RankReport) -> list[TermDiff]:
         row("requested"),
         *terms,
         row("kv_cache", "engine_kv_cache_bytes"),
-        *map(row, ("residual", "fits_request", "fits_device", "spare")),
+        *map(row, ("residual", "fits_request", "fits_device", "headroom")),
     ]
 
 

@@ -174,7 +174,7 @@ def _answer(found: Calibrated) -> Section:
     def sized(title: str, name: str) -> _AnswerRow:
         sizes = getattr(without, name), getattr(corrected, name)
         cells = [
-            modelled(GIB4(size), name != "kv_cache_bytes" and side.spare_how == MODELLED)
+            modelled(GIB4(size), name != "kv_cache_bytes" and side.headroom_how == MODELLED)
             for size, side in zip(sizes, (without, corrected), strict=True)
         ]
         return _AnswerRow(title, cells[0], cells[1], _signed(minus(sizes[1], sizes[0])))
@@ -188,7 +188,7 @@ def _answer(found: Calibrated) -> Section:
             number(minus(corrected.tokens, without.tokens), "+,"),
         ),
         sized(text("KV cache that fits the device, GiB"), "fits_device_bytes"),
-        sized(text("Headroom, GiB"), "spare_bytes"),
+        sized(text("Headroom, GiB"), "headroom_bytes"),
         _AnswerRow(text("fits the device"), _fits(without), _fits(corrected)),
     ]
     for side, title in ((without, text("without")), (corrected, text("with"))):
@@ -199,9 +199,9 @@ def _answer(found: Calibrated) -> Section:
 
 
 def _fits(row: PlanRow) -> Text | str:
-    if row.spare_bytes is None:
+    if row.headroom_bytes is None:
         return "-"
-    return text("yes") if row.spare_bytes >= 0 else text("no")
+    return text("yes") if row.headroom_bytes >= 0 else text("no")
 
 
 def _verdict(found: Calibrated) -> str:

@@ -107,6 +107,6 @@ class Calibrated:
 
     @property
     @computed
-    def spare_change_bytes(self) -> int | None:
+    def headroom_change_bytes(self) -> int | None:
         """What the corrections make of the headroom at the serving peak."""
-        return minus(self.corrected.spare_bytes, self.without.spare_bytes)
+        return minus(self.corrected.headroom_bytes, self.without.headroom_bytes)

@@ -54,8 +54,8 @@ CSV_COLUMNS = (
     "fits_request_tokens",
     "fits_device_bytes",
     "fits_device_tokens",
-    "spare_bytes",
-    "spare_how",
+    "headroom_bytes",
+    "headroom_how",
     "device_total_bytes",
     "gpu_memory_utilization",
     "requested_bytes",
@@ -245,7 +245,7 @@ def _of_plan(column: Column, row: tuple[int, Try]) -> object:
 
 def _marked(name: str) -> Callable[[PlanRow], str]:
     """Return what shows a size, marked where the profile of a simulated device has a part in it."""
-    return lambda row: modelled(GIB(getattr(row, name)), row.spare_how == MODELLED)
+    return lambda row: modelled(GIB(getattr(row, name)), row.headroom_how == MODELLED)
 
 
 _FIGURES = (
@@ -258,7 +258,7 @@ _FIGURES = (
     ),
     Column("Fits request,\nGiB", "fits_request_bytes", GIB, wide_only),
     Column("Fits device,\nGiB", _marked("fits_device_bytes"), when=wide_only, right=True),
-    Column("Headroom,\nGiB", _marked("spare_bytes"), right=True),
+    Column("Headroom,\nGiB", _marked("headroom_bytes"), right=True),
 )
 
 

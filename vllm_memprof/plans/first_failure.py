@@ -76,10 +76,10 @@ def beyond(
 
 
 def _rank_of(report: Report) -> RankReport | None:
-    """Return the rank of the failed allocation; without one, that with the least spare memory."""
+    """Return the rank of the failed allocation; without one, that with the least headroom."""
     failed = next((rank for rank in report.ranks if rank.oom is not None), None)
-    known = [rank for rank in report.ranks if rank.budget.spare_bytes is not None]
-    least = min(known, key=lambda rank: rank.budget.spare_bytes or 0, default=None)
+    known = [rank for rank in report.ranks if rank.budget.headroom_bytes is not None]
+    least = min(known, key=lambda rank: rank.budget.headroom_bytes or 0, default=None)
     return failed or least or next(iter(report.ranks), None)
 
 

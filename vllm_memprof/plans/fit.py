@@ -175,8 +175,8 @@ def _uneven(
     if limit is None or limit.short_bytes is None or job.knob.search != BISECT:
         return []
     if limit.kind != "oom" and all(miss.kind != "headroom" for miss in missing[limit.value]):
-        return []  # not short of what is spare
-    tried = (tries[value].plan.spare_bytes for value in job.space.values if value in tries)
+        return []  # not short of headroom
+    tried = (tries[value].plan.headroom_bytes for value in job.space.values if value in tries)
     sizes = [size for size in tried if size is not None]
     rise = max((b - a for i, a in enumerate(sizes) for b in sizes[i + 1 :]), default=0)
     if rise <= 0 or limit.short_bytes > rise:
@@ -214,11 +214,11 @@ def _what_passing_means(job: FitJob, best: Try | None) -> list[str]:
             limit=row.step_limit,
         )
         notes.append(step)
-    if (row.spare_bytes or 0) < 0:
-        spare = text(
+    if (row.headroom_bytes or 0) < 0:
+        headroom = text(
             "the answer survived as the allocator released blocks and workspace that nothing used: "
-            "headroom {spare:gib4} GiB; --headroom 0 asks for room for all of them",
-            spare=row.spare_bytes,
+            "headroom {headroom:gib4} GiB; --headroom 0 asks for room for all of them",
+            headroom=row.headroom_bytes,
         )
-        notes.append(spare)
+        notes.append(headroom)
     return notes

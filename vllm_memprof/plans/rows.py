@@ -1,7 +1,7 @@
 """Rows of plans, and the results of a search or a sweep over plans, which reporters start from.
 
 ``plan_row`` makes a row from a run and its report. Bytes are integers, None is unknown.
-The keys of their JSON are read by programs (``memprof.sweep/2``, ``memprof.fit/2``).
+The keys of their JSON are read by programs (``memprof.sweep/3``, ``memprof.fit/3``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vllm_memprof.record.loader import Run
 from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.units import one_line
 
-SWEEP_SCHEMA = "memprof.sweep/2"
-FIT_SCHEMA = "memprof.fit/2"
+SWEEP_SCHEMA = "memprof.sweep/3"
+FIT_SCHEMA = "memprof.fit/3"
 #: Where a plan stops: at the KV plan; or it goes on, and runs its largest batches.
 KV, READY = "kv", "ready"
 #: Terms of the budget that a row has, of the rank with the least KV cache.
@@ -28,7 +28,7 @@ TERMS = ("weights", "peak_activation", "non_torch")
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One plan. Of several ranks the least KV cache and spare memory: all ranks serve with that."""
+    """One plan. Of several ranks the least KV cache and headroom: all ranks serve with that."""
 
     values: dict[str, str]  # option -> value as asked for
     status: str  # ok | oom | failed
@@ -55,8 +55,8 @@ class PlanRow:
     fits_device_bytes: int | None = None
     fits_device_tokens: int | None = None
     #: As in ``accounting.model.Budget``: at the serving peak, without what comes after the plan.
-    spare_bytes: int | None = None
-    spare_how: How | None = None
+    headroom_bytes: int | None = None
+    headroom_how: How | None = None
     simulated: bool = False
     equation: str | None = None
     balanced: bool | None = None
@@ -138,7 +138,9 @@ class FirstFailure:
     free_bytes: int | None = None  # oom: what was free of the device then
     phase: str | None = None  # oom: what was under way
     site: str | None = None  # oom: file:line
-    modelled: bool = False  # what was free, or is spare, follows from a simulated device's profile
+    modelled: bool = (
+        False  # what was free, or the headroom, follows from a simulated device's profile
+    )
     #: What both plans tell of, by growth; empty where there is no answer.
     owners: list[OwnerChange] = field(default_factory=list)
 
@@ -211,8 +213,8 @@ def plan_row(
     least = min(granted, key=lambda rank: granted_bytes(rank) or 0)
     budget, kv = least.budget, least.kv
     budgets = [rank.budget for rank in report.ranks]
-    spare = _least(budgets, "spare_bytes") if row.ok else None
-    hows = [known for each in budgets if (known := each.how.get("spare_bytes")) is not None]
+    headroom = _least(budgets, "headroom_bytes") if row.ok else None
+    hows = [known for each in budgets if (known := each.how.get("headroom_bytes")) is not None]
     plan = next((process.kv_plan for process in run.processes if process.kv_plan is not None), None)
     balanced = [each.balanced for each in budgets]
     return replace(
@@ -231,8 +233,8 @@ def plan_row(
         },
         fits_device_bytes=_least(budgets, "fits_device_bytes"),
         fits_device_tokens=_least(budgets, "fits_device_tokens"),
-        spare_bytes=spare,
-        spare_how=None if spare is None else weakest(hows),
+        headroom_bytes=headroom,
+        headroom_how=None if headroom is None else weakest(hows),
         equation=budget.equation,
         balanced=None if None in balanced else all(balanced),
     )

@@ -57,7 +57,7 @@ class Want:
             if self.length is None:
                 return row.max_concurrency
             return row.concurrency_at.get(self.length)
-        sizes = {"kv-cache": row.kv_cache_bytes, "headroom": row.spare_bytes}
+        sizes = {"kv-cache": row.kv_cache_bytes, "headroom": row.headroom_bytes}
         return sizes.get(self.kind, row.tokens)
 
     @property

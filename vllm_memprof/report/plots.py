@@ -134,7 +134,7 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
     figures += [
         budget.fits_request_bytes,
         budget.fits_device_bytes,
-        budget.spare_bytes,
+        budget.headroom_bytes,
         *(term.bytes for term in budget.terms),
     ]
     figures += [item.bytes for item in budget.not_subtracted]
@@ -289,7 +289,7 @@ def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
             [rank.budget.fits_device_bytes for rank in ranks],
         ),
         (text("free at the start"), [rank.initial_free_bytes for rank in ranks]),
-        (text("headroom at the serving peak"), [rank.budget.spare_bytes for rank in ranks]),
+        (text("headroom at the serving peak"), [rank.budget.headroom_bytes for rank in ranks]),
     ]
     rows = []
     for title, sizes in figures:

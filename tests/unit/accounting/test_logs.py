@@ -112,7 +112,7 @@ def test_nothing_is_made_up(name: str) -> None:
         if budget.kv_cache_bytes is None:
             assert budget.residual_bytes is budget.fits_request_bytes is None
         # no log of these prints what the profile run had reserved
-        assert budget.spare_bytes is budget.fits_device_bytes is None
+        assert budget.headroom_bytes is budget.fits_device_bytes is None
         json.dumps(to_json(report), allow_nan=False)
 
 

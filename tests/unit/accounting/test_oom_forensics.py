@@ -307,8 +307,8 @@ def test_the_kv_cache_that_leaves_room_for_the_peak_is_named_where_that_is_more(
     [rank] = build_report(recorded("recorded_oom")).ranks
     assert rank.oom is not None
 
-    def given(spare: int) -> list[Remedy]:
-        short = replace(rank, budget=replace(rank.budget, spare_bytes=spare))
+    def given(headroom: int) -> list[Remedy]:
+        short = replace(rank, budget=replace(rank.budget, headroom_bytes=headroom))
         assert rank.oom is not None
         case = Case(short, rank.oom, {}, False, False, False, False, None)
         return [each for each in remedies(case) if each.id == "room_for_the_peak"]

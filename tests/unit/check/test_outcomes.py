@@ -229,7 +229,9 @@ def _tokens(rank: RankReport, factor: float) -> RankReport:
 def _headroom(rank: RankReport, factor: float) -> RankReport:
     return replace(
         rank,
-        budget=replace(rank.budget, spare_bytes=round((rank.budget.spare_bytes or 0) * factor)),
+        budget=replace(
+            rank.budget, headroom_bytes=round((rank.budget.headroom_bytes or 0) * factor)
+        ),
     )
 
 

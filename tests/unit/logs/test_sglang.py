@@ -88,7 +88,7 @@ def test_tokens_sizes_and_budget_are_those_of_the_lines(name: str) -> None:
         allowed = digits + 0.01 * GIB + per_token * PAGE / 2
         assert budget.tolerance_bytes == pytest.approx(allowed, rel=0.001)
         assert budget.balanced
-        assert (budget.fits_device_bytes, budget.spare_bytes) == (None, None)
+        assert (budget.fits_device_bytes, budget.headroom_bytes) == (None, None)
         assert budget.fits_request_bytes is None  # what the first steps keep is not in the log
 
 

@@ -43,10 +43,10 @@ def corrections():
     return correct(*sides, load_profile("910b")).rows
 
 
-def row(name: str, kv: int, spare: int) -> PlanRow:
+def row(name: str, kv: int, headroom: int) -> PlanRow:
     return PlanRow(
         values={"plan": name}, status="ok", kv_cache_bytes=kv, tokens=kv // 73728,
-        fits_device_bytes=kv + spare, spare_bytes=spare, spare_how="modelled", simulated=True,
+        fits_device_bytes=kv + headroom, headroom_bytes=headroom, headroom_how="modelled", simulated=True,
     )  # fmt: skip
 
 

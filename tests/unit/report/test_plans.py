@@ -42,8 +42,8 @@ def row(size: str, length: str, tokens: int | None, reason: str | None = None) -
         fits_request_bytes=None if held is None else held - GIB, fits_request_tokens=tokens,
         max_model_len=int(length), max_concurrency=None if tokens is None else tokens / int(length), simulated=True,
         fits_device_bytes=None if held is None else held + 5 * GIB - held // 8, fits_device_tokens=tokens,
-        spare_bytes=None if held is None else 5 * GIB - held // 8,
-        spare_how=None if held is None else "modelled",
+        headroom_bytes=None if held is None else 5 * GIB - held // 8,
+        headroom_how=None if held is None else "modelled",
         terms={"weights": 30 * GIB // int(size), "peak_activation": GIB, "non_torch": None}, balanced=True,
     )  # fmt: skip
 
@@ -152,8 +152,8 @@ def test_the_csv_is_tidy_and_unknown_is_empty() -> None:
     assert [line["tokens"] for line in rows] == ["", "", "200000", "180000", "500000", "480000"]
     assert rows[2]["weights_bytes"] == str(15 * GIB)
     assert {line["non_torch_bytes"] for line in rows} == {""}
-    assert [line["spare_bytes"] for line in rows] == [
-        "" if row.spare_bytes is None else str(row.spare_bytes) for row in SWEEP.rows
+    assert [line["headroom_bytes"] for line in rows] == [
+        "" if row.headroom_bytes is None else str(row.headroom_bytes) for row in SWEEP.rows
     ]
     assert (rows[2]["simulated"], rows[2]["cached"]) == ("true", "false")
 
@@ -177,7 +177,7 @@ def test_json_obeys_its_schema() -> None:
 
 def test_json_has_the_rows_whole() -> None:
     data = json.loads(render_result_json(SWEEP))
-    assert data["schema"] == "memprof.sweep/2"
+    assert data["schema"] == "memprof.sweep/3"
     assert [from_json(PlanRow, row) for row in data["rows"]] == SWEEP.rows
     assert json.loads(render_result_json(FIT))["flag"] == "--tensor-parallel-size 4"
 

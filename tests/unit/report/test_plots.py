@@ -373,11 +373,11 @@ def jittered(rank: RankReport, number: int, more: int) -> RankReport:
         return replace(span, owners=owners, **taken)
 
     phases = list(map(moved, rank.phases))
-    left = None if rank.budget.spare_bytes is None else rank.budget.spare_bytes - more
+    left = None if rank.budget.headroom_bytes is None else rank.budget.headroom_bytes - more
     return replace(
         rank,
         rank=number,
         label=f"TP{number}",
         phases=phases,
-        budget=replace(rank.budget, spare_bytes=left),
+        budget=replace(rank.budget, headroom_bytes=left),
     )

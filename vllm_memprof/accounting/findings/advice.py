@@ -136,10 +136,10 @@ def more_kv_cache(ranks: list[RankReport]) -> MoreKvCache | None:
         return None
     if any(item.name == "held_at_worst" for rank in ranks for item in rank.budget.held_at_peak):
         return None  # the engine ran no step of full size
-    rank = min(ranks, key=lambda each: each.budget.spare_bytes or 0)
+    rank = min(ranks, key=lambda each: each.budget.headroom_bytes or 0)
     budget, granted = rank.budget, least_granted(ranks)
-    spare = budget.spare_bytes or 0
-    size = spare - (budget.unprofiled_bytes or 0)
+    headroom = budget.headroom_bytes or 0
+    size = headroom - (budget.unprofiled_bytes or 0)
     asked, most = share_of(rank), most_accepted(ranks)
     argument = ""
     if granted is not None and budget.takes_fixed_size:
@@ -151,7 +151,7 @@ def more_kv_cache(ranks: list[RankReport]) -> MoreKvCache | None:
         argument = f"{asked.option} {share:g}"
     if not argument or size < _LEAST_GAIN_BYTES:
         return None
-    return MoreKvCache(argument, size, worth_in_tokens(rank.kv, size), spare - size)
+    return MoreKvCache(argument, size, worth_in_tokens(rank.kv, size), headroom - size)
 
 
 def keep_apart(rank: RankReport) -> str:

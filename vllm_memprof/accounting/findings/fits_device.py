@@ -44,7 +44,7 @@ def kv_cache_beyond_device(context: RankContext) -> Iterator[Found]:
         make steps smaller (`--max-num-batched-tokens`).
     """
     rank = context.rank
-    over = rank.budget.released_spare_bytes
+    over = rank.budget.released_headroom_bytes
     if rank.budget.device_verdict != "exceeds" or over is None or rank.oom is not None:
         return  # of an allocation that failed, out-of-memory says more
     held = rank.budget.fits_device_released_bytes
@@ -83,42 +83,43 @@ def reserved_peak_beyond_device(context: RankContext) -> Iterator[Found]:
         Give the KV cache the size that the finding names, where the release takes
         `--kv-cache-memory-bytes`.
     """
-    rank, spare = context.rank, context.rank.budget.spare_bytes
-    if rank.budget.device_verdict != "release" or spare is None:
+    rank, headroom = context.rank, context.rank.budget.headroom_bytes
+    if rank.budget.device_verdict != "release" or headroom is None:
         return
-    if worth_in_tokens(rank.kv, spare) == 0:
+    if worth_in_tokens(rank.kv, headroom) == 0:
         return
-    yield Found(_held(rank), -spare, _grant_what_fits(rank, context.ranks))
+    yield Found(_held(rank), -headroom, _grant_what_fits(rank, context.ranks))
 
 
 @finding(
-    "spare-small",
+    "headroom-small",
     severity=WARNING,
     title=text("Little headroom is left on the device at the serving peak"),
     needs=DEVICE_BUDGET,
 )
-def spare_small(context: RankContext) -> Iterator[Found]:
-    """Find KV caches that fit the device with less to spare than profiling is known to miss.
+def headroom_small(context: RankContext) -> Iterator[Found]:
+    """Find KV caches that fit the device with less headroom than profiling is known to miss.
 
     Meaning:
         The profile run is one step. Workspace of operators that it does not run, communicators
         that are made later, and fragmentation come on top of it while serving.
 
     Computed:
-        Spare at the serving peak is below a quarter of the activation peak, or below 150 MiB, which
-        vLLM and vllm-ascend keep in the sizes that they suggest because profiling may underestimate
-        memory outside torch. The quarter is a margin and no reading: engines that were driven to
-        their limits held up to a fifth of the activation peak more than the profile run, which has
-        no attention over a KV cache (`vllm_memprof/accounting/budget/serving_peak.py::unprofiled`).
+        Headroom at the serving peak is below a quarter of the activation peak, or below 150 MiB,
+        which vLLM and vllm-ascend keep in the sizes that they suggest because profiling may
+        underestimate memory outside torch. The quarter is a margin and no reading: engines that
+        were driven to their limits held up to a fifth of the activation peak more than the profile
+        run, which has no attention over a KV cache
+        (`vllm_memprof/accounting/budget/serving_peak.py::unprofiled`).
 
     To do:
         Give the KV cache the size that the finding names, or lower `--gpu-memory-utilization`.
     """
-    rank, spare = context.rank, context.rank.budget.spare_bytes
+    rank, headroom = context.rank, context.rank.budget.headroom_bytes
     if rank.budget.device_verdict != "narrow":
         return
     margin = rank.budget.unprofiled_bytes or 0
-    yield Found(_held(rank), spare, _grant_what_fits(rank, context.ranks, margin))
+    yield Found(_held(rank), headroom, _grant_what_fits(rank, context.ranks, margin))
 
 
 @finding(
@@ -146,9 +147,9 @@ def engine_suggestion_beyond_device(context: RankContext) -> Iterator[Found]:
     rank = context.rank
     fits = rank.budget.fits_device_bytes
     for each in rank.budget.suggestions:
-        if fits is None or each.spare_bytes is None:
+        if fits is None or each.headroom_bytes is None:
             return
-        if each.spare_bytes >= -rank.budget.device_tolerance_bytes:
+        if each.headroom_bytes >= -rank.budget.device_tolerance_bytes:
             continue
         evidence = text(
             "suggested to fit the {limit}: {size:gib} GiB, fits the device: {fits:gib} GiB",
@@ -156,7 +157,7 @@ def engine_suggestion_beyond_device(context: RankContext) -> Iterator[Found]:
             size=each.bytes,
             fits=fits,
         )
-        yield Found(evidence, -each.spare_bytes)
+        yield Found(evidence, -each.headroom_bytes)
 
 
 _LIMITS = {"request": text("request"), "device": text("device")}
@@ -165,13 +166,13 @@ _LIMITS = {"request": text("request"), "device": text("device")}
 def _held(rank: RankReport) -> Text:
     items = [item for item in rank.budget.held_at_peak if item.bytes]
     parts = join(" + ", [text("{size:gib} {title}", size=i.bytes, title=i.title) for i in items])
-    fits, spare = rank.budget.fits_device_bytes, rank.budget.spare_bytes
+    fits, headroom = rank.budget.fits_device_bytes, rank.budget.headroom_bytes
     return text(
-        "{total:gib} GiB - ({parts}) - KV cache {granted:gib} = {spare:gib} GiB",
+        "{total:gib} GiB - ({parts}) - KV cache {granted:gib} = {headroom:gib} GiB",
         total=device_total(rank),
         parts=parts,
-        granted=None if fits is None or spare is None else fits - spare,
-        spare=spare,
+        granted=None if fits is None or headroom is None else fits - headroom,
+        headroom=headroom,
     )
 
 

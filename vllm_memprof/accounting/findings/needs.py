@@ -94,7 +94,7 @@ DEVICE_BUDGET = _need(
     _GRANTED,
     (
         text("what the profile run held at its peak is not known"),
-        lambda report, rank: rank.budget.spare_bytes is not None,
+        lambda report, rank: rank.budget.headroom_bytes is not None,
     ),
 )
 GROWTH_JUDGED = _need(

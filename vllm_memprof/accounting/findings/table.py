@@ -54,7 +54,7 @@ FINDINGS: dict[str, FindingRule] = {
         setup.events_lost,
         hosts.hosts_differ,
         fits_device.reserved_peak_beyond_device,
-        fits_device.spare_small,
+        fits_device.headroom_small,
         not_subtracted.uncharged_persistent_torch,
         not_subtracted.graph_not_charged,
         not_subtracted.non_torch_read_after_empty_cache,

@@ -216,16 +216,16 @@ def kv_cache_memory(case: Case) -> Iterator[RemedyEstimate]:
 def room_for_the_peak(case: Case) -> Iterator[RemedyEstimate]:
     """The KV cache that leaves what the serving peak needs, where that is more than was missing."""
     budget, needed = case.rank.budget, case.needed
-    granted, spare = budget.engine_kv_cache_bytes, budget.spare_bytes
+    granted, headroom = budget.engine_kv_cache_bytes, budget.headroom_bytes
     if case.has_kv_cache is False or not budget.takes_fixed_size or granted is None:
         return
-    if spare is None or granted <= -spare or -spare <= (needed or 0):
+    if headroom is None or granted <= -headroom or -headroom <= (needed or 0):
         return
     grounds = text("the reserved peak of the profile run, and what came after it, fit then")
     how = MODELLED if case.simulated else DERIVED
     unsure = case.has_kv_cache is None
-    argument = f"--kv-cache-memory-bytes {granted + spare}"
-    yield RemedyEstimate(argument, grounds, -spare, EXACT, how, unsure)
+    argument = f"--kv-cache-memory-bytes {granted + headroom}"
+    yield RemedyEstimate(argument, grounds, -headroom, EXACT, how, unsure)
 
 
 def utilization(case: Case) -> Iterator[RemedyEstimate]:

@@ -140,10 +140,10 @@ def _by_room(rank: RankReport) -> tuple[bool, float, float]:
     """Return the order of ranks: one that ran out of memory, then by their headroom."""
     budget = rank.budget
     known = [
-        size for size in (budget.spare_bytes, budget.engine_kv_cache_bytes) if size is not None
+        size for size in (budget.headroom_bytes, budget.engine_kv_cache_bytes) if size is not None
     ]
-    spare = inf if budget.spare_bytes is None else float(budget.spare_bytes)
-    return rank.oom is None, spare, float(known[-1]) if known else inf
+    headroom = inf if budget.headroom_bytes is None else float(budget.headroom_bytes)
+    return rank.oom is None, headroom, float(known[-1]) if known else inf
 
 
 def _worst(report: Report) -> RankReport | None:
@@ -292,24 +292,25 @@ def _fits(report: Report) -> Line | None:
         case "fits":
             word, style = "", PLAIN
             said = text(
-                "fits the device; headroom {size:size} at the serving peak", size=budget.spare_bytes
+                "fits the device; headroom {size:size} at the serving peak",
+                size=budget.headroom_bytes,
             )
         case "narrow":
             said = text(
                 "fits the device narrowly: headroom {size:size} at the serving peak, less than "
                 "profiling may miss",
-                size=budget.spare_bytes,
+                size=budget.headroom_bytes,
             )
         case "release":
             said = text(
                 "fits the device only if the allocator releases unused blocks: {size:size} over at "
                 "the serving peak",
-                size=-(budget.spare_bytes or 0),
+                size=-(budget.headroom_bytes or 0),
             )
         case _:
-            over = budget.released_spare_bytes or budget.spare_bytes or 0
+            over = budget.released_headroom_bytes or budget.headroom_bytes or 0
             said = text("does not fit the device: {size:size} over at the serving peak", size=-over)
-    said = modelled(said, budget.how.get("spare_bytes") == MODELLED)
+    said = modelled(said, budget.how.get("headroom_bytes") == MODELLED)
     runs_none = any(item.name == "held_at_worst" for item in budget.held_at_peak)
     if runs_none or not any(each.samples for each in report.ranks):
         said = text("{verdict}; estimated: no full batch ran", verdict=said)
@@ -319,7 +320,7 @@ def _fits(report: Report) -> Line | None:
 
 
 def _printed_room(rank: RankReport) -> str:
-    return format_size(rank.budget.spare_bytes)
+    return format_size(rank.budget.headroom_bytes)
 
 
 def _checked(report: Report) -> list[Line]:
@@ -526,7 +527,7 @@ def _device(report: Report, rank: RankReport | None, width: int) -> list[Section
 def _role(report: Report, rank: RankReport) -> str:
     if rank.oom is not None:
         return text("{label}, which failed", label=rank.label)
-    if rank.budget.spare_bytes is not None:
+    if rank.budget.headroom_bytes is not None:
         return text("{label}, the least headroom", label=rank.label)
     return rank.label
 
@@ -601,7 +602,7 @@ def _figures(rank: RankReport) -> list[tuple[str, int | None]]:
     graph = rank.figures.get("graph_bytes")
     return [
         (text("KV cache"), budget.engine_kv_cache_bytes),
-        (text("headroom"), budget.spare_bytes),
+        (text("headroom"), budget.headroom_bytes),
         *((title_of(row.name), row.bytes) for row in budget.terms if row.subtracted),
         (text("graph memory"), None if graph is None else int(graph)),
         (text("free at the start"), rank.initial_free_bytes),

@@ -222,7 +222,7 @@ def _by_group(report: Report, groups: list[str | None]) -> Text:
 
 
 def _fits_device(report: Report) -> list[Text]:
-    """Return whether the device holds the KV cache, by the rank with the least to spare."""
+    """Return whether the device holds the KV cache, by the rank with the least headroom."""
     known = [rank for rank in report.ranks if rank.budget.device_verdict is not None]
     if not known:
         return []
@@ -230,31 +230,31 @@ def _fits_device(report: Report) -> list[Text]:
         known,
         key=lambda rank: (
             _VERDICTS.index(rank.budget.device_verdict or "fits"),
-            -(rank.budget.spare_bytes or 0),
+            -(rank.budget.headroom_bytes or 0),
         ),
     )
     budget = worst.budget
     match budget.device_verdict:
         case "fits":
-            said = text("fits the device, headroom {size:gib} GiB", size=budget.spare_bytes)
+            said = text("fits the device, headroom {size:gib} GiB", size=budget.headroom_bytes)
         case "narrow":
             said = text(
                 "fits the device narrowly, headroom {size:gib} GiB, less than profiling may miss",
-                size=budget.spare_bytes,
+                size=budget.headroom_bytes,
             )
         case "release":
             said = text(
                 "fits the device only if unallocated blocks are released, {size:gib} GiB over",
-                size=-(budget.spare_bytes or 0),
+                size=-(budget.headroom_bytes or 0),
             )
         case _:
             said = text(
                 "does not fit the device, {size:gib} GiB over",
-                size=-(budget.released_spare_bytes or 0),
+                size=-(budget.released_headroom_bytes or 0),
             )
     if any(item.name == "held_at_worst" for item in budget.held_at_peak):
         said = text("{title} (estimated: no step of full size was run)", title=said)
-    if budget.how.get("spare_bytes") == MODELLED:
+    if budget.how.get("headroom_bytes") == MODELLED:
         said = text("{title} (m)", title=said)
     if len(known) < len(report.ranks):
         return [text("{verdict} (known of {labels})", verdict=said, labels=labels_of(known))]

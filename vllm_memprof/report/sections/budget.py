@@ -314,7 +314,7 @@ _TOKENS = Column("KV tokens", "tokens", COUNT)
 
 
 def _budgets_section(rank: RankReport, labels: str) -> Section:
-    """Return the KV caches beside each other: granted, fitting, suggested; and what is spare."""
+    """Return the KV caches beside each other: granted, fitting, suggested; and the headroom."""
     budget = rank.budget
     fits = budget.fits_device_bytes
 
@@ -326,8 +326,8 @@ def _budgets_section(rank: RankReport, labels: str) -> Section:
             "" if None in (fits, row.bytes) or row.bytes == fits else GIB4(minus(fits, row.bytes))
         )
 
-    spare = budget.spare_bytes
-    title = _marked(text("headroom at the serving peak"), budget, "spare_bytes")
+    headroom = budget.headroom_bytes
+    title = _marked(text("headroom at the serving peak"), budget, "headroom_bytes")
     style = {"fits": GOOD, "exceeds": BAD}.get(budget.device_verdict or "", PLAIN)
     rows = [
         sized(text("KV cache granted by the engine"), "engine_kv_cache_bytes", rank.kv.tokens),
@@ -345,7 +345,7 @@ def _budgets_section(rank: RankReport, labels: str) -> Section:
             )
             for each in budget.suggestions
         ),
-        Row([title, GIB4(spare), COUNT(spare), "", ""], style=style),
+        Row([title, GIB4(headroom), COUNT(headroom), "", ""], style=style),
     ]
     notes: list[str] = []
     if fits is not None:
@@ -356,7 +356,7 @@ def _budgets_section(rank: RankReport, labels: str) -> Section:
         notes.append(
             text(
                 "even if the allocator releases all that it can, {size:gib4} GiB are missing",
-                size=-(budget.released_spare_bytes or 0),
+                size=-(budget.released_headroom_bytes or 0),
             )
         )
     columns = (*SIZES, _TOKENS, Column("Leaves, GiB", leaves, right=True))

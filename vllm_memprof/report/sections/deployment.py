@@ -66,10 +66,10 @@ def gap_text(gap: Gap) -> Text:
 
 
 class _Host(NamedTuple):
-    """A host with the least that a rank on it has to spare."""
+    """A host with the least headroom of its ranks."""
 
     host: HostRow
-    spare_bytes: int | None
+    headroom_bytes: int | None
     status: str
 
     @property
@@ -78,11 +78,11 @@ class _Host(NamedTuple):
 
 
 def _hosts(report: Report, deployment: Deployment) -> Section:
-    spare = {rank.label: rank.budget.spare_bytes for rank in report.ranks}
+    headroom = {rank.label: rank.budget.headroom_bytes for rank in report.ranks}
     told: set[str] = set()  # runs whose reason stands in a row above
 
     def least(row: HostRow) -> int | None:
-        known = [size for label in row.labels if (size := spare[label]) is not None]
+        known = [size for label in row.labels if (size := headroom[label]) is not None]
         return min(known, default=None)
 
     def status(row: HostRow) -> str:
@@ -99,7 +99,7 @@ def _hosts(report: Report, deployment: Deployment) -> Section:
         Column("Engine group", "host.group", when=len(deployment.groups) > 1),
         Column("Ranks on it", lambda row: fold(row.host.labels) or "-"),
         Column("Status", "status"),
-        Column("Least headroom, GiB", "spare_bytes", GIB, marked=True),
+        Column("Least headroom, GiB", "headroom_bytes", GIB, marked=True),
         Column("Clock, s", lambda row: _clock(row.host)),
     )
     notes: list[str] = [*_clock_notes(deployment)]
@@ -219,26 +219,26 @@ def _cores(deployment: Deployment) -> Section:
 _RANKS = (
     Column("Rank", "label"),
     Column("Host", "host"),
-    Column("Headroom", "budget.spare_bytes", GIB4, marked=True),
+    Column("Headroom", "budget.headroom_bytes", GIB4, marked=True),
     Column("Granted", "budget.engine_kv_cache_bytes", GIB4),
     Column("Fits the device", "budget.fits_device_bytes", GIB4, marked=True),
 )
 
 
 def _ranks(report: Report) -> list[Section]:
-    known = [rank for rank in report.ranks if rank.budget.spare_bytes is not None]
+    known = [rank for rank in report.ranks if rank.budget.headroom_bytes is not None]
     if not known:
         return []
-    ranked = sorted(known, key=lambda rank: rank.budget.spare_bytes or 0)
+    ranked = sorted(known, key=lambda rank: rank.budget.headroom_bytes or 0)
     notes: list[str] = []
     if (more := len(ranked) - _LISTED_RANKS) > 0:
         notes.append(text("{count} more ranks, with more headroom, are in report.json", count=more))
     if len(known) < len(report.ranks):
-        unknown = [rank.label for rank in report.ranks if rank.budget.spare_bytes is None]
+        unknown = [rank.label for rank in report.ranks if rank.budget.headroom_bytes is None]
         notes.append(text("not known of {labels}", labels=fold(unknown)))
 
     def look(rank: RankReport) -> str:
-        return BAD if (rank.budget.spare_bytes or 0) < 0 else PLAIN
+        return BAD if (rank.budget.headroom_bytes or 0) < 0 else PLAIN
 
     title = text("Ranks by headroom at the serving peak, GiB, the least first")
     rows = ranked[:_LISTED_RANKS]

@@ -159,14 +159,14 @@ def test_what_serving_may_hold_beyond_the_profile_run() -> None:
 
 
 def test_four_verdicts() -> None:
-    def verdict(spare: int | None, released: int | None, slack: int = 0) -> str | None:
+    def verdict(headroom: int | None, released: int | None, slack: int = 0) -> str | None:
         return Budget(
-            spare_bytes=spare, released_spare_bytes=released, device_tolerance_bytes=slack
+            headroom_bytes=headroom, released_headroom_bytes=released, device_tolerance_bytes=slack
         ).device_verdict
 
     assert verdict(0, 5) == "fits"
-    assert Budget(spare_bytes=8, unprofiled_bytes=9).device_verdict == "narrow"
-    assert Budget(spare_bytes=9, unprofiled_bytes=9).device_verdict == "fits"
+    assert Budget(headroom_bytes=8, unprofiled_bytes=9).device_verdict == "narrow"
+    assert Budget(headroom_bytes=9, unprofiled_bytes=9).device_verdict == "fits"
     assert verdict(-1, 0) == "release"
     assert verdict(-2, -1) == "exceeds"
     assert verdict(-2, -1, slack=2) == "fits"  # within the printed digits
@@ -179,11 +179,13 @@ def test_a_plan_and_a_whole_run_differ_by_what_comes_after_the_plan() -> None:
     plan, whole = (build_report(recorded(name)).ranks[0] for name in ("plan_tp2", "graph_tp2"))
     late = [i.bytes for i in whole.budget.held_at_peak if i.name in ("late_torch", "late_device")]
     assert None not in late
-    assert plan.budget.spare_bytes is not None
-    assert whole.budget.spare_bytes == plan.budget.spare_bytes - sum(size or 0 for size in late)
+    assert plan.budget.headroom_bytes is not None
+    assert whole.budget.headroom_bytes == plan.budget.headroom_bytes - sum(
+        size or 0 for size in late
+    )
 
 
-def test_what_was_never_requested_is_spare() -> None:
+def test_what_was_never_requested_is_headroom() -> None:
     """At utilization 0.5 nothing is warned of: 30 GiB of the device were never asked for."""
     run = recorded("recorded_023_tp2")
     total = 65_452_113_920
