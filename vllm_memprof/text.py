@@ -7,10 +7,14 @@ a ``Text`` is somebody's own word, a name or a figure, and stays as it is in eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import Formatter
 
 from vllm_memprof.units import format_bytes, format_gib, format_mib, format_size
 
+#: A template, said where its figures are known, or ``say`` where that of ``when`` is known, too.
+Sentence = str | Mapping[str, str]
+Part = Sentence | tuple[Sentence, ...]
 #: Format specs for quantities; each takes an integer of bytes, a count, or None where it is
 #: unknown.
 _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
@@ -75,6 +79,25 @@ def join(mark: str, parts: Iterable[str]) -> Text:
     joined.template = mark
     joined.params = {"parts": listed}
     return joined
+
+
+def sentences(parts: Sequence[Part], figures: Mapping[str, object], mark: str = "; ") -> str:
+    """Return sentences one after the other, ``mark`` between them, of those that can be said.
+
+    Args:
+        parts: sentences. Of a tuple of alternatives the first that can be said counts.
+        figures: by name; None is unknown, and what takes an unknown one cannot be said.
+        mark: as of ``join``.
+    """
+    said = []
+    for part in parts:
+        for one in part if isinstance(part, tuple) else (part,):
+            template, also = (one, []) if isinstance(one, str) else (one["say"], [one["when"]])
+            names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+            if all(figures.get(name) is not None for name in names.union(also)):
+                said.append(text(template, **{name: figures[name] for name in names}))
+                break
+    return said[0] if len(said) == 1 else join(mark, said)
 
 
 def fill(template: str, params: Mapping[str, object]) -> str:
