@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from string import Formatter
 
-from vllm_memprof.units import format_bytes, format_gib, format_mib, format_size
+from vllm_memprof.units import format_bytes, format_gib, format_mib, format_ms, format_size
 
 #: A template, said where its figures are known, or ``say`` where that of ``when`` is known, too.
 Sentence = str | Mapping[str, str]
@@ -23,7 +23,7 @@ _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
     "size": format_size,
     "mib": lambda size: format_mib(None if size is None else int(size)),
     "bytes": lambda size: format_bytes(None if size is None else int(size)),
-    "ms": lambda seconds: "-" if seconds is None else f"{seconds * 1000:.2f}",
+    "ms": format_ms,
 }
 
 
@@ -52,15 +52,19 @@ class _Param:
         return quantity(self._value)
 
 
-def text(template: str, /, **params: object) -> Text:
+def text(template: str, of: object = None, /, **params: object) -> Text:
     """Return the sentence of a template.
 
     Args:
         template: English, with ``{name}`` or ``{name:spec}`` for parameters. Specs are those of
             ``format``, and ``gib``, ``gib4``, ``size``, ``mib`` and ``bytes`` for bytes, ``ms`` for
             seconds.
+        of: what has the parameters that are not given, as attributes.
         params: figures, names, or further texts, which are translated in their turn.
     """
+    if of is not None:
+        names = {name for _, name, _, _ in Formatter().parse(template) if name}
+        params |= {name: getattr(of, name) for name in names - params.keys()}
     filled = Text(fill(template, params))
     filled.template = template
     filled.params = params
@@ -72,9 +76,12 @@ def titled(words: str) -> Text:
     return words if isinstance(words, Text) else text(words)
 
 
-def join(mark: str, parts: Iterable[str]) -> Text:
-    """Return texts one after the other, ``mark``, itself translated, between them."""
-    listed = tuple(parts)
+def join(mark: str, parts: Iterable[str | bool | None]) -> Text:
+    """Return texts one after the other, ``mark``, itself translated, between them.
+
+    What is no text, as of ``condition and text(...)``, is left out.
+    """
+    listed = tuple(part for part in parts if isinstance(part, str))
     joined = Text(mark.join(listed))
     joined.template = mark
     joined.params = {"parts": listed}

@@ -14,6 +14,7 @@ from vllm_memprof.accounting.findings.table import FINDINGS
 from vllm_memprof.causes.book import read_book
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.equation import read_equations
+from vllm_memprof.report import language
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 _IN_PAGES = re.compile(r'\bsay\(\s*"((?:[^"\\]|\\.)*)"')
@@ -68,7 +69,7 @@ def in_source(source: str, where: str) -> Iterator[Template]:
             raise ValueError(f"{place}: {ast.unparse(first)} is not a literal")
         names = [keyword.arg for keyword in call.keywords]
         joined = ast.unparse(call.func) == "join"
-        unknown = joined or None in names or (tables and not names)
+        unknown = joined or None in names or (tables and not names) or len(call.args) > 1
         yield Template(place, first.value, None if unknown else frozenset(map(str, names)))
 
 
@@ -89,6 +90,12 @@ def every_template() -> list[Template]:
         sentences = [row.title, *(cure.why for cure in row.cures)]
         sentences += [cure.action for cure in row.cures if cure.action is not None]
         found += [Template(f"{row.kind}: {row.title}", words, frozenset()) for words in sentences]
+    titles = PACKAGE / "report" / "titles.toml"
+    found += [
+        Template(titles.name, words, frozenset())
+        for area in language.tomllib.loads(titles.read_text(encoding="utf-8")).values()
+        for words in area.values()
+    ]
     for row in ENGINES.values():
         said = [row.arguments.share_grounds, row.compared, *(what for *_, what in row.observing)]
         said += [equation.base_title for equation in read_equations(row.folder)]
