@@ -368,7 +368,7 @@ def find_alloc_conf_problems(value: str) -> list[str]:
 def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> DoctorCheck:
     """Return the hooks that have their place in the installed engine, read from its sources by the
     engine's interpreter."""
-    command = [str(python), "-m", "vllm_memprof.capture.selfcheck", "--json"]
+    command = [str(python), "-m", "vllm_memprof.capture.selfcheck"]
     try:
         done = subprocess.run(
             command, env=dict(environ), capture_output=True, text=True, timeout=60

@@ -38,7 +38,7 @@ from vllm_memprof.record.schema import (
 PLUGIN_NAME = "memprof"
 ENV_PLUGINS = VLLM.plugins
 #: vLLM >= 0.18 copies the variables that this one names to Ray workers. (vllm/ray/ray_env.py) A
-#: release before gets the names from the plug-in. (capture/ray_driver.py)
+#: release before gets the names from the plug-in. (capture/ray_nodes.py)
 ENV_RAY_NAMES = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 
 _TAIL_BYTES = 256 * 1024

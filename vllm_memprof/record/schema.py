@@ -24,7 +24,7 @@ unread                  what (components|processes), reason: a reading that this
                         get; once per reason
 failure                 an allocation that failed, read after its exception: message, oom (id of
                         its phase event), site, chain, requests, allocator_settings, snapshot,
-                        snapshot_reason, pools (failures.Failure)
+                        pools (failures.Failure)
 error                   where, message
 lost                    since_t_ns, until_t_ns, events, reason: events that could not be written, as
                         on a full disk. until_t_ns and events are null while they cannot: that
@@ -53,8 +53,8 @@ device_sample           of a thread, not of a step; every process: DEVICE_SAMPLE
                         ``runtime.<module>``, the bytes of the runtime's counters
 stage                   a STAGES passage of a worker: stage, begin_ns, step, items
                         (samples.Item), requests [id], STAGE_FIGURES, error
-request                 engine core. edge begin: id, prompt_tokens, images [[w, h]], items
-                        (samples.Item); edge end: id, output_tokens, reason
+request                 engine core. edge begin: id, prompt_tokens, items (samples.Item); edge
+                        end: id, output_tokens, reason
 request_memory          worker, when a request has ended: samples.RequestMemory
 dropped                 kinds {kind: lines}: no longer in any file, because of the bound
 ======================  ============================================================================
@@ -184,7 +184,6 @@ SAMPLE_FIGURES = (
     "allocated_bytes",  # at the end of the step, as the two below
     "reserved_bytes",
     "encoder_cache_bytes",  # outputs of the encoder that the runner keeps; null without an encoder
-    "encoder_cache_items",
     # Most that was allocated (reserved) since the last sample. Known only where the allocator's
     # own peak rose in that time, since memprof resets no peak; otherwise null, and the figure lies
     # between the readings and the run peak.

@@ -96,8 +96,7 @@ def leave_shutdown(recorder: Recorder, call: Call) -> None:
 
 def leave_event_loop(recorder: Recorder, call: Call) -> None:
     """Write what is known of the requests that were under way when the scheduler failed."""
-    if recorder.sampler is not None:
-        recorder.sampler.fail() if call.error is not None else recorder.sampler.close()
+    recorder.sampler.fail() if call.error is not None else recorder.sampler.close()
     tracing.close(recorder)
 
 
