@@ -18,12 +18,8 @@ from vllm_memprof.capture import tracing
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.tracing import Host, LiveBlocks, Source, Tracer
 from vllm_memprof.record.allocations import AllocationTrace
-<<<<<<< HEAD:tests/unit/capture/test_allocations.py
-from vllm_memprof.record.codec import from_json
-=======
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.schema import ENV_TRACE_ALLOCATIONS
->>>>>>> main:tests/unit/capture/test_tracing.py
 
 MIB = 1 << 20
 LEAK = [{"filename": "/app/leak.py", "line": 12, "name": "keep"}]
