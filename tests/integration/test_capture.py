@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.record.schema import FIGURES, KV_PLAN
+from tests.support.names import KV_PLAN
+from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.sim.presets import resolve_model
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
