@@ -306,7 +306,7 @@ def find_alloc_conf_problems(value: str) -> list[str]:
 def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> DoctorCheck:
     """Return the hooks that have their place in the installed engine, read from its sources by the
     engine's interpreter."""
-    command = [str(python), "-m", "vllm_memprof.capture.selfcheck", "--json"]
+    command = [str(python), "-m", "vllm_memprof.capture.selfcheck"]
     data, problem = _ask(command, environ)
     return summarise_hooks(data, f"{where}: {problem}" if problem else where)
 

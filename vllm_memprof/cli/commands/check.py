@@ -80,7 +80,7 @@ def check(
         what = f"the baseline cannot be compared with the run:\n  {reasons}"
         raise UsageError(what, hint=hint)
     result = check_report(report, limits, before)
-    if update and not result.outcomes[0].ok:  # a failed run changes nothing
+    if update and not result.limits[0].ok:  # a failed run changes nothing
         result.notes.append(f"{budget} is left as it is: the run did not end well")
     elif update:
         assert budget is not None

@@ -67,7 +67,7 @@ def fit(
         lambda command, runner: run_fit(FitJob(plan, knob, space, wanted, command), runner),
     )
     best = found.best
-    where = folder if best is None else folder / (best.row.run or "")
+    where = folder if best is None else folder / (best.plan.run or "")
     what = "the plans are" if best is None else "the plan of the answer is"
     print(f"memprof: {what} in {from_here(where)}", file=sys.stderr)
     if best is None or not found.ordered:

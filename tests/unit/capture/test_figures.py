@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.capture import grants
+from vllm_memprof.capture import figures
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.hooks.table import HOOKS
 from vllm_memprof.record.schema import FIGURES
@@ -36,9 +36,9 @@ def alike(layers: int, page: int) -> Any:
 
 
 def scale(recorder: Any, groups: list[Any], before: int, after: int) -> dict[str, Any]:
-    grants.keep_groups(recorder, Call(HOOK, "get_kv_cache_groups", (), {}, result=groups))
+    figures.keep_groups(recorder, Call(HOOK, "get_kv_cache_groups", (), {}, result=groups))
     call = Call(HOOK, "_scale", (object(), before), {}, result=after)
-    grants.leave_multi_group(recorder, call)
+    figures.leave_multi_group(recorder, call)
     return {name: value for name, value in recorder.figures.items() if value is not None}
 
 
@@ -69,21 +69,21 @@ def test_a_start_up_plan_is_told_from_an_argument(
 ) -> None:
     subject = worker(before)
     call = Call(HOOK, "maybe_apply_startup_plan", (subject,), {})
-    grants.enter_startup_plan(recorder, call)
+    figures.enter_startup_plan(recorder, call)
     subject.cache_config.kv_cache_memory_bytes = after
-    grants.leave_startup_plan(recorder, call)
+    figures.leave_startup_plan(recorder, call)
     assert recorder.figures["startup_plan_bytes"] == expected
 
 
 def test_planners_in_a_row_keep_the_first_input_and_the_last_result(recorder: Any) -> None:
     for given, returned in ((100, 300), (300, 300), (300, 450)):
         call = Call(HOOK, "_apply", (object(), given), {}, result=returned)
-        grants.leave_planner(recorder, call)
+        figures.leave_planner(recorder, call)
     assert recorder.figures["kv_planner_input_bytes"] == 100
     assert recorder.figures["kv_planner_bytes"] == 450
 
 
 def test_a_planner_without_effect_leaves_no_figures(recorder: Any) -> None:
     call = Call(HOOK, "_apply", (object(),), {"available_bytes": 7.5}, result=7)
-    grants.leave_planner(recorder, call)
+    figures.leave_planner(recorder, call)
     assert recorder.figures["kv_planner_bytes"] is None
