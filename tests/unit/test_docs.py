@@ -265,6 +265,8 @@ def lacking(page: Document, part: str) -> Iterator[str]:
 
 def is_section(title: str, heading: str) -> bool:
     """Return whether a heading of the glossary is a title, or one that only adds the ranks."""
+    if isinstance(title, Text) and isinstance(inner := title.params.get("title"), str):
+        return is_section(inner, heading)  # "{title}, {labels}"
     return bool(re.fullmatch(template_of(title), heading)) or heading.startswith(f"{title}, ")
 
 

@@ -8,22 +8,17 @@ one or several alternatives, of which ``@name`` is a pattern by its name.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_memprof.causes import values
 from vllm_memprof.engines import ENGINES
+from vllm_memprof.files import read_table
 from vllm_memprof.record.cause import KINDS, Cure
 from vllm_memprof.text import titled
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: How near a row is to the root: of rows that match side by side the last of these counts.
 WRAPPER, ROOT = "wrapper", "root"
@@ -74,21 +69,16 @@ class Book(NamedTuple):
 @cache
 def read_book() -> Book:
     """Return the book, its files read."""
-    general = files("vllm_memprof.causes").joinpath("errors")
-    places = {
-        name: files(row.hooks.rpartition(".")[0]).joinpath("failures.toml")
-        for name, row in ENGINES.items()
-    } | {name: general.joinpath(f"{name}.toml") for name in _GENERAL}
-    found = {
-        name: tomllib.loads(place.read_text(encoding="utf-8"))
-        for name, place in places.items()
-        if place.is_file()
-    }
+    general = Path(__file__).with_name("errors")
+    places = {name: row.folder / "failures.toml" for name, row in ENGINES.items()}
+    places |= {name: general / f"{name}.toml" for name in _GENERAL}
+    found = {name: read_table(place) for name, place in places.items() if place.exists()}
     patterns: dict[str, str] = {}
     cures: dict[str, dict[str, Cure]] = {}
     for origin, file in found.items():
         for name, pattern in file.get("patterns", {}).items():
-            patterns[name] = _joined([patterns[name], *pattern] if name in patterns else pattern)
+            each = _joined(pattern)
+            patterns[name] = f"{patterns[name]}|{each}" if name in patterns else each
         for name, cure in file.get("cures", {}).items():
             said = {key: titled(cure[key]) for key in ("why", "action") if key in cure}
             engine = origin if origin in ENGINES else None
@@ -103,8 +93,8 @@ def read_book() -> Book:
     return Book(origins, patterns, found["words"]["words"])
 
 
-def _joined(pattern: str | list[str], named: Mapping[str, str] | None = None) -> str:
-    alternatives = [pattern] if isinstance(pattern, str) else pattern
+def _joined(pattern: str | tuple[str, ...], named: Mapping[str, str] | None = None) -> str:
+    alternatives = (pattern,) if isinstance(pattern, str) else pattern
     return "|".join((named or {}).get(each.removeprefix("@"), each) for each in alternatives)
 
 

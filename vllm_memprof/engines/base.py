@@ -77,7 +77,6 @@ class EngineRow:
     whole_pools: bool = False
     compared: str | None = None  # what a comparison with another engine has to say
     beside: tuple[str, ...] = ()  # modules that have to be importable besides ``package``
-    findings: str | None = None  # module whose ``FINDINGS`` it alone has
     log_lines: str | None = None  # module whose ``LOG`` has its lines; None: those of vLLM alone
     #: Path fragments of frames that only forward ``empty_cache``.
     forwarders: tuple[str, ...] = ()

@@ -132,8 +132,8 @@ def test_the_refused_starts_name_the_share_that_is_free() -> None:
     assert "2.28 GiB were in use, with this process's own runtime context" in found.action
     (crowded,) = reports("vllm-project__vllm-omni-276.log")
     assert finding(crowded, "startup-refused").action == (
-        "end what else is on the device: 78.83 GiB were in use, with this process's own runtime "
-        "context"
+        "ending what else is on the device makes room: 78.83 GiB were in use, with this process's own "
+        "runtime context"
     )
 
 

@@ -7,7 +7,7 @@ from statistics import median_low
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
-from vllm_memprof.record.spans import UNEXPLAINED, Edge, last_of
+from vllm_memprof.record.spans import AFTER, UNEXPLAINED, Edge, last_of
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB
 
@@ -91,8 +91,7 @@ def skew_by_owner(report: Report) -> list[OwnerSkew]:
 
 def _end(rank: RankReport, phase: str) -> Edge | None:
     span = last_of(rank.phases, phase)
-    edge = None if span is None else span.edge("after")
-    return edge if edge is not None and edge.owners is not None else None
+    return None if span is None or AFTER not in span.owners else span.edges[-1]
 
 
 def _held(rank: RankReport, phase: str, pids: set[str]) -> dict[str, int]:

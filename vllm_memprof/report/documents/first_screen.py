@@ -60,11 +60,10 @@ from vllm_memprof.tables import (
     fold,
     group_ranks,
     modelled,
-    printed_gib,
     table,
 )
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import GIB, MIB, format_size, one_line
+from vllm_memprof.units import GIB, MIB, format_gib, format_size, one_line
 
 #: Width of a line -> lines that a first screen has at most; the widest that fits counts.
 MOST_LINES = {100: 45, 0: 55}
@@ -534,7 +533,7 @@ def _role(report: Report, rank: RankReport) -> str:
 
 def _gib_or_mib(size: int) -> str:
     """Return GiB without the unit; with it below 0.1 GiB, in MiB."""
-    return printed_gib(size) if abs(size) >= 0.1 * GIB else format_size(size)
+    return format_gib(size) if abs(size) >= 0.1 * GIB else format_size(size)
 
 
 def _percent(size: int, total: int | None) -> str:
@@ -589,8 +588,8 @@ def _groups(report: Report) -> list[tuple[list[str], RankReport]]:
     def key(rank: RankReport) -> tuple[object, ...]:
         divided = divided_device(rank)
         rows = [] if divided is None else divided.owners
-        figures = [printed_gib(size) for _, size in _figures(rank)]
-        return (*figures, *((row.name, printed_gib(row.bytes)) for row in rows))
+        figures = [format_gib(size) for _, size in _figures(rank)]
+        return (*figures, *((row.name, format_gib(row.bytes)) for row in rows))
 
     found = group_ranks(report.ranks, key)
     return [([rank.label for rank in group], group[0]) for group in found]
@@ -631,7 +630,7 @@ def _differing(report: Report, less: int) -> tuple[list[Section], int]:
     titles = list(dict.fromkeys(title for figures in per_rank for title in figures))
     rows = []
     for title in titles:
-        cells = [printed_gib(figures.get(title)) for figures in per_rank]
+        cells = [format_gib(figures.get(title)) for figures in per_rank]
         if len(set(cells)) > 1:
             rows.append(Row([title, *cells], indent=1))
     kept = rows[: max(1, min(_RANK_ROWS, len(rows) - less))]
@@ -674,7 +673,7 @@ def _start_up(
     def edges(name: str) -> Column:
         def cell(each: Passage) -> str:
             sizes = each.edges(name)
-            return "-" if sizes == [None, None] else " → ".join(map(printed_gib, sizes))
+            return "-" if sizes == [None, None] else " → ".join(map(format_gib, sizes))
 
         title, mark, _ = _START_UP[name]
         return Column(modelled(title, mark and simulated), cell, right=True)
@@ -734,7 +733,7 @@ def _telling(rows: list[Passage]) -> list[Passage]:
 def _cells(each: Passage) -> tuple[list[str], list[str]]:
     """Return what is printed of a passage, before and after."""
     edges = [each.edges(name) for name in _START_UP]
-    return [printed_gib(edge[0]) for edge in edges], [printed_gib(edge[1]) for edge in edges]
+    return [format_gib(edge[0]) for edge in edges], [format_gib(edge[1]) for edge in edges]
 
 
 # The equation
