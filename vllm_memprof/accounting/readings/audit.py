@@ -51,7 +51,9 @@ def audit(
         equation gives with memprof's readings alone.
     """
     own, share = readings.own, asked_utilization or engine.get(equation.share)
-    request = _request(equation, own[equation.base], share, asked_utilization is not None)
+    request = _request(
+        equation, own.get(equation.base, Reading(None)), share, asked_utilization is not None
+    )
     terms = {term.name: _of_term(term, own, engine) for term in equation.terms}
     rows = [("requested", engine.get("requested_bytes"), request)]
     for term in equation.terms:
