@@ -19,7 +19,7 @@ from vllm_memprof import api
 from vllm_memprof.cli import main
 from vllm_memprof.errors import LaunchError, RunRecordError, UsageError
 from vllm_memprof.options import value_of, words_of
-from vllm_memprof.plans import pool, process
+from vllm_memprof.plans import pool
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.report import render_json
@@ -140,7 +140,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Plan,
             watcher.started(task)
             yield task, make(task.plan, task.run_dir)
 
-    monkeypatch.setattr(process, "run_plan", make)
+    monkeypatch.setattr(pool, "run_plan", make)
     monkeypatch.setattr(pool, "run_here", run_here)
     monkeypatch.chdir(tmp_path)
     return made

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -17,11 +18,11 @@ from vllm_memprof.files import write_atomically
 from vllm_memprof.units import format_bytes, format_gib, one_line
 
 if TYPE_CHECKING:
-    from vllm_memprof.plans.calibrated_rows import Calibrated
+    from vllm_memprof.plans.calibrated import Calibrated
     from vllm_memprof.plans.request import Plan, Task
     from vllm_memprof.plans.rows import Fit, PlanRow
     from vllm_memprof.plans.runner import PlanRunner
-    from vllm_memprof.plans.share_rows import DeviceShare
+    from vllm_memprof.plans.share import DeviceShare
 
     Found = TypeVar("Found", Fit, DeviceShare, Calibrated)
 
@@ -96,14 +97,13 @@ class PlainProgress:
         self._done += 1
         self._next_s = time.monotonic() + _PLAIN_EVERY_S
         of = f"/{self._total}" if self._total is not None else ""
-        title = " ".join(f"{name}={value}" for name, value in row.values.items())
         text = f"{row.status}: {row.reason}"
         if row.ok:
             size, tokens = format_gib(row.kv_cache_bytes), format_bytes(row.tokens)
             text = f"KV cache {size} GiB, {tokens} tokens"
         if how == "made" and row.seconds is not None:
             how = f"{row.seconds:.1f} s"
-        self._say(f"{self._done}{of} {title}: {text} ({how})")
+        self._say(f"{self._done}{of} {row.title}: {text} ({how})")
 
     def close(self) -> None:
         pass
@@ -204,7 +204,7 @@ def requested_plan(ctx: typer.Context, formats: Sequence[str] = FORMATS, **own: 
 def answer(
     ctx: typer.Context,
     title: str,
-    make: Callable[[list[str], PlanRunner], Found],
+    make: Callable[[PlanRunner], Found],
     kept: str = "; plans that are made are kept in the cache",
 ) -> tuple[Found, Path]:
     """Make the plans in a new folder, write the answer there, and print it.
@@ -212,7 +212,7 @@ def answer(
     Args:
         ctx: of the command, whose name is that of the answer's file.
         title: for the name of the folder.
-        make: answers, from the command as typed and what makes plans.
+        make: answers, from what makes plans.
         kept: as of ``progress``.
 
     Returns:
@@ -228,11 +228,15 @@ def answer(
     from vllm_memprof.redact import redact_command
     from vllm_memprof.report.json_text import render_result_json
 
-    asked = ctx.params
+    asked, started_s = ctx.params, time.monotonic()
     folder = create_run_dir(asked["run_dir"], title, PLANS_DIR)
     with progress(None, asked["quiet"], kept) as shown:
         runner = PlanRunner(folder, shown, None if asked["no_cache"] else Store())
-        found = make(redact_command(["memprof", *sys.argv[1:]]), runner)
+        found = replace(
+            make(runner),
+            command=redact_command(["memprof", *sys.argv[1:]]),
+            seconds=round(time.monotonic() - started_s, 1),
+        )
     write_atomically(folder / f"{ctx.info_name}.json", render_result_json(found))
     write_result(found, answer_document, asked["format_name"], lang=asked["lang"])
     return found, folder

@@ -77,33 +77,25 @@ def fit(
     larger and smaller values do not pass in order, so a better value may exist.
     """
     from vllm_memprof.plans.fit import FitJob, run_fit
-    from vllm_memprof.plans.knobs import (
-        SearchRequest,
-        find_knob,
-        parse_range,
-        parse_step,
-        refuse_needless,
-    )
+    from vllm_memprof.plans.knobs import find_knob, search_request
     from vllm_memprof.plans.store import model_config
     from vllm_memprof.plans.wants import lengths, parse_wants
 
     until = until or ("kv" if ranks == "edges" else "ready")
     plan = plans.requested_plan(ctx, until=until)
-    knob = find_knob(find, between, goal)
-    refuse_needless(knob, plan.engine_args)
+    knob = find_knob(find, between, goal, plan.engine_args)
     wanted = parse_wants(want or [], headroom, until)
-    low_high, each = parse_range(between), parse_step(step)
+    asked = search_request(between, step)
     plans.check_setup(plan)
-    config = model_config(plan.model, plan.engine_args)
-    space = knob.values(SearchRequest(config, *low_high, each))
+    space = knob.space(asked._replace(config=model_config(plan.model, plan.engine_args)))
     plan = replace(plan, lengths=lengths(wanted))
     found, folder = plans.answer(
         ctx,
         f"{plan.model.rstrip('/')}-fit-{knob.name}",
-        lambda command, runner: run_fit(FitJob(plan, knob, space, wanted, command), runner),
+        lambda runner: run_fit(FitJob(plan, knob, space, wanted), runner),
     )
     best = found.best
-    where = folder if best is None else folder / (best.row.run or "")
+    where = folder if best is None else folder / (best.plan.run or "")
     what = "the plans are" if best is None else "the plan of the answer is"
     print(f"memprof: {what} in {from_here(where)}", file=sys.stderr)
     if best is None or not found.ordered:
