@@ -50,12 +50,12 @@ test: $(STAMP)  ## Everything CI runs: lint, types, unit tests, shim tests, the 
 checks: lint test-unit test-fuzz  ## What needs no engine: lint, types, unit tests, damaged logs
 
 test-full: sim-every  ## What CI leaves out, because other tests come through the same code
-	$(BIN)/python -m pytest -n 2 -m full tests/unit
+	$(BIN)/python -m pytest -n 2 -m full tests/unit scripts/tests
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m "alone and full" tests/integration
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "full and not alone" tests/integration
 
 test-unit: $(STAMP)  ## Unit tests: no engine, no device
-	$(BIN)/python -m pytest -n 3 -m "not full" --durations=20 tests/unit tests/golden
+	$(BIN)/python -m pytest -n 3 -m "not full" --durations=20 tests/unit tests/golden scripts/tests
 
 test-fuzz: $(STAMP)  ## A minute of damaged logs from a fixed seed, so that a failure can be had again
 	$(BIN)/python -m tests.support.fuzz_explain --seed 0 --seconds 60

@@ -10,6 +10,7 @@ out is kept in ``docs/accuracy.json``, so that the page and the picture are made
     python -m scripts.accuracy --run        plan the rows that were not planned, then the page
     python -m scripts.accuracy --run --again [--only REGEX]    plan rows anew
     python -m scripts.accuracy --run --rows FILE.toml          a user's own rows: printed, not kept
+    python -m scripts.accuracy --verify --only REGEX    exit status 1 where a plan is not as kept
 """
 
 from __future__ import annotations
@@ -269,6 +270,32 @@ def write(runs: list[PublishedRun], check: bool) -> int:
     return 1 if (check and old) or silent else 0
 
 
+def differs(run: PublishedRun, planned: PlannedRow, kept: PlannedRow | None) -> str:
+    """Return why a plan is not what is kept, or misses what is published; "" where it is."""
+    if planned.status != "ok" or kept is None:
+        return planned.reason or "nothing is kept"
+    for name in ("figures", "equation", "constants"):
+        if getattr(planned, name) != getattr(kept, name):
+            return f"{name}: {getattr(planned, name)}, kept {getattr(kept, name)}"
+    told = {**run.explained, **run.unexplained}
+    missed = [
+        f"{error.figure} {error.relative:+.2%}"
+        for error in errors_of(run, planned)
+        if error.met is False and error.figure not in told
+    ]
+    return ", ".join(missed)
+
+
+def verify(runs: list[PublishedRun]) -> int:
+    """Plan rows and compare them with what is kept; return the exit status."""
+    kept, status = read_kept(), 0
+    for run in runs:
+        why = differs(run, PlannedRow(**simulate(run)), kept.get(run.id))
+        print(f"{run.id}: {why or 'as kept'}", flush=True)
+        status |= bool(why)
+    return status
+
+
 def main() -> int:
     """Run it; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -280,8 +307,11 @@ def main() -> int:
     parser.add_argument("--stack", metavar="NAME", help="another stack than the nearest")
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="plans at once")
     parser.add_argument("--check", action="store_true", help="compare the page with what is kept")
+    parser.add_argument("--verify", action="store_true", help="compare plans with what is kept")
     options = parser.parse_args()
     runs = load_runs(options.rows)
+    if options.verify:
+        return verify([run for run in runs if re.search(options.only, run.id)])
     own = options.rows != ROWS
     kept = {} if own else read_kept()
     chosen = [run for run in runs if options.run and not run.not_planned]

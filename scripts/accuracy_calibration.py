@@ -143,15 +143,12 @@ def effect(corrected: Corrections, target: PublishedRun, planned: PlannedRow) ->
     return moved
 
 
-_OTHER = {"non_torch": "non-torch", "rest": "KV cache"}
 _SECTION = """\
 ## Calibrated with another run
 
-What `memprof calibrate` makes of the KV cache of a row if another row of the same device and
-equation corrects the profile (leave one out; none corrects itself). **Other figure**: what the
-other row tells of memory outside torch: its non-torch increase, or only what its request leaves
-beside weights and KV cache, which takes torch's peak to be as simulated. The second kind does not
-help, so that `memprof calibrate` refuses a log that has no more.
+The KV cache of a row if a different row of the same device and equation corrects the profile, by
+its non-torch increase or by what its KV cache leaves. The second does not help: `memprof calibrate`
+refuses a log that has no more.
 """
 
 
@@ -175,19 +172,6 @@ def section(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str
         group = [pair for pair in found if belongs(pair)]
         if group:
             lines.append(_summary(name, group))
-    lines += [
-        "",
-        "Pairs of one family:",
-        "",
-        "| row | calibrated by | other figure | corrected by, MiB | error before | after |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {pair.target.id} | {pair.by.id} | {_OTHER[pair.measure]} | {pair.moved / 2**20:+.0f} | "
-        f"{pair.before:+.2%} | {pair.after:+.2%}{' (worse)' if pair.better is False else ''} |"
-        for pair in found
-        if pair.same_family
-    ]
     return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
@@ -39,23 +40,17 @@ TITLES = {
 _HEAD = """\
 # Plans against hardware
 
-{count} starts on NPUs whose command lines and figures somebody published, and what the simulated
-device makes of the same command lines: {planned} are planned; of the other {failed} the
-[reason](#rows-without-a-plan) is below. The table is
-[`tests/data/hardware_runs.toml`](../tests/data/hardware_runs.toml); this page and its picture are
-made from it by `make accuracy`, which plans each row on the stack nearest to its release. What the
-plans gave is kept in [accuracy.json](accuracy.json); [accuracy.csv](accuracy.csv) has a line for
-every published figure, with its source, its error and what is not known of the run.
+{count} starts on NPUs were published with command lines and values. The simulated device plans
+{planned} of them; the others have [a reason](#not-planned). `make accuracy` plans each row of
+[`tests/data/hardware_runs.toml`](../tests/data/hardware_runs.toml) on the nearest stack and writes
+this page. Single runs with their sources: [accuracy.csv](accuracy.csv).
 
-An error is (simulated - published) / published. A published figure has the rounding of its digits;
-a target counts as met if something that rounds to the published figure is within it. **Predicted**:
-no constant of the simulated device was taken from this very run; only these count in the
-statistics. *Fitted*: one was. *Inexact*: the source says "about", lacks arguments that decide, or
-ran a defect that the stack does not have.
-"Without taken constants" sets to nothing every constant that was taken from any run on hardware.
+An error is (simulated − published) / published. A target is met if a value that rounds to the
+published one is within it. Only **predicted** values count: no constant of the simulated device was
+taken from that run, and the source is exact. "Without taken constants" removes each constant that
+any run on hardware gave.
 
-![Signed errors of each figure: weights, peak activation, KV cache, tokens and graphs, by
-device](accuracy.svg)
+![Signed errors of each value, by device](accuracy.svg)
 """
 
 
@@ -73,16 +68,14 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str:
         _earlier(done),
         "## Errors by figure\n",
         _statistics(errors),
-        "## By device and equation\n",
+        "## By device and equation: median error (number of values)\n",
         _by_device(errors),
         "## Outside the targets\n",
         _outside(errors),
         accuracy_calibration.section([run for run, _ in done], kept),
-        "## Taken from a run\n",
-        _taken(done),
         "## Start limits\n",
         _limits(done),
-        "## Rows without a plan\n",
+        "## Not planned\n",
         _failed(failed, missing),
         _ADD,
     ]
@@ -113,12 +106,10 @@ def _earlier(done: Sequence[tuple[PublishedRun, PlannedRow]]) -> str:
 _ADD = """\
 ## Add a run
 
-`memprof sim calibrate RUN --row FILE.toml` writes a run on an NPU, recorded by memprof, as a row of
-such a table: source, release, command, environment and figures to the byte. `python -m
-scripts.accuracy --run --rows FILE.toml` plans the rows of your own file; send one, and it is held
-against every later release.
+`memprof sim calibrate RUN --row FILE.toml` writes a recorded run on an NPU as a row of such a
+table. `python -m scripts.accuracy --run --rows FILE.toml` plans the rows of your own file.
 
-See also: [the simulated device](concepts/simulation.md), [many plans](concepts/plans.md).
+See also: [the simulated device](concepts/simulation.md), [plans](concepts/plans.md).
 """
 
 
@@ -169,24 +160,19 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _by_device(errors: Sequence[Error]) -> str:
-    keys = sorted(
-        {(e.run.device, e.planned.equation or "-", e.planned.stack or "-") for e in errors}
-    )
+    """Return the median and the number of predicted values of each device, equation and stack."""
+    shown = ("weights", "peak_activation", "kv_cache", "graphs")
+    groups: dict[tuple[str, str, str], list[Error]] = {}
+    for each in errors:
+        key = each.run.device, each.planned.equation or "-", each.planned.stack or "-"
+        groups.setdefault(key, []).append(each)
     rows = []
-    for device, equation, stack in keys:
-        for figure in ("weights", "peak_activation", "kv_cache", "graphs"):
-            found = [
-                e for e in errors
-                if e.figure == figure
-                and (e.run.device, e.planned.equation or "-", e.planned.stack or "-")
-                == (device, equation, stack)
-            ]  # fmt: skip
-            stats = statistics_of(found)
-            if stats is not None:
-                worst = f"{_percent(stats.worst.relative)} ({stats.worst.run.id})"
-                rows.append([device, equation, stack, TITLES[figure], str(stats.count),
-                             _percent(stats.median), worst])  # fmt: skip
-    return _table(("device", "equation", "stack", "figure", "predicted", "median", "worst"), rows)
+    for key, members in sorted(groups.items()):
+        found = [statistics_of([e for e in members if e.figure == name]) for name in shown]
+        if any(found):
+            cells = [f"{_percent(each.median)} ({each.count})" if each else "-" for each in found]
+            rows.append([*key, *cells])
+    return _table(("device", "equation", "stack", *(TITLES[name] for name in shown)), rows)
 
 
 def outside(errors: Iterable[Error]) -> list[Error]:
@@ -195,25 +181,20 @@ def outside(errors: Iterable[Error]) -> list[Error]:
 
 
 def _outside(errors: Sequence[Error]) -> str:
-    rows = []
+    """Return a line per reason; tokens follow from the KV cache and have no line of their own."""
+    rows: dict[str, list[str]] = {}
     for error in outside(errors):
+        if error.figure in ("tokens", "concurrency"):
+            continue
         said = error.run.explained.get(error.figure)
-        why = f"explained: {said}" if said else ""
-        if not said:
-            why = f"unexplained: {error.run.unexplained.get(error.figure, 'nothing is known')}"
-        rows.append([error.run.id, TITLES[error.figure], _percent(error.relative), why])
-    if not rows:
-        return "None.\n"
-    return _table(("row", "figure", "error", "why"), rows)
-
-
-def _taken(done: Sequence[tuple[PublishedRun, PlannedRow]]) -> str:
-    rows = [
-        [run.id, TITLES.get(figure, figure), constants]
-        for run, _ in done
-        for figure, constants in run.fitted.items()
+        why = said or f"unexplained: {error.run.unexplained.get(error.figure, 'no reason known')}"
+        value = f"{error.run.id}, {TITLES[error.figure]} {_percent(error.relative)}"
+        rows.setdefault(re.sub(r"^[\d.]+ of [\d.]+ MiB: |^[\d.]+ MiB: ", "", why), []).append(value)
+    listed = [
+        ["; ".join(values), textwrap.shorten(why, 160, placeholder="…")]
+        for why, values in rows.items()
     ]
-    return _table(("row", "figure that contains it", "constants"), rows)
+    return _table(("value", "why"), listed) if listed else "None.\n"
 
 
 def _kind(error: Error) -> str:
@@ -247,33 +228,30 @@ def _limits(done: Sequence[tuple[PublishedRun, PlannedRow]]) -> str:
     for run, planned in done:
         if run.limit is None:
             continue
-        tried = ", ".join(f"{key}: {each:.3f}" for key, each in planned.tries.items()) or "-"
-        if planned.limit is None:
-            found, error = f"none: {planned.reason or planned.status}", "-"
-        else:
+        found, error = f"none: {planned.reason or planned.status}", "-"
+        if planned.limit is not None:
             found = f"{planned.limit:,.0f}"
             [each] = [each for each in errors_of(run, planned) if each.figure == "limit"]
             error = f"{_percent(each.relative)}{'' if each.met else ', outside'}"
-        rows.append([run.id, f"{run.limit.starts:,} to {run.limit.fails:,}", found, error, tried])
+        rows.append([run.id, f"{run.limit.starts:,} to {run.limit.fails:,}", found, error])
     text = (
         "The largest `max-num-batched-tokens` that starts: published between a start and a\n"
-        "failure; simulated where the KV cache granted equals that of one request of the full\n"
-        "length, between the values tried (value: granted / needed). The error is against the\n"
-        "middle of the published interval; the target counts from its ends.\n\n"
+        "failure; simulated where the KV cache equals that of one request of full length.\n\n"
     )
-    return text + _table(("row", "published", "simulated", "error", "tried"), rows)
+    return text + _table(("row", "published", "simulated", "error"), rows)
 
 
 def _failed(
     failed: Sequence[tuple[PublishedRun, PlannedRow]], missing: Sequence[PublishedRun]
 ) -> str:
-    rows = [
-        [run.id, planned.stack or "-", planned.reason or planned.status]
-        for run, planned in failed
-        if run.limit is None or run.published
-    ]
-    rows += [[run.id, run.stack or "-", run.not_planned or "not planned yet"] for run in missing]
-    return _table(("row", "stack", "why"), rows) if rows else "None.\n"
+    rows: dict[str, list[str]] = {}
+    for run, planned in failed:
+        if run.limit is None or run.published:
+            rows.setdefault(planned.reason or planned.status, []).append(run.id)
+    for run in missing:
+        rows.setdefault(run.not_planned or "not planned yet", []).append(run.id)
+    listed = [[", ".join(names), why] for why, names in rows.items()]
+    return _table(("rows", "why"), listed) if listed else "None.\n"
 
 
 # --- the picture ----------------------------------------------------------------------------------

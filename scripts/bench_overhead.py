@@ -29,7 +29,7 @@ START = """
 import json, os, sys, time
 if os.environ.get("BENCH_NO_ATTRIBUTION"):
     from vllm_memprof.capture.probe import Probe
-    Probe._owners = lambda *args: {}
+    Probe._outside_torch = lambda *args: {}
 begin = time.perf_counter()
 from vllm import LLM
 

@@ -31,9 +31,8 @@ from types import SimpleNamespace
 import torch, torch_npu
 from vllm_memprof.capture.hooks.table import HOOKS
 from vllm_memprof.capture.observer import Observer
-from vllm_memprof.capture.probe import BACKENDS
 from vllm_memprof.capture.recorder import Recorder
-from vllm_memprof.capture.sampler import Every, Sampler
+from vllm_memprof.capture.sampler import Pace, Sampler
 
 folder, repeat, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 tensors = [torch.empty(1 << 18, device="npu:0") for _ in range(300)]
@@ -75,7 +74,7 @@ class Core:
 
 def bound(cls, folder, every, **rows):
     recorder = Recorder(folder)
-    recorder.probe.backend, recorder.probe.device = BACKENDS["npu"], 0
+    recorder.probe.backend, recorder.probe.device = "npu", 0
     recorder.sampler = Sampler(folder, recorder.probe, every, recorder.writer)
     recorder.notes.serving = True
     observer = Observer(recorder, ())
@@ -120,11 +119,11 @@ for batch in (1, 32, 256):
                            num_computed_tokens=0) for name in names]
     jobs[f"unbound {batch}"] = worker(Runner(), output(names, new), output(names))
     for every in (1, 16):
-        runner, recorder = bound(Runner, folder / f"{every}-{batch}", Every(steps=every),
+        runner, recorder = bound(Runner, folder / f"{every}-{batch}", Pace(steps=every),
                                  execute_model="s.execute", sample_tokens="s.sample_tokens")
         recorders.append(recorder)
         jobs[f"every {every}, {batch}"] = worker(runner, output(names, new), output(names))
-engine, recorder = bound(Core, folder / "core", Every(steps=1), step="s.core_step")
+engine, recorder = bound(Core, folder / "core", Pace(steps=1), step="s.core_step")
 recorders.append(recorder)
 jobs["unbound core"], jobs["core"] = core(Core()), core(engine)
 jobs["allocator"] = calls(torch_npu._C._npu_memoryStats, 0)
@@ -138,8 +137,8 @@ for turn in range(repeat):
             cpu, wall = time.process_time_ns() - cpu, time.perf_counter_ns() - wall
             taken[name].append((cpu / steps / 1e3, wall / steps / 1e3))
 for recorder in recorders:
-    if recorder.failed or recorder.writer.loses:
-        sys.exit(f"rows failed: {recorder.failed}")
+    if recorder.hooks.failed or recorder.writer.loss:
+        sys.exit(f"rows failed: {recorder.hooks.failed}")
 lines = sum(path.read_bytes().count(b'"kind"') for path in folder.rglob("0-*.jsonl"))
 print("MEASURED " + json.dumps({"taken": taken, "lines": lines}))
 """

@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+from playwright.sync_api import sync_playwright
 
-from scripts.browser import Browser, find_browser
 from vllm_memprof.plans.documents import sweep_document
 from vllm_memprof.plans.plan_folder import row_of
 from vllm_memprof.plans.pool import Progress, Silent
@@ -93,7 +93,7 @@ def sweep_of(row: PlanRow, shape: Sequence[int]) -> Sweep:
         less = place * 4096
         figures = {
             name: known - less
-            for name in ("tokens", "kv_cache_bytes", "fits_device_bytes", "spare_bytes")
+            for name in ("tokens", "kv_cache_bytes", "fits_device_bytes", "headroom_bytes")
             if (known := getattr(row, name)) is not None
         }
         rows.append(replace(row, values=named, run=f"plans/{place}", **figures))
@@ -103,23 +103,24 @@ def sweep_of(row: PlanRow, shape: Sequence[int]) -> Sweep:
 def show_page(row: PlanRow, shape: Sequence[int], path: str | None) -> float | None:
     """Print what a page costs; returns seconds until it is open, None without a browser."""
     sweep, begin = sweep_of(row, shape), time.process_time()
-    page = render_html(partial(sweep_document, sweep))
+    text = render_html(partial(sweep_document, sweep))
     title = f"{len(sweep.rows)} plans, {' x '.join(map(str, shape))}:"
     seconds = time.process_time() - begin
-    print(f"{title:32} written in {seconds:.2f} s, {len(page) / 1e6:.2f} MB", end="")
+    print(f"{title:32} written in {seconds:.2f} s, {len(text) / 1e6:.2f} MB", end="")
     if path is None:
         print("; no browser here")
         return None
-    with tempfile.TemporaryDirectory(prefix="memprof-bench-") as name, Browser(path) as browser:
+    with tempfile.TemporaryDirectory(prefix="memprof-bench-") as name, sync_playwright() as driver:
         file = Path(name) / "sweep.html"
-        file.write_text(page, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
+        page = driver.chromium.launch(executable_path=path, chromium_sandbox=False).new_page()
         before = _processor_time()
-        browser.open(file)
-        browser.value("new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
-        loaded = browser.value("performance.getEntriesByType('navigation')[0].loadEventEnd") / 1e3
+        page.goto(file.as_uri())
+        page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)))")
+        loaded = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd") / 1e3
         used = _processor_time() - before
-        count = browser.value("document.querySelectorAll('*').length")
-        drawn = browser.value("document.querySelectorAll('svg *').length")
+        count = page.evaluate("document.querySelectorAll('*').length")
+        drawn = page.evaluate("document.querySelectorAll('svg *').length")
     print(
         f"; open in {loaded:.2f} s, {used:.2f} s of processors, {count:,} elements, {drawn:,} drawn"
     )
@@ -162,7 +163,7 @@ def measure(run_dir: Path, count: int) -> int:
         f"{processor * 1e3:.1f} ms of processors",
         flush=True,
     )
-    row, browser = row_of(Plan(MODEL, []), run_dir), find_browser()
+    row, browser = row_of(Plan(MODEL, []), run_dir), shutil.which("chromium")
     opened = [show_page(row, shape, browser) for shape in SHAPES]
     slow = median > CACHED_LIMIT_S or any(
         each is not None and each > OPEN_LIMIT_S for each in opened

@@ -7,19 +7,20 @@ so.
 from __future__ import annotations
 
 import io
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from playwright.sync_api import BrowserType, sync_playwright
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, MONOKAI
 
-from scripts.browser import Browser, find_browser
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli.live import rank_budgets, shown_by_attach
-from vllm_memprof.cli.show import render
+from vllm_memprof.cli.show import pieces
 from vllm_memprof.launch.attach import Attached
 from vllm_memprof.launch.live import render_screen
 from vllm_memprof.report.html import render_html
@@ -46,7 +47,7 @@ class Sample:
 
 def formatted(format_name: str, lang: str = "en") -> Callable[[Report], str]:
     """What ``memprof report --format`` writes into a file."""
-    return lambda report: render(report, format_name, to_file=True, lang=lang)
+    return lambda report: "".join(pieces([report], format_name, to_file=True, lang=lang))
 
 
 #: One row per format and language.
@@ -143,32 +144,40 @@ def main() -> int:
         path = TARGET / sample.file
         path.write_text(sample.write(build_run(DATA / sample.run)), encoding="utf-8")
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
-    browser = find_browser()
-    if browser is None:
+    program = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    if program is None:
         print(
             "no Chromium or Chrome on this machine: the screenshots stay as they are",
             file=sys.stderr,
         )
         return 0
-    for shot in SCREENSHOTS:
-        take(shot, browser)
+    with sync_playwright() as playwright:
+        for shot in SCREENSHOTS:
+            take(shot, playwright.chromium, program)
     return 0
 
 
-def take(shot: Screenshot, program: str) -> None:
-    """One picture, in a browser of its own."""
-    with tempfile.TemporaryDirectory() as folder, Browser(program) as browser:
-        page = Path(folder) / "page.html"
-        page.write_text(shot.draw(build_run(DATA / shot.run)), encoding="utf-8")
-        browser.size(shot.width, shot.height, shot.dark)
-        browser.open(page)
-        browser.value(f"document.querySelector({shot.scroll_to!r}).scrollIntoView()")
-        browser.size(shot.width, shot.height, shot.dark)  # waits until it is drawn
-        path = TARGET / shot.file
-        browser.screenshot(path)
-        print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
-        if complaints := browser.complaints():
-            raise SystemExit(f"{shot.file}: {complaints}")
+def take(shot: Screenshot, chromium: BrowserType, program: str) -> None:
+    """Take one picture, in a browser of its own; what the page complains of ends the script."""
+    browser = chromium.launch(executable_path=program, chromium_sandbox=False)
+    page = browser.new_page(
+        viewport={"width": shot.width, "height": shot.height},
+        color_scheme="dark" if shot.dark else "light",
+    )
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "page.html"
+        file.write_text(shot.draw(build_run(DATA / shot.run)), encoding="utf-8")
+        page.goto(file.as_uri())
+    page.evaluate(f"document.querySelector({shot.scroll_to!r}).scrollIntoView()")
+    page.wait_for_timeout(300)  # until it is drawn
+    path = TARGET / shot.file
+    page.screenshot(path=path)
+    browser.close()
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
+    if complaints:
+        raise SystemExit(f"{shot.file}: {complaints}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -74,31 +74,30 @@ def keep_row(row: Row, path: Path = DATA) -> list[Row]:
 
 
 def write_page(rows: list[Row]) -> str:
-    """Return the page, from the rows of the data file."""
+    """Return the page of the default stack, from the rows of the data file."""
     known = {key_of(row): row for row in rows}
-    lines = [INTRODUCTION.strip()]
-    for stack in STACKS:
-        told, failed = [], []
-        for case in sorted(CASES, key=lambda case: case.name.lower()):
-            cells = []
-            for device, title in DEVICES.items():
-                row = known.get(Plan(case, stack, device).key)
-                cells += [case.parallel[device], *_cells(row)]
-                if row is not None and "error" in row:
-                    failed += _wrapped(f"- {case.name}, {title}: {row['error']}")
-            told.append("| " + " | ".join([case.name, *cells]) + " |")
-        heads = [f"{title} | weights | KV cache | tokens" for title in DEVICES.values()]
-        lines += [
-            "",
-            f"## {stack}",
-            "",
-            "| model | " + " | ".join(heads) + " |",
-            "|---|" + "---|---:|---:|---:|" * len(DEVICES),
-            *told,
-        ]
-        if failed:
-            lines += ["", "What does not start, in the engine's words:", "", *failed]
-    return "\n".join([*lines, "", *_sources()]) + "\n" + NOTES
+    told, failed = [], {}
+    for case in sorted(CASES, key=lambda case: case.name.lower()):
+        cells = []
+        for device in DEVICES:
+            row = known.get(Plan(case, STACKS[0], device).key)
+            cells += [case.parallel[device], *_cells(row)]
+            if row is not None and "error" in row:
+                failed[case.name] = textwrap.shorten(row["error"], 160, placeholder="…")
+        told.append("| " + " | ".join([case.name, *cells]) + " |")
+    heads = [f"{title} | weights | KV cache | tokens" for title in DEVICES.values()]
+    lines = [
+        INTRODUCTION.strip(),
+        "",
+        "| model | " + " | ".join(heads) + " |",
+        "|---|" + "---|---:|---:|---:|" * len(DEVICES),
+        *told,
+        "",
+    ]
+    for name, why in failed.items():
+        said = f"- {name} does not start: {why}"
+        lines += textwrap.wrap(said, 98, subsequent_indent="  ", break_long_words=False)
+    return "\n".join(lines) + "\n" + NOTES
 
 
 def _cells(row: Row | None) -> list[str]:
@@ -115,75 +114,31 @@ def _gib(size: int) -> str:
     return f"{size / (1 << 30):.2f}"
 
 
-def _sources() -> Iterator[str]:
-    """Yield where the numbers of devices come from."""
-    yield "## Where the numbers of devices come from"
-    yield ""
-    pages: dict[str, list[str]] = {}
-    for case in CASES:
-        pages.setdefault(case.page, []).append(case.name)
-    for page, names in sorted(pages.items(), key=lambda item: (not item[0], item[0].lower())):
-        where = f"vllm-ascend's `{page}`" if page else "No page of vllm-ascend; chosen here"
-        yield from _wrapped(f"- {where}: {', '.join(sorted(set(names), key=str.lower))}.")
-
-
-def _wrapped(text: str) -> Iterator[str]:
-    line = ""
-    for word in text.split():
-        if len(line) + len(word) + 1 > 98:
-            yield line
-            line = "  " + word
-        else:
-            line = f"{line} {word}" if line else word
-    yield line
-
-
 INTRODUCTION = """
 # Models without weights
 
-Presets (all: `memprof sim list`), planned by the real engine on a simulated Ascend 910B with 60.96
-GiB and on one die of an A3 with 61.27 GiB: what one rank holds, sizes in GiB, with
-`--max-model-len 32768` (Llama 3, Qwen1.5-MoE: 8192), `--enforce-eager`, the engine's defaults. TP,
-DP and PP are the sizes of tensor, data and pipeline parallelism, EP is `--enable-expert-parallel`:
-as vllm-ascend's own pages recommend them, where they name the model
-([below](#where-the-numbers-of-devices-come-from)). The weights are measured; the KV cache is what
-the engine grants, and contains what the simulation models
-([what is exact](concepts/simulation.md), [how far off](accuracy.md)). Tokens are those of one
-data-parallel replica. "not planned": nobody has planned that row yet; \\*: planned with
-constants of the device profile that have changed since. Made by
-`python -m scripts.bench_plan --models`, from [models.json](models.json).
+Presets (all: `memprof sim list`), planned by vllm-ascend 0.23.0 on a simulated Ascend 910B (60.96
+GiB) and one die of an A3 (61.27 GiB): one rank, GiB, `--max-model-len 32768` (Llama 3 and
+Qwen1.5-MoE 8192), `--enforce-eager`. TP, DP and EP (`--enable-expert-parallel`) as vllm-ascend's
+pages recommend them (`scripts/model_cases.py` names the page). Weights are measured, the KV cache
+contains [modelled values](concepts/simulation.md) ([how far off](accuracy.md)); tokens are those of
+one data-parallel replica. \\*: planned with older constants of the device. Made by `python -m
+scripts.bench_plan --models`; [models.json](models.json) has 0.30.0rc2 as well.
 """
 NOTES = """
 ## Notes
 
-- Expert models without EP are divided over the ranks as the engine does it.
-- DeepSeek-V3 and R1, Kimi-K2, MiniMax-M2, gpt-oss: bfloat16, or W8A8 where the table says so. Their
-  public checkpoints are FP8 and MXFP4, which vllm-ascend does not take on 910B and A3; people
-  convert them, or use W8A8.
-- W8A8: `--quantization ascend`. For a preset, or a folder without weights, memprof generates the
-  description of the quantized weights (`quant_model_description.json`), with 8 bits in those layers
-  that the W8A8 models published for Ascend quantize: attention and MLP projections and experts; not
-  embeddings, output head, norms, routers, vision towers, of DeepSeek's attention not `kv_b_proj`,
-  and of the linear attention of Qwen3-Next and Qwen3.5 not the output projection. A model of your
-  own with another choice: put its file beside config.json. Not generated for gpt-oss,
-  Qwen2.5-Omni and MiniCPM3. Layers for speculative decoding stay in bfloat16, those
-  of DeepSeek-V4 aside.
-- Without `--enforce-eager` the engine compiles the model before it measures: Qwen3-235B-A22B with
-  TP=16 took 34 s at the first time instead of 12 (20 s again, from the engine's cache), and gave
-  616,832 tokens instead of 616,960. Where one rank is planned, pieces of the model that are alike
-  are compiled once.
-- Another model: a folder with its `config.json` alone is enough. What is missing (tokenizer,
-  preprocessor) is generated in a folder of memprof's cache, with links to its files; the folder
-  itself is only read. Files of a processor (images, audio, video) are those of the model's kind: of
-  the kinds with a preset, and of Qwen3.5 and Qwen2.5-Omni, with the patches and token ids of the
-  configuration. They decide how large the multimodal profile is, and a note names them. Of another
-  kind they have to lie in the folder.
+- DeepSeek-V3 and R1, Kimi-K2, MiniMax-M2, gpt-oss: bfloat16, or W8A8 if the table says so. Their
+  public checkpoints are FP8 and MXFP4, which vllm-ascend does not take on 910B and A3.
+- W8A8: `--quantization ascend`. Without weights memprof generates `quant_model_description.json`,
+  with 8 bits in attention and MLP projections and experts, as the W8A8 models published for Ascend;
+  put your own file beside config.json for another choice. Not generated for gpt-oss, Qwen2.5-Omni
+  and MiniCPM3.
+- A different model: a folder with its `config.json` is enough. Missing files (tokenizer,
+  preprocessor) are generated in memprof's cache, and a note names them.
 - Qwen2.5-Omni: the thinker, which is what vLLM loads.
-- gpt-oss-120b on A3: with TP4, as its page has it, 0.23.0 has 0.29 GiB left for the KV cache and
-  0.30.0rc2 0.14, where one request of 32,768 tokens needs 0.32; so TP8 here.
-- Hunyuan-A13B on 0.30.0rc2: its vLLM runs the model through the transformers library, and in that
-  path vllm-ascend has not chosen how experts communicate.
-- Tokens of a hybrid model (Qwen3-Next, Qwen3.5) are the engine's own figure: its concurrency times
-  the length. The states of its linear attention do not grow with a request, so half as long
-  requests are not twice as many.
+- gpt-oss-120b on A3 with TP4, as its page has it, has 0.29 GiB for the KV cache; one request of
+  32,768 tokens needs 0.32: so TP8 here.
+- Tokens of a hybrid model (Qwen3-Next, Qwen3.5) are the engine's value: concurrency × length. The
+  states of its linear attention do not grow with a request.
 """

@@ -6,7 +6,8 @@ that the report's own verdict says "fits" or "exceeds" by a few MiB, the same en
 and is driven to its limits: all sequences at once, each at its full length, with images as large as
 the model takes where it takes any. "fits" has to serve them, "exceeds" has to run out of memory.
 
-Prints a table and, with -o, writes it as JSON. The exit status is 1 where a verdict was wrong.
+Prints a table and, with -o, writes it as JSON. The exit status is 1 where a verdict was
+wrong or is not the one that its device was made for.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Case:
 
 
 #: Each utilization of each set-up once. 0.13.0 subtracts what was in use at the start as well, so
-#: that a device on which little is spare below 0.98 has no KV cache at all.
+#: that a device with little headroom below 0.98 has no KV cache at all.
 CASES = (
     Case("text, eager", 0.3, EXCEEDS, 48),
     Case("text, eager", 0.5, FITS, 16),
@@ -144,8 +145,8 @@ class Outcome:
     utilization: float
     device_bytes: int
     kv_cache_bytes: int | None  # granted on the device that was made
-    spare_bytes: int | None  # by the report of the roomy device
-    released_spare_bytes: int | None
+    headroom_bytes: int | None  # by the report of the roomy device
+    released_headroom_bytes: int | None
     verdict: str | None
     happened: str  # served | out of memory | what else
     where: str  # the phase
@@ -238,7 +239,7 @@ def png(width: int, height: int, level: int) -> str:
 def device_for(case: Case, known: RankReport) -> int:
     """Return the total of a device on which the verdict of a case holds by its margin, bytes.
 
-    The engine takes utilization x total less what does not depend on the device, so that spare
+    The engine takes utilization x total less what does not depend on the device, so that headroom
     grows with the share that is never requested.
     """
     budget = known.budget
@@ -255,8 +256,8 @@ def device_for(case: Case, known: RankReport) -> int:
     assert released is not None
     taken, margin = asked - granted, case.margin_mib * MIB
     held = total - (fits if case.wanted == FITS else released)
-    spare = margin + (budget.unprofiled_bytes or 0) if case.wanted == FITS else -margin
-    beyond = held - taken + spare
+    headroom = margin + (budget.unprofiled_bytes or 0) if case.wanted == FITS else -margin
+    beyond = held - taken + headroom
     return int(beyond / (1 - case.utilization)) // MIB * MIB
 
 
@@ -268,8 +269,8 @@ def verdict_on(device: int, granted: int, known: RankReport) -> Budget:
     moved = device - (known.device_total_bytes or 0)
     return replace(
         budget,
-        spare_bytes=budget.fits_device_bytes + moved - granted,
-        released_spare_bytes=budget.fits_device_released_bytes + moved - granted,
+        headroom_bytes=budget.fits_device_bytes + moved - granted,
+        released_headroom_bytes=budget.fits_device_released_bytes + moved - granted,
     )
 
 
@@ -296,8 +297,8 @@ def try_case(case: Case, setup: SetUp, known: RankReport, place: Place) -> Outco
         case.utilization,
         device,
         granted,
-        None if moved is None else moved.spare_bytes,
-        None if moved is None else moved.released_spare_bytes,
+        None if moved is None else moved.headroom_bytes,
+        None if moved is None else moved.released_headroom_bytes,
         None if moved is None else moved.device_verdict,
         happened,
         rank.open_phases[-1] if rank.open_phases else "",
@@ -308,7 +309,7 @@ def try_case(case: Case, setup: SetUp, known: RankReport, place: Place) -> Outco
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the outcomes as a table of Markdown."""
     lines = [
-        "| set-up | utilization | device, GiB | KV cache, GiB | spare, MiB | released, MiB "
+        "| set-up | utilization | device, GiB | KV cache, GiB | headroom, MiB | released, MiB "
         "| verdict | happened | right |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -316,7 +317,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         kv_cache = "-" if each.kv_cache_bytes is None else f"{each.kv_cache_bytes / GIB:.3f}"
         sizes = [
             "-" if size is None else f"{size / MIB:.1f}"
-            for size in (each.spare_bytes, each.released_spare_bytes)
+            for size in (each.headroom_bytes, each.released_headroom_bytes)
         ]
         cells = [
             *(each.setup, f"{each.utilization}", f"{each.device_bytes / GIB:.3f}", kv_cache),
@@ -345,14 +346,22 @@ def run_cases(cases: Sequence[Case], place: Place) -> list[Outcome]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cases that were asked for; return 1 where a verdict was wrong."""
+    """Run the cases that were asked for; return 1 where a verdict is wrong or not wanted."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--setup", action="append", help="only this one; may be repeated")
+    parser.add_argument(
+        "--utilization", action="append", type=float, help="only this one; likewise"
+    )
     parser.add_argument("--folder", type=Path, help="where runs are kept")
     parser.add_argument("--prefix", default="", help="command that each engine is started with")
     parser.add_argument("-o", dest="output", type=Path, help="the table as JSON")
     asked = parser.parse_args(argv)
-    cases = [case for case in CASES if not asked.setup or case.setup in asked.setup]
+    cases = [
+        case
+        for case in CASES
+        if (not asked.setup or case.setup in asked.setup)
+        and (not asked.utilization or case.utilization in asked.utilization)
+    ]
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -362,7 +371,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.output is not None:
         rows = [{**asdict(each), "right": each.right} for each in outcomes]
         asked.output.write_text(json.dumps(rows, indent=1) + "\n")
-    return 0 if all(each.right for each in outcomes) else 1
+    as_wanted = [each.verdict for each in outcomes] == [case.wanted for case in cases]
+    return 0 if as_wanted and all(each.right for each in outcomes) else 1
 
 
 if __name__ == "__main__":

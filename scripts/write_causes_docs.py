@@ -11,12 +11,13 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from vllm_memprof.causes.book import BOOK, ORIGINS
-from vllm_memprof.causes.rows import Row
+from vllm_memprof.causes.book import Row, read_book
 from vllm_memprof.record.cause import KINDS, Cure
 
 FOLDER = Path(__file__).parent.parent / "docs" / "causes"
-MADE = "<!-- Made by scripts/write_causes_docs.py from vllm_memprof/causes/book: edit it there. -->"
+MADE = "<!-- Made by scripts/write_causes_docs.py from vllm_memprof/causes: edit it there. -->"
+ORIGINS = read_book().origins
+ROWS = [row for rows in ORIGINS.values() for row in rows]
 
 
 def wrapped(said: str, indent: str = "") -> str:
@@ -43,9 +44,8 @@ def entry(row: Row, numbers: dict[Cure, int]) -> str:
     """Return the line of a row: what the log says, what it means, which changes answer it."""
     said = max(row.example.splitlines(), key=len).strip()
     title = row.title[0].upper() + row.title[1:]
-    memory = KINDS[row.kind] if row.memory is None else row.memory
-    if memory != KINDS[row.kind]:
-        title += " (memory)" if memory else " (no memory is short)"
+    if row.is_memory != KINDS[row.kind]:
+        title += " (memory)" if row.is_memory else " (no memory is short)"
     if row.beside or not row.certain:
         title += " (likely)"
     if row.source:
@@ -73,15 +73,15 @@ def pages() -> dict[str, str]:
     """Return the pages by their name."""
     found = {}
     for kind in KINDS:
-        rows = [row for row in BOOK if row.kind == kind]
+        rows = [row for row in ROWS if row.kind == kind]
         if rows:
             found[f"{kind}.md"] = page(kind, rows)
     listed = "\n".join(
-        f"- [{kind}]({kind}.md): {sum(row.kind == kind for row in BOOK)} errors"
+        f"- [{kind}]({kind}.md): {sum(row.kind == kind for row in ROWS)} errors"
         for kind in KINDS
         if f"{kind}.md" in found
     )
-    origins = ", ".join(f"{name} ({len(rows)})" for name, rows in ORIGINS.items())
+    origins = ", ".join(f"{name.replace('_', ' ')} ({len(rows)})" for name, rows in ORIGINS.items())
     opening = wrapped(
         "What a failed start or server may have failed of, as `memprof explain` and the report of "
         "a run name it in `failure`: the first cause in the log, not the last. A page has the "

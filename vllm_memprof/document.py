@@ -26,6 +26,7 @@ class Head:
 
     title: str
     right: bool = True  # aligned to the right
+    compared: bool = True  # ranks are alike only if they have its cells in common
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ class Section:
     columns: list[Head]
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def compared(self) -> object:
+        """What ranks have in common that share the table; each has notes of its own."""
+        kept = [place for place, head in enumerate(self.columns) if head.compared]
+        return self.title, [[row.cells[at] for at in kept] for row in self.rows]
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,66 @@
-"""Files of memprof's own: replaced whole or not at all, readable by their owner alone.
+"""Files of memprof's own: tables beside the code, and what is written, which is replaced whole or
+not at all and readable by its owner alone.
 
 Standard library only: open to every layer.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from vllm_memprof.errors import MemprofError
+from vllm_memprof.errors import MemprofError, RunRecordError
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Read a file or folder that a person named.
+
+    Raises:
+        RunRecordError: it cannot be read, and what to do about it.
+    """
+    try:
+        yield
+    except FileNotFoundError as exc:
+        hint = "give a run folder, a report.json or a log; - reads standard input"
+        raise RunRecordError(f"there is no file {path}", hint) from exc
+    except PermissionError as exc:
+        hint = "read it as its owner, or chmod it"
+        raise RunRecordError(f"no permission to read {path}", hint) from exc
+    except OSError as exc:
+        raise RunRecordError(f"cannot read {path}: {exc.strerror or exc}") from exc
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Return a table that stands beside the code, its lists as tuples.
+
+    Args:
+        path: TOML, or JSON where an engine's process reads it: it has the standard library of
+            Python 3.10 alone. A name that begins with ``#`` is a comment.
+    """
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".json":
+        table = json.loads(text)
+    else:
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        table = tomllib.loads(text)
+    return {name: _frozen(value) for name, value in table.items() if not name.startswith("#")}
+
+
+def _frozen(value: Any) -> Any:
+    """Return a value that can be compared and hashed, as far as it holds lists alone."""
+    if isinstance(value, dict):
+        return {name: _frozen(each) for name, each in value.items() if not name.startswith("#")}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def replace_file(path: Path, text: str | Iterable[str]) -> None:

@@ -5,7 +5,7 @@ Words of a command line, a log's line of arguments (``{...}``, ``Namespace(...)`
 or the words themselves, set anew, leave. The engine's own parser is not used (it takes seconds to
 import), so the rules are those that hold without it: an option runs up to the next one, a later one
 of the same name wins, ``_`` is ``-``. Standard library alone: open to every layer. Which options
-matter is a table of the engine (``engines/<name>/options.py``).
+matter is a table of the engine (``engines/<name>/row.json``).
 """
 
 from __future__ import annotations

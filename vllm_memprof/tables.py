@@ -1,23 +1,24 @@
 """Tables as data: columns over rows, and what draws them. Open to every layer.
 
 A ``Column`` says what a cell shows of a row, in which unit, and when the column is there. ``table``
-makes a ``Section`` of columns and rows for every renderer and language; ``alike`` and ``fold_rows``
-put ranks together whose cells are alike.
+makes a ``Section`` of columns and rows for every renderer and language; ``fold_rows`` puts rows of
+several ranks together whose cells are alike.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
+from heapq import nlargest
+from itertools import groupby
 from operator import attrgetter, itemgetter
+from string import digits
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from vllm_memprof.document import PLAIN, Head, Row, Section
 from vllm_memprof.text import Text, text, titled
-from vllm_memprof.units import MIB as MIB_BYTES
-from vllm_memprof.units import format_bytes, format_gib, format_mib, format_rate
+from vllm_memprof.units import format_bytes, format_gib, format_ms, format_rate
 
 #: Groups of ranks that get a table of their own; the rest is in report.json.
 SHOWN_GROUPS = 4
@@ -32,57 +33,51 @@ STATUS_WORDS = {
     "truncated": text("truncated"),
 }
 
+S = TypeVar("S", bound=str)
 #: How a value becomes a cell; ``-`` where it is unknown. Words stand on the left.
 Unit = Callable[[Any], str]
 
 
-def word(value: object) -> str:
+def number(value: float | int | None, spec: str = "", suffix: str = "") -> str:
+    """Return a figure, formatted by ``spec``, with what follows it."""
+    return "-" if value is None else format(value, spec) + suffix
+
+
+def word(value: Any) -> str:
     """Return a name or a text as it is."""
-    if isinstance(value, str):
-        return value
-    return "-" if value is None else str(value)
-
-
-def number(value: float | int | None, spec: str = "") -> str:
-    """Return a figure, formatted by ``spec``."""
-    return "-" if value is None else format(value, spec)
-
-
-@lru_cache(maxsize=1 << 15)
-def printed_gib(size: float | None, digits: int = 2) -> str:
-    """Return ``format_gib`` of a figure that many ranks have in common."""
-    return format_gib(size, digits)
+    return value if isinstance(value, str) else number(value)
 
 
 def signed(value: int | float | None) -> str:
     """Return a difference with its sign, ``0`` where there is none."""
-    return "-" if value is None else f"{value:+,}" if value else "0"
+    return number(value, "+,") if value != 0 else "0"
 
 
-GIB, GIB3, GIB4 = printed_gib, partial(printed_gib, digits=3), partial(printed_gib, digits=4)
-COUNT, MIB, RATE = format_bytes, format_mib, format_rate
-SECONDS = partial(number, spec=".2f")
-COMMAS = partial(number, spec=",")
+GIB, GIB3, GIB4 = format_gib, partial(format_gib, digits=3), partial(format_gib, digits=4)
+COUNT, MS, RATE, MIB = format_bytes, format_ms, format_rate, partial(format_rate, digits=1)
+SECONDS, COMMAS = partial(number, spec=".2f"), partial(number, spec=",")
+
+#: When a column is there: of its values, and whether the line has room for those of a wide table.
+When = Callable[[list[Any], bool], bool]
 
 
-def ms(seconds: float | None) -> str:
-    """Return seconds as milliseconds."""
-    return "-" if seconds is None else f"{seconds * 1000:.2f}"
+def wide_only(values: list[Any], wide: bool) -> bool:
+    return wide
 
 
-class Shown(NamedTuple):
-    """What decides whether a column is there."""
-
-    rows: Sequence[Any]
-    wide: bool
+def narrow_only(values: list[Any], wide: bool) -> bool:
+    return not wide
 
 
-def wide_only(shown: Shown) -> bool:
-    return shown.wide
+def where_known(values: list[Any], wide: bool) -> bool:
+    return any(value is not None for value in values)
 
 
-def narrow_only(shown: Shown) -> bool:
-    return not shown.wide
+class Folded(NamedTuple):
+    """A row of several ranks, whose cells are alike."""
+
+    labels: list[str]
+    rows: list[Any]
 
 
 #: The value of a column: the ranks of a folded row.
@@ -96,43 +91,37 @@ class Column:
     title: str  # a template; a ``Text`` as it is
     value: str | Callable[[Any], Any]  # an attribute of a row, or a function of it
     unit: Unit = word
-    when: bool | Callable[[Shown], bool] = True
+    when: bool | When = True
     marked: bool = False  # (m) of a simulated device, whose profile has a part in it
     narrow: str = ""  # the title in a narrow table
     right: bool | None = None  # None: all but words stand on the right
     compared: bool = True  # False: of ranks that share a row, the largest value
 
     def of(self, row: Any) -> Any:
-        """Return the value of a row."""
-        return attrgetter(self.value)(row) if isinstance(self.value, str) else self.value(row)
+        """Return the value of a row; of rows that ranks share, the first or the largest."""
+        if not isinstance(row, Folded):
+            return attrgetter(self.value)(row) if isinstance(self.value, str) else self.value(row)
+        if self.value == LABELS:
+            return fold(row.labels)
+        values = [self.of(each) for each in row.rows]
+        known = (value for value in values if value is not None)
+        return values[0] if self.compared else max(known, default=None)
+
+    def shown(self, rows: Iterable[Any], wide: bool) -> bool:
+        """Return whether the column is there."""
+        if isinstance(self.when, bool):
+            return self.when
+        return self.when([self.of(row) for row in rows], wide)
 
     def cell(self, row: Any) -> str:
-        """Return the cell of a row, or of rows of several ranks that share it."""
-        if not isinstance(row, Folded):
-            return self.unit(self.of(row))
-        if self.value == LABELS:
-            return self.unit(fold(row.labels))
-        if self.compared:
-            return self.unit(self.of(row.rows[0]))
-        known = [value for value in map(self.of, row.rows) if value is not None]
-        return self.unit(max(known, default=None))
-
-    def shown(self, rows: Sequence[Any], wide: bool) -> bool:
-        """Return whether the column is there."""
-        return self.when if isinstance(self.when, bool) else self.when(Shown(rows, wide))
+        """Return the cell of a row."""
+        return self.unit(self.of(row))
 
     def head(self, wide: bool, simulated: bool) -> Head:
         """Return the title and the side of the cells."""
         title = titled(self.title if wide else self.narrow or self.title)
         right = self.unit is not word if self.right is None else self.right
-        return Head(modelled(title, self.marked and simulated), right)
-
-
-class Folded(NamedTuple):
-    """A row of several ranks, whose cells are alike."""
-
-    labels: list[str]
-    rows: list[Any]
+        return Head(modelled(title, self.marked and simulated), right, self.compared)
 
 
 class Look(NamedTuple):
@@ -155,13 +144,11 @@ class Size:
     indent: int = 0
 
 
-#: The columns of a table of sizes.
-SIZES = (
-    Column("", "title"),
-    Column("GiB", "bytes", GIB4),
-    Column("bytes", "bytes", COUNT),
-)
+#: The notes below a table: ``condition and text(...)``.
+Notes = Iterable[str | bool | None]
 
+#: The columns of a table of sizes.
+SIZES = (Column("", "title"), Column("GiB", "bytes", GIB4), Column("bytes", "bytes", COUNT))
 #: The columns of a table of pairs: a name and what it has.
 PAIRS = (Column("", itemgetter(0)), Column("", itemgetter(1)))
 
@@ -170,10 +157,11 @@ def table(
     title: str,
     columns: Iterable[Column],
     rows: Iterable[Any],
-    notes: Iterable[str] = (),
+    notes: Notes = (),
     wide: bool = True,
     simulated: bool = False,
     look: Callable[[Any], str | Look] | None = None,
+    most: int | None = None,
 ) -> Section:
     """Return a table.
 
@@ -182,27 +170,31 @@ def table(
         columns: those whose ``when`` holds are drawn.
         rows: what the columns read; a ``Row`` stands as it is. Of any other, ``style``, ``mark``
             and ``indent`` hold where it has them.
-        notes: below it.
+        notes: below it; what is no text is not there.
         wide: the line has room for the columns of a wide table.
         simulated: the device is, so that columns are marked.
         look: the style of a row or more of it, instead of its own.
+        most: rows that are drawn; None: all. A note counts the others.
     """
     listed = list(rows)
-    shown = [column for column in columns if column.shown(listed, wide)]
+    drawn, more = listed[:most], len(listed[most:]) if most else 0
+    seen = [row for row in drawn if not isinstance(row, Row)]
+    shown = [column for column in columns if column.shown(seen, wide)]
 
     def draw(row: Any) -> Row:
         if isinstance(row, Row):
             return row
         own = row.rows[0] if isinstance(row, Folded) else row
-        cells = [column.cell(row) for column in shown]
         known = {name: getattr(own, name) for name in Look._fields if hasattr(own, name)}
         if look is not None:
-            seen = look(own)
-            known |= {"style": seen} if isinstance(seen, str) else seen._asdict()
-        return Row(cells, **known)
+            found = look(own)
+            known |= {"style": found} if isinstance(found, str) else found._asdict()
+        return Row([column.cell(row) for column in shown], **known)
 
     heads = [column.head(wide, simulated) for column in shown]
-    return Section(title, heads, [*map(draw, listed)], list(notes))
+    left_out = [more > 0 and text("{count} more in report.json", count=more)]
+    said = [note for note in (*notes, *left_out) if isinstance(note, str)]
+    return Section(title, heads, [*map(draw, drawn)], said)
 
 
 #: What tables of phases show of the device at an edge, in a report and in a comparison; those that
@@ -227,7 +219,7 @@ class Ranked(Protocol):
     def lines(self) -> Sequence[int] | None: ...
 
 
-R = TypeVar("R", bound=Ranked)
+R = TypeVar("R")
 
 
 def group_ranks(ranks: Iterable[R], key: Callable[[R], Hashable]) -> list[list[R]]:
@@ -238,88 +230,51 @@ def group_ranks(ranks: Iterable[R], key: Callable[[R], Hashable]) -> list[list[R
     return list(groups.values())
 
 
-def alike(
-    ranks: Iterable[R],
-    draw: Callable[[R, str], list[Section]],
-    key: Callable[[R], Hashable] | None = None,
-    every: str | None = None,
-) -> list[Section]:
-    """Return the tables of each group of ranks whose tables are alike; of many groups the first.
-
-    Args:
-        ranks: in their order.
-        draw: makes the tables of a rank, given the labels that their titles name.
-        key: what ranks of a group have in common; None: the tables themselves.
-        every: these labels where one group has all ranks; None: theirs.
-    """
-    groups = group_ranks(ranks, key or (lambda rank: repr(draw(rank, ""))))
-    found: list[Section] = []
-    for members in groups[:SHOWN_GROUPS]:
-        one = every is not None and len(groups) == 1
-        found += draw(members[0], str(every) if one else labels_of(members))
-    if found:
-        found[-1].notes.extend(more_groups(groups, "report.json"))
-    return found
+def foremost(rows: Iterable[R], count: int, weight: Callable[[R], Any]) -> list[R]:
+    """Return the rows that weigh most, in their order."""
+    listed = list(rows)
+    kept = {id(row) for row in nlargest(count, listed, key=weight)}
+    return [row for row in listed if id(row) in kept]
 
 
 def fold_rows(columns: Sequence[Column], per_rank: Mapping[str, Iterable[Any]]) -> list[Folded]:
     """Return the rows of all ranks, label -> rows; those whose compared cells are alike as one."""
-    groups: dict[Hashable, Folded] = {}
-    for label, rows in per_rank.items():
-        for row in rows:
-            key = tuple(
-                column.cell(row) for column in columns if column.compared and column.value != LABELS
-            )
-            group = groups.setdefault(key, Folded([], []))
-            group.labels.append(label)
-            group.rows.append(row)
-    return list(groups.values())
+    read = [column for column in columns if column.compared and column.value != LABELS]
+    rows = [(label, row) for label, rows in per_rank.items() for row in rows]
+    groups = group_ranks(rows, lambda entry: tuple(column.cell(entry[1]) for column in read))
+    return [Folded(*map(list, zip(*members, strict=True))) for members in groups]
 
 
 def fold(labels: Sequence[str]) -> str:
     """Return ``TP0, TP1, TP2, TP5`` as ``TP0-TP2, TP5``."""
-    runs: list[list[str]] = []
-    follows: tuple[str, str] | None = None  # prefix and digits of the label that goes on the run
-    for label in labels:
-        match = re.fullmatch(r"(.*?)(\d+)", label)
-        parts = None if match is None else (match.group(1), match.group(2))
-        if parts is not None and parts == follows:
-            runs[-1].append(label)
-        else:
-            runs.append([label])
-        if parts is not None:  # node09 is followed by node10, node9 too
-            follows = parts[0], str(int(parts[1]) + 1).zfill(len(parts[1]))
-        else:
-            follows = None
-    ends = [(group[0], group[-1].split(" ")[-1], len(group)) for group in runs]
-    return ", ".join(first if count == 1 else f"{first}-{last}" for first, last, count in ends)
+
+    def run(entry: tuple[int, str]) -> Hashable:
+        """Return what labels that follow each other have in common."""
+        place, label = entry
+        prefix = label.rstrip(digits)
+        own = label.removeprefix(prefix)
+        return (prefix, int(own) - place) if own else place
+
+    runs = [[label for _, label in members] for _, members in groupby(enumerate(labels), run)]
+    return ", ".join(
+        own[0] if len(own) == 1 else f"{own[0]}-{own[-1].split(' ')[-1]}" for own in runs
+    )
 
 
 def labels_of(ranks: Iterable[Ranked]) -> str:
     """Return the labels of ranks; of a log, of a worker that nothing names also its lines."""
     members = list(ranks)
-    lines = members[0].lines if len(members) == 1 else None
-    if lines is None:
+    if len(members) != 1 or members[0].lines is None:
         return fold([rank.label for rank in members])
-    first, last = lines
+    first, last = members[0].lines
     if first == last:
-        return text("{label}, line {first}", label=members[0].label, first=first)
-    return text("{label}, lines {first}-{last}", label=members[0].label, first=first, last=last)
+        return text("{label}, line {first}", members[0], first=first)
+    return text("{label}, lines {first}-{last}", members[0], first=first, last=last)
 
 
-def modelled(title: str, mark: bool) -> str:
+def modelled(title: S, mark: bool) -> S | Text:
     """Return a title, marked where a simulated device's profile sets its figure."""
     return text("{title} (m)", title=title) if mark else title
-
-
-def failed(name: str, expected: int | None, found: int | None) -> Text:
-    """Return the note of a cross-check that does not hold."""
-    return text(
-        "✗ {name}: {expected:bytes} expected, {found:bytes} found",
-        name=name,
-        expected=expected,
-        found=found,
-    )
 
 
 def more_groups(groups: Sequence[object], where: str) -> list[str]:
@@ -328,13 +283,3 @@ def more_groups(groups: Sequence[object], where: str) -> list[str]:
     if count <= 0:
         return []
     return [text("{count} more groups of ranks are in {where}", count=count, where=where)]
-
-
-def signed_mib(size: int | None) -> str:
-    """Return a difference as MiB with its sign, ``0`` where there is none."""
-    return "-" if size is None else f"{size / MIB_BYTES:+.1f}" if size else "0"
-
-
-def grown_mib(size: int | None) -> str:
-    """Return growth as MiB with its sign, ``0`` where there is none, ``?`` where it is unknown."""
-    return format_mib(size) or "0"

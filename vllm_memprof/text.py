@@ -7,10 +7,14 @@ a ``Text`` is somebody's own word, a name or a figure, and stays as it is in eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import Formatter
 
-from vllm_memprof.units import format_bytes, format_gib, format_mib, format_size
+from vllm_memprof.units import format_bytes, format_gib, format_mib, format_ms, format_size
 
+#: A template, said where its figures are known, or ``say`` where that of ``when`` is known, too.
+Sentence = str | Mapping[str, str]
+Part = Sentence | tuple[Sentence, ...]
 #: Format specs for quantities; each takes an integer of bytes, a count, or None where it is
 #: unknown.
 _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
@@ -19,7 +23,7 @@ _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
     "size": format_size,
     "mib": lambda size: format_mib(None if size is None else int(size)),
     "bytes": lambda size: format_bytes(None if size is None else int(size)),
-    "ms": lambda seconds: "-" if seconds is None else f"{seconds * 1000:.2f}",
+    "ms": format_ms,
 }
 
 
@@ -48,33 +52,59 @@ class _Param:
         return quantity(self._value)
 
 
-def text(template: str, /, **params: object) -> Text:
+def text(template: str, of: object = None, /, **params: object) -> Text:
     """Return the sentence of a template.
 
     Args:
         template: English, with ``{name}`` or ``{name:spec}`` for parameters. Specs are those of
             ``format``, and ``gib``, ``gib4``, ``size``, ``mib`` and ``bytes`` for bytes, ``ms`` for
             seconds.
+        of: what has the parameters that are not given, as attributes.
         params: figures, names, or further texts, which are translated in their turn.
     """
+    if of is not None:
+        names = {name for _, name, _, _ in Formatter().parse(template) if name}
+        params |= {name: getattr(of, name) for name in names - params.keys()}
     filled = Text(fill(template, params))
     filled.template = template
     filled.params = params
     return filled
 
 
-def titled(words: str) -> str:
-    """Return a title as a ``Text``; one that is a text already, and an empty one, as it is."""
-    return text(words) if words and not isinstance(words, Text) else words
+def titled(words: str) -> Text:
+    """Return the words of a table as a ``Text``; those that are one already as they are."""
+    return words if isinstance(words, Text) else text(words)
 
 
-def join(mark: str, parts: Iterable[str]) -> Text:
-    """Return texts one after the other, ``mark``, itself translated, between them."""
-    listed = tuple(parts)
+def join(mark: str, parts: Iterable[str | bool | None]) -> Text:
+    """Return texts one after the other, ``mark``, itself translated, between them.
+
+    What is no text, as of ``condition and text(...)``, is left out.
+    """
+    listed = tuple(part for part in parts if isinstance(part, str))
     joined = Text(mark.join(listed))
     joined.template = mark
     joined.params = {"parts": listed}
     return joined
+
+
+def sentences(parts: Sequence[Part], figures: Mapping[str, object], mark: str = "; ") -> str:
+    """Return sentences one after the other, ``mark`` between them, of those that can be said.
+
+    Args:
+        parts: sentences. Of a tuple of alternatives the first that can be said counts.
+        figures: by name; None is unknown, and what takes an unknown one cannot be said.
+        mark: as of ``join``.
+    """
+    said = []
+    for part in parts:
+        for one in part if isinstance(part, tuple) else (part,):
+            template, also = (one, []) if isinstance(one, str) else (one["say"], [one["when"]])
+            names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+            if all(figures.get(name) is not None for name in names.union(also)):
+                said.append(text(template, **{name: figures[name] for name in names}))
+                break
+    return said[0] if len(said) == 1 else join(mark, said)
 
 
 def fill(template: str, params: Mapping[str, object]) -> str:

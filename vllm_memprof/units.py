@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -47,6 +50,11 @@ def format_rate(size_bytes: float | None, digits: int = 3) -> str:
     return f"{size:+,.{digits}f}" if (size := round(size_bytes / MIB, digits)) else "0"
 
 
+def format_ms(seconds: float | None) -> str:
+    """Return seconds as milliseconds, ``-`` where they are unknown."""
+    return "-" if seconds is None else f"{seconds * 1000:.2f}"
+
+
 def format_bytes(size_bytes: int | None) -> str:
     """Return exact bytes with thousands separators, ``-`` where the figure is unknown."""
     if size_bytes is None:
@@ -73,7 +81,7 @@ def minus(left: int | None, right: int | None) -> int | None:
     return None if left is None or right is None else left - right
 
 
-def sum_or_none(sizes: Iterable[int | None]) -> int | None:
+def sum_or_none(sizes: Iterable[Number | None]) -> Number | None:
     """Return the sum of sizes, None where one of them is unknown; 0 of none."""
     known = list(sizes)
     return None if None in known else sum(size for size in known if size is not None)

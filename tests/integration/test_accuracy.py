@@ -5,11 +5,12 @@ The others are planned by ``make accuracy``.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from scripts.accuracy import ROWS, read_kept, simulate
-from scripts.accuracy_errors import PlannedRow, errors_of
-from scripts.accuracy_runs import PublishedRun, load_runs
 from tests.support.engine import OLD_STACK, STACK, require_stack
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
@@ -25,20 +26,14 @@ CHEAP = {
 @pytest.mark.parametrize("name", CHEAP)
 def test_a_published_run_is_planned_as_kept(name):
     require_stack(CHEAP[name])
-    [run] = [run for run in load_runs(ROWS) if run.id == name]
-    planned, kept = PlannedRow(**simulate(run)), read_kept()[name]
-    assert planned.status == "ok", planned.reason
-    assert planned.figures == kept.figures, "make accuracy: docs/accuracy.json is of other plans"
-    assert (planned.equation, planned.constants) == (kept.equation, kept.constants)
-    errors = errors_of(run, planned)
-    assert errors
-    for error in errors:
-        if error.figure not in {**run.explained, **run.unexplained}:
-            assert error.met is not False, f"{error.figure} {error.relative:+.2%}"
+    command = [sys.executable, "-m", "scripts.accuracy", "--verify", "--only", f"^{name}$"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{name}: as kept\n"), done.stderr
 
 
 @pytest.mark.full  # CI: the rows above; this one holds why a row needs its graph mode
-def test_a_piece_of_a_graph_keeps_its_arguments_and_a_whole_graph_does_not():
+def test_a_piece_of_a_graph_keeps_its_arguments_and_a_whole_graph_does_not(run_memprof):
     """The peak lies in the MLP: by default the piece after attention also holds what it was given.
 
     That is the residual, 1,024 elements of 2 bytes a token, and what attention gave, 16 heads of
@@ -46,15 +41,17 @@ def test_a_piece_of_a_graph_keeps_its_arguments_and_a_whole_graph_does_not():
     """
     tokens = 8192
     args = ["--max-model-len", "2048", "--max-num-batched-tokens", str(tokens)]
-    args += ["--hf-overrides", '{"num_hidden_layers": 2}']
-    run = PublishedRun("modes", "none", "0.23.0", "a3", "Qwen/Qwen3-0.6B", args=args, stack=STACK)
+    args += ["--hf-overrides", '{"num_hidden_layers": 2}', "--stack", STACK]
     peaks = {}
     for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"):
-        planned = PlannedRow(
-            **simulate(run, ["--compilation-config", f'{{"cudagraph_mode": "{mode}"}}'])
+        config = f'{{"cudagraph_mode": "{mode}"}}'
+        run = run_memprof(
+            *("plan", "Qwen/Qwen3-0.6B", "--device", "sim:a3", *args),
+            *("--compilation-config", config),
         )
-        assert planned.status == "ok", planned.reason
-        peaks[mode] = planned.figures["peak_activation"]
+        assert run.returncode == 0, run.output
+        [rank] = run.report["ranks"]
+        peaks[mode] = rank["figures"]["peak_activation_bytes"]
     more = peaks["FULL_AND_PIECEWISE"] - peaks["FULL_DECODE_ONLY"]
     # of each token; what is left is 1 KiB, two small blocks
     assert more // tokens == (1024 + 16 * 128) * 2

@@ -31,7 +31,7 @@ import os
 from pathlib import Path
 
 def register():
-    from vllm_memprof.capture import components
+    from vllm_memprof.capture import owners
 
     def make(original):
         def loaded_library(*names):
@@ -42,7 +42,6 @@ def register():
             def counted(*args):
                 with open(Path(__file__).parent / f"calls-{os.getpid()}", "a") as out:
                     out.write("1\\n")
-                function.argtypes = counted.argtypes
                 return function(*args)
             class Counting:
                 aclrtGetMemUsageInfo = staticmethod(counted)
@@ -51,7 +50,7 @@ def register():
             return Counting()
         return loaded_library
 
-    wrap(components, "loaded_library", make)
+    wrap(owners, "loaded_library", make)
 """
 
 #: A collective on torch's default group, which vllm-ascend gives no buffer size, inside the profile
@@ -199,7 +198,7 @@ def test_the_runtime_is_asked_at_phase_edges_and_never_between(
         snapshot = event.get("snapshot") or {}
         if snapshot.get("components") is not None:
             pid = event["file"].removesuffix(".jsonl").rsplit("-", 1)[1]
-            by_pid[pid] = by_pid.get(pid, 0) + 1 + snapshot.get("read_again", 0)
+            by_pid[pid] = by_pid.get(pid, 0) + 1 + (snapshot["read_again"] or 0)
             if (
                 waited_s := (event["detail"] or {}).get("non_torch_read_after_seconds")
             ) is not None:

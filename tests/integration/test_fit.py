@@ -124,9 +124,9 @@ def test_the_answer_is_that_of_all_values(name: str, tmp_path: Path) -> None:
         for value, row in zip(case.values, rows, strict=True)
         if row["status"] == "ok"
         and row["survived"]
-        and (headroom is None or row["spare_bytes"] >= headroom)
+        and (headroom is None or row["headroom_bytes"] >= headroom)
     ]
-    print(name, [(row["status"], row["spare_bytes"]) for row in rows])
+    print(name, [(row["status"], row["headroom_bytes"]) for row in rows])
     assert 0 < len(passing) < len(rows), [row["reason"] for row in rows]
 
     search = ["--find", "max-num-batched-tokens", "--between", case.grid, "--step", str(case.step)]
@@ -148,10 +148,10 @@ def test_the_answer_is_that_of_all_values(name: str, tmp_path: Path) -> None:
         assert row["status"] == "oom"
     elif case.kind == "want":
         assert headroom is not None
-        assert beyond["short_bytes"] == headroom - row["spare_bytes"] > 0
+        assert beyond["short_bytes"] == headroom - row["headroom_bytes"] > 0
         grown = {owner["name"]: owner["difference_bytes"] for owner in beyond["owners"]}
         assert grown["kv_cache"] == grown["weights"] == 0
-        assert sum(grown.values()) == best["spare_bytes"] - row["spare_bytes"] > 0
+        assert sum(grown.values()) == best["headroom_bytes"] - row["headroom_bytes"] > 0
     elif beyond["at_least"]:  # the equation gives less than nothing
         assert beyond["short_bytes"] == -row["kv_cache_bytes"] > 0
     else:

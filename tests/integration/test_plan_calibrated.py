@@ -46,9 +46,9 @@ def calibrated(place: Path, *args: str) -> dict[str, Any]:
     return found
 
 
-def kv_and_spare(run_dir: Path) -> tuple[int, int]:
+def kv_and_headroom(run_dir: Path) -> tuple[int, int]:
     (rank,) = json.loads((run_dir / "report.json").read_text())["ranks"]
-    return rank["budget"]["engine_kv_cache_bytes"], rank["budget"]["spare_bytes"]
+    return rank["budget"]["engine_kv_cache_bytes"], rank["budget"]["headroom_bytes"]
 
 
 def test_a_device_that_differs_from_its_profile_is_found_again(place: Path) -> None:
@@ -78,9 +78,9 @@ def test_a_device_that_differs_from_its_profile_is_found_again(place: Path) -> N
     applied = {row["owner"]: row["applied_bytes"] for row in found["corrections"]}
     assert applied["kernels"] == 34 * MIB
     assert applied["context"] == 400 * MIB - load_profile("910b").memory.context_bytes
-    wanted, spare = kv_and_spare(place / "wanted")
-    assert found["with"]["kv_cache_bytes"] == wanted != found["without"]["kv_cache_bytes"]
-    assert found["with"]["spare_bytes"] == spare != found["without"]["spare_bytes"]
+    wanted, headroom = kv_and_headroom(place / "wanted")
+    assert found["corrected"]["kv_cache_bytes"] == wanted != found["without"]["kv_cache_bytes"]
+    assert found["corrected"]["headroom_bytes"] == headroom != found["without"]["headroom_bytes"]
     assert not found["same_command"]
 
 

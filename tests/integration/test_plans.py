@@ -76,7 +76,7 @@ def test_a_search_agrees_with_the_sweep_and_one_that_runs_out_of_memory_is_a_row
     args = ["--max-num-batched-tokens", "2048", "--max-model-len", "4096"]
     rows = sweep(place, "small", "--over", "gpu-memory-utilization=0.7,0.8,0.9", *args)
     assert [row["status"] for row in rows] == ["ok"] * 3
-    room = sorted(row["spare_bytes"] for row in rows)[1] - GIB
+    room = sorted(row["headroom_bytes"] for row in rows)[1] - GIB
     search = [
         "--find",
         "gpu-memory-utilization",
@@ -187,17 +187,17 @@ CASES: dict[str, tuple[list[str], list[str], Any]] = {
             "--want",
             "tokens=1000000",
         ],
-        lambda row: row["spare_bytes"] >= 14 * GIB and row["tokens"] >= 1_000_000,
+        lambda row: row["headroom_bytes"] >= 14 * GIB and row["tokens"] >= 1_000_000,
     ),
     "max-model-len": (
         ["4096", "8192", "12288", "16384"],
         ["--between", "4096:16384", "--step", "4096", "--want", "concurrency=2500"],
-        lambda row: row["spare_bytes"] >= 0 and row["max_concurrency"] >= 2500,
+        lambda row: row["headroom_bytes"] >= 0 and row["max_concurrency"] >= 2500,
     ),
     "devices": (
         ["1", "2", "4"],
         ["--want", "concurrency=9000@4096"],
-        lambda row: row["spare_bytes"] >= 0 and row["max_concurrency"] >= 9000,
+        lambda row: row["headroom_bytes"] >= 0 and row["max_concurrency"] >= 9000,
     ),
 }
 
@@ -216,7 +216,7 @@ def test_a_search_agrees_with_an_exhaustive_sweep(place: Path, knob: str) -> Non
     assert [row["status"] for row in rows] == ["ok"] * len(values)
     holding = [value for value, row in zip(values, rows, strict=True) if holds(row)]
     assert 0 < len(holding) < len(values), [
-        row["spare_bytes"] for row in rows
+        row["headroom_bytes"] for row in rows
     ]  # the case decides something
     code, found = fit(place, "--find", knob, *wants, *args)
     assert (code, found["answer"]) == (0, holding[0] if knob == "devices" else holding[-1])
@@ -238,7 +238,7 @@ def test_24_plans_on_a_local_ray_of_two_workers(place: Path) -> None:
         "tokens",
         "kv_cache_bytes",
         "fits_request_bytes",
-        "spare_beside_held_bytes",
+        "headroom_beside_held_bytes",
         "terms",
         "max_concurrency",
     )

@@ -67,7 +67,7 @@ def assert_planned(plan: RunResult, ranks: int) -> None:
         assert budget["residual_bytes"] == 0
         assert {kv["tokens"]} == printed
         assert budget["engine_kv_cache_bytes"] == kv["tokens"] * kv["bytes_per_token"]
-        assert budget["spare_bytes"] is None
+        assert budget["headroom_bytes"] is None
         assert budget["fits_device_bytes"] is None
         phases = {phase["phase"] for phase in rank["phases"]}
         assert {"weight_load", "kv_cache_sizing", "kv_cache_alloc", "request_pool"} <= phases
@@ -125,6 +125,6 @@ def test_a_sweep_has_a_row_for_each_share(tmp_path: Path) -> None:
     small, large = json.loads(done.stdout)["rows"]
     assert (small["status"], large["status"]) == ("ok", "ok")
     assert large["tokens"] > 1.9 * small["tokens"]
-    assert {row["spare_bytes"] for row in (small, large)} == {None}
+    assert {row["headroom_bytes"] for row in (small, large)} == {None}
     assert {row["devices"] for row in (small, large)} == {1}
     assert {row["equation"] for row in (small, large)} == {"S1"}

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.verdict_cases import CASES, EXCEEDS, FITS, Case, Place, run_cases, table
-
 pytestmark = pytest.mark.sim
-#: One of each verdict, on the set-up that starts fastest.
-FEW = [case for case in CASES if case.setup == "text, eager" and case.utilization in (0.5, 0.9)]
 
 
-def hold(cases: list[Case], folder: Path) -> None:
-    outcomes = run_cases(cases, Place(folder, (), 600))
-    assert [each.verdict for each in outcomes] == [case.wanted for case in cases], table(outcomes)
-    assert all(each.right for each in outcomes), table(outcomes)
+def hold(folder: Path, *options: str) -> list[str]:
+    """Run cases; return the rows of their table."""
+    command = [sys.executable, "-m", "scripts.verdict_cases", "--folder", str(folder), *options]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = done.stdout.rpartition("| set-up |")[2].splitlines()[2:]
+    return [line for line in table if line.startswith("| ")]
 
 
 @pytest.mark.timeout(900)
 def test_what_fits_is_served_and_what_does_not_runs_out_of_memory(
     sim_stack: str, tmp_path: Path
 ) -> None:
-    assert {case.wanted for case in FEW} == {FITS, EXCEEDS}
-    hold(FEW, tmp_path)
+    """One of each verdict, on the set-up that starts fastest."""
+    few = ["--setup", "text, eager", "--utilization", "0.5", "--utilization", "0.9"]
+    rows = hold(tmp_path, *few)
+    assert ["| fits | served |" in row for row in rows] == [True, False]
+    assert "| exceeds |" in rows[1]
 
 
 @pytest.mark.full
 @pytest.mark.timeout(7200)
 def test_twenty_cases(sim_stack: str, tmp_path: Path) -> None:
-    wanted = [case.wanted for case in CASES]
-    assert len(CASES) == 20
-    assert min(wanted.count(FITS), wanted.count(EXCEEDS)) >= 5
-    hold(list(CASES), tmp_path)
+    rows = hold(tmp_path)
+    assert len(rows) == 20
+    assert min(sum(f"| {verdict} |" in row for row in rows) for verdict in ("fits", "exceeds")) >= 5

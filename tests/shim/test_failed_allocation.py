@@ -23,14 +23,13 @@ BLOCK = 512  # torch_npu asks for 32 bytes more than a tensor, in blocks of 512
 CODE = """
 from pathlib import Path
 from vllm_memprof.capture.observer import Observer
-from vllm_memprof.capture.probe import BACKENDS
 from vllm_memprof.capture import failure
 from vllm_memprof.capture.recorder import Recorder
 
 torch.empty(1, device="npu")
 recorder = Recorder(Path(RUN))
 recorder.roles.add("worker")
-recorder.probe.backend = BACKENDS["npu"]
+recorder.probe.backend = "npu"
 observer = Observer(recorder, ())
 observer.observe_oom()
 

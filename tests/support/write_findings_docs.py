@@ -1,4 +1,4 @@
-"""Write ``docs/findings/*.md`` from the rules of the findings.
+"""Write ``docs/findings/*.md`` from the rows of the findings.
 
 python -m tests.support.write_findings_docs          rewrite the pages
 python -m tests.support.write_findings_docs --check  exit status 1 when a page differs
@@ -6,58 +6,37 @@ python -m tests.support.write_findings_docs --check  exit status 1 when a page d
 
 from __future__ import annotations
 
-import re
 import sys
 import textwrap
-from inspect import cleandoc
 from pathlib import Path
 
-from vllm_memprof.accounting.findings.needs import NOTHING
-from vllm_memprof.accounting.findings.registry import FindingRule
+from vllm_memprof.accounting.findings.rules import BY_BYTES, WARNING_BYTES, FindingRule
 from vllm_memprof.accounting.findings.table import FINDINGS
+from vllm_memprof.units import MIB
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "findings"
-#: Sections of a docstring -> heading of the page.
-SECTIONS = {"Meaning": "What it means", "Computed": "How it is computed", "To do": "What to do"}
+#: Key of a row -> heading of the page.
+SECTIONS = {"meaning": "What it means", "computed": "How it is computed", "to-do": "What to do"}
 #: Module of the rules -> heading of the index.
 SUBJECTS = {
-    "budget": "The granted KV cache",
-    "equation": "The engine's figures",
-    "not_subtracted": "What the equation does not subtract",
-    "kv_cache": "The plan of the KV cache",
-    "neighbours": "Other processes",
+    "kv_cache": "The KV cache that was granted and planned",
+    "equation": "The engine's equation and figures",
+    "device": "The device: whether the KV cache fits, other processes, outside torch",
     "oom": "Out of memory",
-    "outside_torch": "Outside torch",
-    "empty_cache": "empty_cache",
-    "cycles": "Cycles of sleep mode, pauses and weight updates",
-    "serving_growth": "While serving",
-    "fits_device": "Whether the KV cache fits the device",
-    "engine_lines": "What the engine estimates and prints",
-    "setup": "Set-up and hooks",
-    "hosts": "Several hosts",
-    "multimodal": "Multimodal requests",
+    "empty_cache": "empty_cache, and cycles of sleep mode, pauses and weight updates",
+    "serving": "While serving",
+    "setup": "Set-up, hooks and hosts",
     "sglang/findings": "SGLang",
 }
 
 
-def sections_of(rule: FindingRule) -> dict[str, str]:
-    """Return the sections of a rule's docstring, name -> Markdown."""
-    parts = re.split(r"^([A-Z][a-z ]+):$", cleandoc(rule.explained), flags=re.MULTILINE)
-    return {
-        name: textwrap.dedent(body).strip()
-        for name, body in zip(parts[1::2], parts[2::2], strict=True)
-        if body.strip()
-    }
-
-
 def page(rule: FindingRule) -> str:
     severity = rule.severity
-    if not isinstance(severity, str):
-        severity = (severity.__doc__ or "").removeprefix("Return ").rstrip(".").replace("``", "")
-    said = sections_of(rule)
-    parts = [f"# {rule.id}", textwrap.fill(f"{rule.title}. Severity: {severity}.", 100)]
-    parts += [f"## {heading}\n\n{said[name]}" for name, heading in SECTIONS.items()]
+    if severity == BY_BYTES:
+        severity = f"warning from {WARNING_BYTES // MIB} MiB on, info below"
+    parts = [f"# {rule.id}", textwrap.fill(f"{rule.title[-1]}. Severity: {severity}.", 100)]
+    parts += [f"## {heading}\n\n{rule.explained[name]}" for name, heading in SECTIONS.items()]
     parts.append(f"Source: `{rule.source}`")
     return "\n\n".join(parts) + "\n"
 
@@ -68,7 +47,7 @@ def pages() -> dict[str, str]:
     index = [
         "# Findings",
         "",
-        "Made from the rules of `vllm_memprof/accounting/findings/` and `vllm_memprof/engines/` by",
+        "Made from `findings.toml` in `vllm_memprof/accounting/findings/` and `vllm_memprof/engines/*/` by",
         "`tests/support/write_findings_docs.py`. A report lists findings by severity, then by bytes.",
         'In a budget file, `fail_on = ["negative-kv"]` fails a run that has the finding; a rank on',
         "which a finding cannot be looked for (last column) fails as not judged.",
@@ -76,8 +55,8 @@ def pages() -> dict[str, str]:
     for module, heading in SUBJECTS.items():
         index += ["", f"## {heading}", "", "| finding | says | looked for if |", "|---|---|---|"]
         index += [
-            f"| [`{rule.id}`]({rule.id}.md) | {rule.title} | "
-            f"{'always' if rule.needs is NOTHING else rule.needs.said} |"
+            f"| [`{rule.id}`]({rule.id}.md) | {rule.title[-1]} | "
+            f"{rule.needs.said if rule.needs.conditions or rule.needs.item else 'always'} |"
             for rule in FINDINGS.values()
             if f"/{module}.py::" in rule.source
         ]

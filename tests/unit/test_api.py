@@ -208,7 +208,7 @@ def test_the_command_makes_its_sweep_by_the_same_function(
         jobs.append(job)
         raise UsageError("asked")
 
-    monkeypatch.setattr(api, "make_sweep", make_sweep)
+    monkeypatch.setattr("vllm_memprof.cli.commands.sweep.make_sweep", make_sweep)
     words = ["sweep", "M", "--over", "max_model_len=1,2", "-o", str(tmp_path / "s")]
     assert main(words) == 2
     assert [len(job.plans) for job in jobs] == [2]

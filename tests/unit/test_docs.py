@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.model_cases import CASES
-from scripts.model_plans import list_plans, load_rows
 from tests.support.served import leaking, traced
 from tests.unit.accounting.test_requests import vision
 from tests.unit.report.test_requests import many as requests_by_hand
@@ -27,7 +25,6 @@ from vllm_memprof.compare.diff import Diff, diff_reports
 from vllm_memprof.compare.document import diff_document
 from vllm_memprof.document import Document, Section
 from vllm_memprof.report.documents import document
-from vllm_memprof.sim.presets import find_preset, list_presets
 from vllm_memprof.sources import read_report, read_reports
 from vllm_memprof.text import Text
 
@@ -59,27 +56,6 @@ def test_generated_pages_are_current(script: list[str]) -> None:
         [sys.executable, *script, "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_every_preset_has_its_row() -> None:
-    """Presets with one configuration share theirs."""
-    named = [name for case in CASES for name in (case.model, *case.also)]
-    assert sorted(named) == sorted(
-        p.name for p in list_presets() if not p.name.startswith("memprof/")
-    )
-    for case in CASES:
-        config = find_preset(case.model).files
-        assert all(find_preset(name).files == config for name in case.also)
-
-
-def test_rows_of_models_are_those_of_the_cases() -> None:
-    plans = {plan.key for plan in list_plans()}
-    rows = load_rows()
-    assert set(rows) <= plans
-    for row in rows.values():
-        figures = {"weights_bytes", "kv_cache_bytes", "tokens", "max_concurrency"}
-        told = set(row) - {"model", "stack", "device", "arguments", "constants"}
-        assert told in ({"error"}, figures)
 
 
 # --- links and lines ------------------------------------------------------------------------------
@@ -289,6 +265,8 @@ def lacking(page: Document, part: str) -> Iterator[str]:
 
 def is_section(title: str, heading: str) -> bool:
     """Return whether a heading of the glossary is a title, or one that only adds the ranks."""
+    if isinstance(title, Text) and isinstance(inner := title.params.get("title"), str):
+        return is_section(inner, heading)  # "{title}, {labels}"
     return bool(re.fullmatch(template_of(title), heading)) or heading.startswith(f"{title}, ")
 
 

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "capture": {"record", "engines"},
     "engines": {"capture", "record"},
     "record": set(),
-    "causes": {"record"},
+    "causes": {"record", "engines"},
     "logs": {"record", "engines", "causes"},
     "accounting": {"record", "engines"},
     "compare": {"accounting", "record", "engines"},
@@ -102,7 +102,7 @@ ONLY = {
     # the table and the types of its rows: never hooks, actions or drivers
     **{
         (layer, "engines"): {"", "base"}
-        for layer in ("capture", "holders", "compare", "launch", "logs", "plans")
+        for layer in ("capture", "causes", "holders", "compare", "launch", "logs", "plans")
     },
     ("accounting", "engines"): {"", "base", "equation"},
     ("logs", "engines"): {"", "base", "line_format"},
@@ -135,8 +135,8 @@ NOT_AT_MODULE_LEVEL = {
 UNGUARDED = {"sources", "api", "__init__", "__main__", "cli"}
 #: layer -> packages that none of its modules imports at all.
 NOWHERE = {
-    "capture": {"pandas", "rich", "typer", "psutil"},
-    "engines": {"pandas", "rich", "typer", "psutil"},
+    "capture": {"pandas", "rich", "typer", "psutil", "msgspec"},
+    "engines": {"pandas", "rich", "typer", "psutil", "msgspec"},
     "launch": {"torch", "vllm", "pandas"},
     "holders": {"torch", "vllm", "pandas"},
 }

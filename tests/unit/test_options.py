@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_memprof.engines import SGLANG, VLLM
+from vllm_memprof.engines import ENGINES, VLLM
 from vllm_memprof.errors import UsageError
 from vllm_memprof.options import (
     devices_of,
@@ -114,13 +114,13 @@ def test_devices_are_the_product_of_the_parallel_sizes() -> None:
     ],
 )
 def test_devices_of_sglang_are_those_of_its_own_options(tokens: list[str], devices: int) -> None:
-    assert devices_of(tokens, SGLANG.devices) == devices
+    assert devices_of(tokens, ENGINES["sglang"].devices) == devices
     assert devices_of(["--tp-size", "8"], VLLM.devices) == 1, "no option of vLLM"
 
 
 def test_a_size_of_sglang_that_is_no_number() -> None:
     with pytest.raises(UsageError, match="--tp-size 'two' is not a number of devices"):
-        devices_of(["--tp-size", "two"], SGLANG.devices)
+        devices_of(["--tp-size", "two"], ENGINES["sglang"].devices)
 
 
 def test_an_option_of_sglang_is_switched_off_by_leaving_it_out() -> None:

@@ -205,16 +205,15 @@ def _rank_report(
     total = of.figure("device_total_bytes")
     # the headroom at the serving peak, without what was read above it later
     later = (item.bytes or 0 for item in budget.held_at_peak if item.name == "held_later")
-    room = None if budget.spare_bytes is None else budget.spare_bytes + sum(later)
+    room = None if budget.headroom_bytes is None else budget.headroom_bytes + sum(later)
     calls = empty_cache_calls(run, process)
     owners, torch = owners_of(process), torch_owners(process.phases, kv.draft_bytes)
     phases = []
     for span in process.phases:
-        edges = (
-            replace(edge, owners=device_memory(span, edge, of.simulated, owners, torch))
-            for edge in span.edges
-        )
-        phases.append(replace(span, edges=tuple(edges)))
+        divided = {
+            edge.side: device_memory(span, edge, of.simulated, owners, torch) for edge in span.edges
+        }
+        phases.append(replace(span, owners=divided))
     return RankReport(
         rank=who.rank,
         label=label,

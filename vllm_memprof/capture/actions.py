@@ -22,6 +22,7 @@ from vllm_memprof.capture.hook import (
     StopAfterPlan,
 )
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
+from vllm_memprof.units import minus
 
 # --- phases ---------------------------------------------------------------------------------------
 
@@ -30,47 +31,45 @@ def begin_phase(
     recorder: Recorder,
     call: Call,
     detail: dict[str, object] | None = None,
-    unread: str | None = None,
+    device: bool = True,
 ) -> None:
     """Open the row's phase, unless an override's call already has; see ``Recorder.begin``."""
     phase = call.hook.phase
     assert phase is not None
     if not recorder.is_open(phase):
-        call.token = recorder.begin(phase, call.hook.id, detail, unread=unread)
+        call.token = recorder.begin(phase, call.hook.id, detail, device=device)
 
 
 def end_phase(recorder: Recorder, call: Call) -> None:
     """Close the phase that this call opened."""
-    if isinstance(call.token, OpenPhase):
-        finish(recorder, call.token, call.error)
+    finish(recorder, call.token, call.error)
 
 
-def finish(recorder: Recorder, opened: OpenPhase, error: BaseException | None) -> None:
-    """Close a phase; if it succeeded and the user named it, empty the cache after it."""
-    recorder.end(opened, error)
-    if error is None:
-        empty_cache.call_after(recorder, opened.phase)
+def finish(recorder: Recorder, opened: OpenPhase | None, error: BaseException | None) -> None:
+    """Close a phase, if there is one; if the user named it, empty the cache after its success."""
+    if opened is not None:
+        recorder.end(opened, error)
+        if error is None:
+            empty_cache.call_after(recorder, opened.phase)
 
 
 def begin_kv_connector(recorder: Recorder, call: Call) -> None:
     """Open the phase where a connector is configured; the function is called without one too."""
-    vllm_config = call.args[0] if call.args else call.kwargs.get("vllm_config")
-    if getattr(vllm_config, "kv_transfer_config", None) is not None:
+    if reach(call.argument("vllm_config", 0), "kv_transfer_config") is not None:
         begin_phase(recorder, call)
 
 
 def begin_draft_load(recorder: Recorder, call: Call) -> None:
     """Open the phase, and keep the names of the layers that are there without the drafter."""
     begin_phase(recorder, call)
-    if isinstance(call.token, OpenPhase):
-        recorder.notes.layers_before_draft = _layers(call.subject)
+    call.kept = _layers(call.subject)
 
 
 def leave_draft_load(recorder: Recorder, call: Call) -> None:
     """Name the layers that the drafter has added: those of them with a KV cache are its own."""
-    before, after = recorder.notes.layers_before_draft, _layers(call.subject)
-    if isinstance(call.token, OpenPhase) and before is not None and after is not None:
-        call.token.detail["layers"] = sorted(after - before)
+    after = _layers(call.subject)
+    if call.token is not None and None not in (call.kept, after):
+        call.token.detail["layers"] = sorted(after - call.kept)
     end_phase(recorder, call)
 
 
@@ -84,8 +83,8 @@ def _layers(proposer: object) -> frozenset[str] | None:
 
 
 def begin_device_init(recorder: Recorder, call: Call) -> None:
-    """Open the phase without a reading, which would touch a device that is not the worker's."""
-    begin_phase(recorder, call, unread="the worker has not chosen its device yet")
+    """Open the phase without a reading: the worker has not chosen its device yet."""
+    begin_phase(recorder, call, device=False)
 
 
 def leave_load_model(recorder: Recorder, call: Call) -> None:
@@ -99,11 +98,11 @@ def leave_load_model(recorder: Recorder, call: Call) -> None:
 
 
 def leave_profile_run(recorder: Recorder, call: Call) -> None:
-    end_mm_profile(recorder, call.error)
-    if isinstance(call.token, OpenPhase) and recorder.hooks.is_bound("s.mm_merge"):
+    finish(recorder, recorder.opened("mm_profile"), call.error)
+    if call.token is not None and recorder.hooks.is_bound("s.mm_merge"):
         call.token.detail["mm_merge_ran"] = recorder.notes.merged_in_profile
     end_phase(recorder, call)
-    if call.error is None and isinstance(call.token, OpenPhase):
+    if call.error is None and call.token is not None:
         figures.read_profile(recorder, call.subject, call.result)
         recorder.emit_figures("determine_available_memory")
     recorder.hooks.release(PROFILED)
@@ -114,19 +113,16 @@ def keep_profile_result(recorder: Recorder, call: Call) -> None:
 
 
 def begin_mm_profile(recorder: Recorder, call: Call) -> None:
-    if recorder.is_open("profile_run") and not recorder.is_open("mm_profile"):
-        recorder.notes.mm_profile = recorder.begin("mm_profile", call.hook.id)
+    if recorder.is_open("profile_run"):
+        begin_phase(recorder, call)
 
 
 def leave_mm_batch(recorder: Recorder, call: Call) -> None:
     """Keep what profiling assumes of multimodal items."""
-    opened, runner = recorder.notes.mm_profile, call.subject
-    if opened is None or call.error is not None:
-        return
-    names = ("modality", "max_items_per_batch")
-    given = {**dict(zip(names, call.args[1:], strict=False)), **call.kwargs}
-    modality, items = given.get("modality"), given.get("max_items_per_batch")
-    if not isinstance(modality, str) or not isinstance(items, int):
+    opened, runner = recorder.opened("mm_profile"), call.subject
+    modality, items = call.argument("modality"), call.argument("max_items_per_batch", 2)
+    known = isinstance(modality, str) and isinstance(items, int)
+    if opened is None or call.error is not None or not known:
         return
     tokens = reach(runner, "mm_budget.mm_max_toks_per_item")
     tokens = reach(runner, "mm_budget.max_tokens_by_modality") if tokens is None else tokens
@@ -143,32 +139,24 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
 
 def stop_mm_profile(recorder: Recorder, call: Call) -> None:
     """End mm_profile when the dummy run at full size starts: the text part."""
-    full_size = getattr(call.subject, "max_num_tokens", None)
-    if recorder.notes.mm_profile is not None and call.argument("num_tokens") == full_size:
-        end_mm_profile(recorder)
-
-
-def end_mm_profile(recorder: Recorder, error: BaseException | None = None) -> None:
-    opened, recorder.notes.mm_profile = recorder.notes.mm_profile, None
-    if opened is not None:
-        finish(recorder, opened, error)
+    if call.argument("num_tokens") == getattr(call.subject, "max_num_tokens", None):
+        finish(recorder, recorder.opened("mm_profile"), None)
 
 
 def begin_graph_capture(recorder: Recorder, call: Call) -> None:
     begin_phase(recorder, call)
-    recorder.notes.graphs_before = _captured_graphs()
+    call.kept = _captured_graphs()
 
 
 def leave_graph_capture(recorder: Recorder, call: Call) -> None:
     notes = recorder.notes
-    before, after = notes.graphs_before, _captured_graphs()
+    before, after = call.kept, _captured_graphs()
     graph_bytes = int(call.result) if isinstance(call.result, int) else notes.captured_bytes
     if call.error is None:
         recorder.figures["graph_bytes"] = graph_bytes
-    if isinstance(call.token, OpenPhase):
-        graphs = None if before is None or after is None else after - before
-        call.token.detail |= {"graph_bytes": graph_bytes, "graphs": graphs}
-    notes.graphs_before = notes.captured_bytes = None
+    if call.token is not None:
+        call.token.detail |= {"graph_bytes": graph_bytes, "graphs": minus(after, before)}
+    notes.captured_bytes = None
     end_phase(recorder, call)
 
 
@@ -206,18 +194,14 @@ def leave_warm_up(recorder: Recorder, call: Call) -> None:
 
 
 def leave_shutdown(recorder: Recorder, call: Call) -> None:
-    if recorder.sampler is not None:
-        recorder.sampler.close()
+    recorder.sampler.close()
     tracing.close(recorder)
     end_phase(recorder, call)
     recorder.hooks.self_check(END)
 
 
 def fold_peak(recorder: Recorder, call: Call) -> None:
-    device = call.args[0] if call.args and isinstance(call.args[0], int) else None
-    recorder.probe.fold_peaks(device)
-    if recorder.sampler is not None:
-        recorder.sampler.fold_peak()
+    recorder.sampler.fold_peak()
 
 
 # --- roles, readiness, the KV plan ----------------------------------------------------------------
@@ -249,10 +233,8 @@ def leave_device_ready(recorder: Recorder, call: Call) -> None:
 def leave_kv_plan(recorder: Recorder, call: Call) -> None:
     if call.error is not None:
         return
-    names = ("vllm_config", "kv_cache_specs", "available_memory")
-    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-    plan = kv_plan.describe(given["vllm_config"], given["available_memory"], call.result)
-    recorder.emit("kv_plan", **plan)
+    config, available = call.argument("vllm_config", 0), call.argument("available_memory", 2)
+    recorder.emit("kv_plan", **kv_plan.describe(config, available, call.result))
     if recorder.stop_after == "kv_plan":
         recorder.emit("ready", what="plan")
         raise StopAfterPlan

@@ -6,7 +6,10 @@ from typing import Any
 
 
 def reach(subject: Any, path: str) -> Any:
-    """Return what lies at a path of attributes, e.g. ``model_config.hf_config``; None: nothing."""
-    for name in path.split("."):
+    """Return what lies at a path of attributes, e.g. ``model_config.hf_config``; None: nothing.
+
+    An empty path leads to the object itself.
+    """
+    for name in filter(None, path.split(".")):
         subject = getattr(subject, name, None)
     return subject

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import functools
 import importlib.abc
-import importlib.machinery
+import importlib.util
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from vllm_memprof.capture.attributes import reach
-from vllm_memprof.capture.hook import Hook
+from vllm_memprof.capture.hook import EXPECTED_ABSENT, Hook
 
 Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
 
-PENDING, BOUND, MISSING = "pending", "bound", "missing"
+PENDING, BOUND, MISSING, ERROR = "pending", "bound", "missing", "error"
 OVERWRITTEN, RELEASED = "overwritten", "released"
 
 
@@ -42,30 +44,27 @@ class Binding:
     """
 
     def __init__(self, hook: Hook, target: str) -> None:
-        self.hook = hook
-        self.target = target
+        self.hook, self.target = hook, target
         self.module_name, _, path = target.partition(":")
-        self.parents, self.attribute = path.split(".")[:-1], path.split(".")[-1]
+        self._parents, _, self.attribute = path.rpartition(".")
         self.state = PENDING
         self.owner: Any = None
-        self.original: Any = None
-        self.wrapper: Any = None
         self.detail: str | None = None
+        self._original: Any = None
+        self._wrapper: Any = None
 
-    def resolve_owner(self) -> Any:
-        module = sys.modules.get(self.module_name)
-        return reach(module, ".".join(self.parents)) if self.parents else module
+    def find_owner(self) -> Any:
+        return reach(sys.modules.get(self.module_name), self._parents)
 
-    def bind(self, wrap: Wrap, owner: Any = None) -> None:
+    def bind(self, wrap: Wrap, owner: Any) -> None:
         """Wrap the attribute where it is defined; a second call does nothing."""
-        owner = self.resolve_owner() if owner is None else owner
         if isinstance(owner, type) and self.attribute not in vars(owner):
             # the class that the module has defined, where one derived from it has taken its name
-            name = self.module_name, ".".join(self.parents)
+            name = self.module_name, self._parents
             known = (base for base in owner.__mro__ if (base.__module__, base.__qualname__) == name)
             owner = next(known, owner)
         found = None if owner is None else vars(owner).get(self.attribute)
-        if found is None and owner is not None and not isinstance(owner, type):
+        if found is None and not isinstance(owner, type):
             found = getattr(owner, self.attribute, None)  # of C modules, not in their __dict__
         if found is None:
             self.state = MISSING
@@ -76,27 +75,24 @@ class Binding:
             return
         wrapper = wrap(self.hook, function)
         vars(wrapper)[_SENTINEL] = wrapper
-        self.owner, self.original = owner, found
-        self.wrapper = type(found)(wrapper) if is_method else wrapper
-        setattr(owner, self.attribute, self.wrapper)
+        self.owner, self._original = owner, found
+        self._wrapper = type(found)(wrapper) if is_method else wrapper
+        setattr(owner, self.attribute, self._wrapper)
         self.state = BOUND
 
-    def current(self) -> Any:
-        return vars(self.owner).get(self.attribute)
-
-    def is_overwritten(self) -> bool:
-        """Return True if the wrapper was replaced by something that does not call through it."""
-        current: Any = self.current()
+    def replaced_by(self) -> Any:
+        """Return what was put in the wrapper's place and does not call through it, else None."""
+        found = current = vars(self.owner).get(self.attribute)
         for _ in range(32):  # a chain of decorators over the wrapper still calls it
-            if current is self.wrapper:
-                return False
+            if current is self._wrapper:
+                return None
             current = getattr(current, "__wrapped__", None)
-        return True
+        return found
 
     def unbind(self) -> None:
         """Take the wrapper off, unless another one lies over it."""
-        if self.wrapper is not None and self.current() is self.wrapper:
-            setattr(self.owner, self.attribute, self.original)
+        if self.owner is not None and vars(self.owner).get(self.attribute) is self._wrapper:
+            setattr(self.owner, self.attribute, self._original)
             self.state = RELEASED
 
 
@@ -113,53 +109,49 @@ class Binder(importlib.abc.MetaPathFinder):
         self, hooks: Sequence[Hook], wrap: Wrap, on_error: Callable[[str, BaseException], None]
     ) -> None:
         self.bindings = [Binding(hook, target) for hook in hooks for target in hook.targets]
-        self._wrap = wrap
-        self._on_error = on_error
-        self._watched: dict[str, list[Binding]] = {}
+        self._wrap, self._on_error = wrap, on_error
+        self._watched: dict[str, list[Binding]] = defaultdict(list)
         for binding in self.bindings:
-            self._watched.setdefault(binding.hook.after or binding.module_name, []).append(binding)
+            self._watched[binding.hook.after or binding.module_name].append(binding)
         self._finding: set[str] = set()
 
     def install(self) -> None:
         """Bind what is loaded, watch for the rest."""
-        for name in self._watched:
+        for name, bindings in self._watched.items():
             module = sys.modules.get(name)
-            initialising = reach(module, "__spec__._initializing")
-            if module is not None and not initialising:
-                self._bind_module(name)
+            if module is not None and not reach(module, "__spec__._initializing"):
+                self._bind_all(bindings)
         sys.meta_path.insert(0, self)
-
-    def uninstall(self) -> None:
-        """Take everything off again (tests)."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        for binding in self.bindings:
-            binding.unbind()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname not in self._watched or fullname in self._finding:
             return None
         self._finding.add(fullname)
-        spec: importlib.machinery.ModuleSpec | None = None
         try:
-            for other in list(sys.meta_path):
-                if other is not self and hasattr(other, "find_spec"):
-                    spec = other.find_spec(fullname, path, target)
-                    if spec is not None:
-                        break
+            spec = importlib.util.find_spec(fullname)  # by all other finders
         finally:
             self._finding.discard(fullname)
-        if spec is not None and spec.loader is not None:
-            self._bind_after_execution(fullname, spec.loader)
+        loader = reach(spec, "loader")
+        execute = getattr(loader, "exec_module", None)
+        if execute is not None:
+
+            @functools.wraps(execute)
+            def exec_module(module: ModuleType) -> None:
+                vars(loader).pop("exec_module", None)
+                execute(module)
+                self._bind_all(self._watched[fullname])
+
+            try:
+                loader.exec_module = exec_module
+            except AttributeError as error:
+                self._on_error(f"bind {fullname}", error)
         return spec
 
     def bind_pending(self) -> None:
         """Try again what has not been found so far and whose module is loaded now."""
-        for binding in self.bindings:
-            if binding.state in (PENDING, MISSING) and binding.resolve_owner() is not None:
-                self._bind(binding)
+        self._bind_all([each for each in self.bindings if each.find_owner() is not None])
 
     def bind_overrides(self, instance: object) -> None:
         """Bind methods that the class really instantiated overrides in a bound class."""
@@ -177,17 +169,16 @@ class Binder(importlib.abc.MetaPathFinder):
         """Bind rows whose target begins so to the class that defines this object's method."""
         for binding in self.bindings:
             if binding.target.startswith(prefix) and binding.state == PENDING:
-                for owner in type(instance).__mro__:
-                    if binding.attribute in vars(owner):
-                        self._bind(binding, owner)
-                        break
+                owners = (cls for cls in type(instance).__mro__ if binding.attribute in vars(cls))
+                if (owner := next(owners, None)) is not None:
+                    self._bind(binding, owner)
 
     def check(self) -> None:
         """Bind again, once, what was overwritten; it stays marked with the new owner's name."""
         for binding in self.bindings:
-            if binding.state == BOUND and binding.is_overwritten():
-                culprit = getattr(binding.current(), "__module__", "?")
-                self._bind(binding)
+            if binding.state == BOUND and (other := binding.replaced_by()) is not None:
+                culprit = getattr(other, "__module__", "?")
+                self._bind(binding, binding.owner)
                 binding.state, binding.detail = OVERWRITTEN, f"replaced by {culprit}; bound again"
 
     def release(self, moment: str) -> None:
@@ -196,33 +187,61 @@ class Binder(importlib.abc.MetaPathFinder):
             if binding.hook.until == moment:
                 binding.unbind()
 
-    def of(self, hook: Hook) -> list[Binding]:
-        return [binding for binding in self.bindings if binding.hook.id == hook.id]
-
-    def _bind_after_execution(self, fullname: str, loader: Any) -> None:
-        execute = getattr(loader, "exec_module", None)
-        if execute is None:
-            return
-
-        @functools.wraps(execute)
-        def exec_module(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)
-            execute(module)
-            self._bind_module(fullname)
-
-        try:
-            loader.exec_module = exec_module
-        except AttributeError as error:
-            self._on_error(f"bind {fullname}", error)
-
-    def _bind_module(self, name: str) -> None:
-        for binding in self._watched[name]:
+    def _bind_all(self, bindings: Sequence[Binding]) -> None:
+        for binding in bindings:
             if binding.state in (PENDING, MISSING):
-                self._bind(binding)
+                self._bind(binding, binding.find_owner())
 
-    def _bind(self, binding: Binding, owner: Any = None) -> None:
+    def _bind(self, binding: Binding, owner: Any) -> None:
         try:
             binding.bind(self._wrap, owner)
         except Exception as error:
-            binding.state, binding.detail = "error", str(error)
+            binding.state, binding.detail = ERROR, str(error)
             self._on_error(f"bind {binding.target}", error)
+
+
+#: The state of one row at one moment, as a ``hook`` event: hook, phase, need, target, detail, state
+#: (of a binding, or absent_ok, never_called, stale; against the installed sources: found, missing,
+#: absent_ok, stale, compiled).
+Verdict = dict[str, "str | None"]
+
+
+def verdict(hook: Hook, state: str, target: str, detail: str | None = None) -> Verdict:
+    return {"hook": hook.id, "phase": hook.phase, "need": hook.need, "state": state,
+            "target": target, "detail": detail}  # fmt: skip
+
+
+def judge(
+    hook: Hook, bindings: Sequence[Binding], *, calls: int, due: bool, failed: bool
+) -> Verdict:
+    """Return the verdict on one row.
+
+    Args:
+        hook: the row; its role is one of this process's.
+        bindings: of all rows.
+        calls: seen so far.
+        due: the calls that the row expects should have come by now.
+        failed: its action raised and is off.
+    """
+    by_state: dict[str, list[Binding]] = defaultdict(list)
+    for binding in bindings:
+        if binding.hook.id == hook.id:
+            by_state[binding.state].append(binding)
+    bound = [each for state in (OVERWRITTEN, BOUND, RELEASED) for each in by_state[state]]
+    absent = hook.need == EXPECTED_ABSENT
+    if not bound:
+        states = ("absent_ok",) if absent else (*filter(by_state.get, (ERROR, MISSING)), PENDING)
+        return verdict(hook, states[0], hook.targets[0])
+    first = bound[0]
+    target = first.target if len(bound) == 1 else f"{first.target} and {len(bound) - 1} more"
+    if absent:
+        detail = "expected to be absent in this version: the hook table is out of date"
+        return verdict(hook, "stale", target, detail)
+    if first.state == OVERWRITTEN:
+        return verdict(hook, OVERWRITTEN, first.target, first.detail)
+    if failed:
+        return verdict(hook, ERROR, target, "the hook failed and is off; see the error event")
+    if due and calls < hook.least_calls:
+        detail = f"{calls} calls, expected at least {hook.least_calls}"
+        return verdict(hook, "never_called", target, detail)
+    return verdict(hook, BOUND, target)

@@ -9,49 +9,40 @@ from types import FrameType
 
 from vllm_memprof.engines import ENGINES
 
-_OURS = ("/vllm_memprof/capture/", "/vllm_memprof/engines/")
-#: Path fragments of frames that only forward ``empty_cache``.
-_FORWARDERS = (
-    *_OURS,
-    "/torch/",
-    "/torch_npu/",
-    *(path for row in ENGINES.values() for path in row.forwarders),
-    "/contextlib.py",
+#: Path fragments of frames that a call chain leaves out: of memprof, of torch, of the machinery of
+#: context managers.
+_NOT_IN_CHAIN = (
+    *("/vllm_memprof/capture/", "/vllm_memprof/engines/"),
+    *("/torch/", "/torch_npu/", "/contextlib.py"),
 )
-#: Path fragments of frames that a call chain leaves out.
-_NOT_IN_CHAIN = (*_OURS, "/torch/", "/torch_npu/", "/contextlib.py")
-#: Frames that a call chain lists, from the innermost outwards.
-_CHAIN_LENGTH = 8
+#: Path fragments of frames that only forward ``empty_cache``.
+FORWARDERS = (*_NOT_IN_CHAIN, *(path for row in ENGINES.values() for path in row.forwarders))
 #: Functions that a worker or a model runner runs a step in.
 _STEP = ("execute_model", "sample_tokens", "forward_batch_generation", "execute_forward")
 
 
-def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:
-    """Return the call site, e.g. ``("worker.py:459", "NPUWorker._init_device")``, or two Nones."""
-    for each in outwards(frame):
-        if not any(fragment in each.f_code.co_filename for fragment in _FORWARDERS):
-            return site_of(each), name_of(each)
+def find_site(
+    frames: Iterable[FrameType], left_out: tuple[str, ...] = _NOT_IN_CHAIN
+) -> tuple[str | None, str | None]:
+    """Return the first call site, e.g. ``("worker.py:459", "NPUWorker._init_device")``, or None.
+
+    Args:
+        frames: innermost first.
+        left_out: path fragments of frames that are none.
+    """
+    for frame in _without(left_out, frames):
+        file = os.path.basename(frame.f_code.co_filename)
+        return f"{file}:{frame.f_lineno}", _name_of(frame)
     return None, None
 
 
-def call_chain(frame: FrameType | None) -> list[str]:
-    """Return callers, innermost first: ``["vllm.utils.mem_utils:memory_profiling", ...]``."""
-    return chain_of(outwards(frame), _CHAIN_LENGTH)
-
-
 def chain_of(frames: Iterable[FrameType], length: int) -> list[str]:
-    """Return the functions of frames in their order, without torch's, ``length`` at most."""
-    functions = (
-        f"{frame.f_globals.get('__name__', '?')}:{name_of(frame)}"
-        for frame in frames
-        if not is_left_out(frame)
-    )
-    return list(islice(functions, length))
-
-
-def is_left_out(frame: FrameType) -> bool:
-    """Return True for a frame of torch, of memprof, or of a context manager's machinery."""
-    return any(fragment in frame.f_code.co_filename for fragment in _NOT_IN_CHAIN)
+    """Return the functions of frames in their order: ``["vllm.utils.mem_utils:memory_profiling"]``,
+    ``length`` at most."""
+    return [
+        f"{frame.f_globals.get('__name__', '?')}:{_name_of(frame)}"
+        for frame in islice(_without(_NOT_IN_CHAIN, frames), length)
+    ]
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -61,16 +52,17 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def in_step(frame: FrameType | None) -> bool:
+def in_step(frames: Iterable[FrameType]) -> bool:
     """Return True if the call comes from inside a step of the model."""
-    return any(each.f_code.co_name in _STEP for each in outwards(frame))
+    return any(each.f_code.co_name in _STEP for each in frames)
 
 
-def site_of(frame: FrameType) -> str:
-    """Return the file and the line that a frame is at."""
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+def _without(left_out: tuple[str, ...], frames: Iterable[FrameType]) -> Iterator[FrameType]:
+    for frame in frames:
+        if not any(fragment in frame.f_code.co_filename for fragment in left_out):
+            yield frame
 
 
-def name_of(frame: FrameType) -> str:
+def _name_of(frame: FrameType) -> str:
     """Return the qualified name of a frame's function."""
     return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))  # from Python 3.11 on

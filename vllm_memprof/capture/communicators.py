@@ -24,11 +24,10 @@ from typing import Any
 
 from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call
-from vllm_memprof.capture.recorder import OpenPhase, Recorder
+from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines import ENGINES
 
-_MIB = 1 << 20
-_BUFFERS = 2
+_BUFFERS = 2 << 20  # two, in MiB
 _DEFAULT_MIB = {"HCCL_BUFFSIZE": 200, "P2P_HCCL_BUFFSIZE": 20}
 #: Operations between two ranks: torch_npu gives them communicators of their own, beside the
 #: group's.
@@ -40,36 +39,27 @@ _HOST_BACKENDS = ("gloo", "mpi")
 
 
 def enter(recorder: Recorder, call: Call) -> None:
-    if recorder.late:
-        recorder.settle()
-    seen = recorder.notes.groups_seen
-    group = call.subject
-    operation = call.function.lstrip("_")
+    recorder.settle()
+    seen, group, operation = recorder.notes.groups_seen, call.subject, call.function.lstrip("_")
     p2p = operation in _P2P
-    if (id(group), p2p) in seen or not on_device(group, call.args[1:]):
+    if (id(group), p2p) in seen or not _on_device(group, call.args[1:]):
         return
     seen.add((id(group), p2p))
     if recorder.probe.is_ready() and not recorder.is_open("communicator"):
-        names, ranks = describe(group)
-        detail: dict[str, object] = {
-            "group": names[0],
-            "names": names,
-            "ranks": ranks,
-            "op": operation,
-            "p2p": p2p,
-            **buffers(group, p2p, recorder.probe.backend_name),
-        }
+        detail = {**_describe(group), "op": operation, "p2p": p2p}
+        if recorder.probe.backend == "npu":
+            detail |= buffers(group, p2p)
         call.token = recorder.begin("communicator", call.hook.id, detail)
 
 
 def leave(recorder: Recorder, call: Call) -> None:
-    if isinstance(call.token, OpenPhase) and call.error is None:
+    if call.token is not None and call.error is None:
         recorder.end_queued(call.token)
-    elif isinstance(call.token, OpenPhase):
+    elif call.token is not None:
         recorder.end(call.token, call.error)
 
 
-def on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
+def _on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
     """Return True if this collective runs on the device.
 
     The first tensor decides, without one (a barrier) the group's backend.
@@ -82,44 +72,40 @@ def on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
     return str(group.name()) not in _HOST_BACKENDS
 
 
-def describe(group: Any) -> tuple[list[str], list[int] | None]:
+def _describe(group: Any) -> dict[str, object]:
     """Return the engine's names for a group (several may share a communicator), and its ranks."""
     names: list[str] = []
-    ranks: list[int] | None = None
+    ranks: Any = None
     for module in _PARALLEL_STATE:
         for reference in list(getattr(sys.modules.get(module), "_groups", {}).values()):
             coordinator = reference()
-            if coordinator is not None and getattr(coordinator, "device_group", None) is group:
+            if reach(coordinator, "device_group") is group:
                 names.append(str(coordinator.unique_name))
-                ranks = [int(rank) for rank in coordinator.ranks]
+                ranks = coordinator.ranks
     if ranks is None:
         with contextlib.suppress(Exception):  # a backend object is not a registered group
-            known = sys.modules["torch"].distributed.get_process_group_ranks(group)
-            ranks = [int(rank) for rank in known]
-    own = getattr(group, "group_desc", "") or getattr(group, "group_name", "") or "unnamed"
-    return names or [str(own)], ranks
+            ranks = sys.modules["torch"].distributed.get_process_group_ranks(group)
+    if not names:
+        names = [str(reach(group, "group_desc") or reach(group, "group_name") or "unnamed")]
+    ranks = None if ranks is None else [int(rank) for rank in ranks]
+    return {"group": names[0], "names": names, "ranks": ranks}
 
 
-def buffers(group: Any, p2p: bool, backend: str | None) -> dict[str, int | str | None]:
-    """Read the configured size of a communicator's buffers, and where it is configured.
+def buffers(group: Any, p2p: bool) -> dict[str, object]:
+    """Read the configured size of a communicator's buffers of HCCL, and where it is configured.
 
     Returns:
-        ``buffer_bytes`` (of all buffers together) and ``buffer_source`` (hccl_config, the name of
-        the environment variable, or "default"); None each where the backend is not HCCL.
+        ``buffer_bytes`` (of all buffers together) and ``buffer_source``: hccl_config, the name of
+        the environment variable, or "default".
     """
-    if backend != "npu":
-        return {"buffer_bytes": None, "buffer_source": None}
     variable = "P2P_HCCL_BUFFSIZE" if p2p else "HCCL_BUFFSIZE"
-    configured = None
+    sizes: dict[str, Any] = {}
     if not p2p:  # the options that the group was made with; asking makes nothing
         with contextlib.suppress(Exception):  # another backend, or a release without it
             options = group._get_backend(sys.modules["torch"].device("npu")).options
-            configured = dict(options.hccl_config).get("hccl_buffer_size")
-    given = os.environ.get(variable, "")
-    if isinstance(configured, int) and configured > 0:
-        mib, source = configured, "hccl_config"
-    elif given.isdigit() and int(given) > 0:
-        mib, source = int(given), variable
-    else:
-        mib, source = _DEFAULT_MIB[variable], "default"
-    return {"buffer_bytes": _BUFFERS * mib * _MIB, "buffer_source": source}
+            sizes["hccl_config"] = dict(options.hccl_config).get("hccl_buffer_size")
+    sizes |= {variable: os.environ.get(variable), "default": _DEFAULT_MIB[variable]}
+    for source, size in sizes.items():
+        if str(size).isdigit() and int(size) > 0:
+            return {"buffer_bytes": _BUFFERS * int(size), "buffer_source": source}
+    return {}

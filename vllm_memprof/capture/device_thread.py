@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 
-from vllm_memprof.capture.probe import HostMemory
+from vllm_memprof.capture.probe import host_memory
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.record.schema import DEVICE_SAMPLE_FIGURES
 
@@ -19,35 +19,28 @@ PERIOD_S = 2.0
 
 def start(recorder: Recorder) -> None:
     """Start the thread of this process, once."""
-    if recorder.sampler is None or recorder.notes.device_thread is not None:
-        return
-    thread = threading.Thread(target=_run, args=(recorder,), name="memprof-device", daemon=True)
-    recorder.notes.device_thread = thread
-    thread.start()
+    if recorder.sampled and recorder.notes.device_thread is None:
+        thread = threading.Thread(target=_run, args=(recorder,), name="memprof-device", daemon=True)
+        recorder.notes.device_thread = thread
+        thread.start()
 
 
 def _run(recorder: Recorder) -> None:
-    stop = threading.Event()
-    while not stop.wait(PERIOD_S):
-        try:
+    try:
+        while True:
+            time.sleep(PERIOD_S)
             read(recorder)
-        except Exception as error:
-            recorder.error("device thread", error)
-            return
+    except Exception as error:
+        recorder.error("device thread", error)
 
 
 def read(recorder: Recorder) -> None:
     """Write one reading."""
-    sampler = recorder.sampler
-    if sampler is None:
-        return
     figures: dict[str, int | None] = dict.fromkeys(DEVICE_SAMPLE_FIGURES)
     if not recorder.under_way and recorder.notes.serving:
-        snapshot, _ = recorder.probe.snapshot()
-        figures = {name: snapshot.get(name) for name in DEVICE_SAMPLE_FIGURES}
-        for module, component in (snapshot.get("components") or {}).items():
+        snapshot = recorder.probe.snapshot()
+        figures = {name: snapshot.get(name) for name in figures}
+        for module, component in (snapshot["components"] or {}).items():
             figures[f"runtime.{module}"] = component["bytes"]
-    with HostMemory() as host:
-        figures["host_rss_bytes"], figures["host_shared_bytes"] = host.read()
-    names, values = tuple(figures), tuple(figures.values())
-    sampler.files.sample("device_sample", time.monotonic_ns(), None, 0, names, values)
+    figures["host_rss_bytes"], figures["host_shared_bytes"] = host_memory()
+    recorder.sampler.files.sample("device_sample", time.monotonic_ns(), None, 0, figures)

@@ -38,29 +38,24 @@ class Process(ctypes.Structure):
 
 
 class _Hbm(ctypes.Structure):
-    """``struct dcmi_hbm_info``; sizes in MiB."""
+    """``struct dcmi_hbm_info``: sizes in MiB; temperature and bandwidth are not read."""
 
     _fields_ = (
         ("size", ctypes.c_ulonglong),
         ("frequency", ctypes.c_uint),
         ("used", ctypes.c_ulonglong),
-        ("temperature", ctypes.c_int),
-        ("bandwidth", ctypes.c_uint),
+        ("rest", ctypes.c_ubyte * 8),
     )
 
 
 class _Ddr(ctypes.Structure):
-    """``struct dcmi_get_memory_info_stru``: of devices without HBM (310P); sizes in MiB."""
+    """``struct dcmi_get_memory_info_stru`` of devices without HBM (310P): sizes in MiB; frequency,
+    huge pages, utilization and a reserve of 60 bytes are not read."""
 
     _fields_ = (
         ("size", ctypes.c_ulonglong),
         ("available", ctypes.c_ulonglong),
-        ("frequency", ctypes.c_uint),
-        ("huge_page_kib", ctypes.c_ulong),
-        ("huge_pages", ctypes.c_ulong),
-        ("huge_pages_free", ctypes.c_ulong),
-        ("utilization", ctypes.c_uint),
-        ("reserved", ctypes.c_ubyte * 60),
+        ("rest", ctypes.c_ubyte * 96),
     )
 
 
@@ -129,18 +124,14 @@ def read_all() -> dict[str, object]:
     library = load_library()
     if library is None:
         return {"reason": f"no {LIBRARIES[0]} here: the driver's management library"}
-    devices: list[dict[str, object]] = []
+    devices: list[dict[str, Any]] = []
     try:
         driver = DriverList(library)
         for device in range(_MOST_DEVICES):
-            try:
-                place = driver.place(device)
-            except DriverError:
-                if not devices:
-                    raise
-                break
+            place = driver.place(device)
             row: dict[str, Any] = {"device": device, "card": place[0], "chip": place[1]}
             row |= {"processes": None, "total_bytes": None, "used_bytes": None, "reasons": []}
+            devices.append(row)
             try:
                 row["processes"] = driver.processes(place)
             except DriverError as error:
@@ -149,9 +140,9 @@ def read_all() -> dict[str, object]:
                 row["total_bytes"], row["used_bytes"] = driver.memory(place)
             except DriverError as error:
                 row["reasons"].append(str(error))
-            devices.append(row)
     except DriverError as error:
-        return {"reason": str(error)}
+        if not devices:  # else it has no further one
+            return {"reason": str(error)}
     return {"reason": None, "devices": devices}
 
 

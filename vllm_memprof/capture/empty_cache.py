@@ -18,9 +18,8 @@ import weakref
 from typing import Any
 
 from vllm_memprof.capture.attributes import reach
-from vllm_memprof.capture.callsite import call_chain, find_site, in_step
+from vllm_memprof.capture.callsite import FORWARDERS, chain_of, find_site, in_step, outwards
 from vllm_memprof.capture.hook import Call
-from vllm_memprof.capture.probe import runtime_of
 from vllm_memprof.capture.recorder import Recorder
 
 #: Where a worker keeps its unfinished requests, the first that it has: model runners v1 and v2 of
@@ -32,6 +31,8 @@ _REQUESTS = (
     "running_batch.reqs",
     "requests",
 )
+#: Frames that a call chain lists, from the innermost outwards.
+_CHAIN_LENGTH = 8
 
 
 def enter(recorder: Recorder, call: Call) -> None:
@@ -45,30 +46,27 @@ def enter(recorder: Recorder, call: Call) -> None:
     if caller == threading.get_ident():
         detail |= {"site": f"--empty-cache-at {own}", "by": "memprof", "at": own, "in_step": False}
     else:
-        frame = sys._getframe(1)
-        detail["site"], detail["function"] = find_site(frame)
-        detail |= {"chain": call_chain(frame), "in_step": in_step(frame)}
-    opened = recorder.begin("empty_cache", call.hook.id, detail, workspace_wanted(recorder))
-    call.token = opened, time.perf_counter_ns()
+        frames = list(outwards(sys._getframe(1)))
+        detail["site"], detail["function"] = find_site(frames, FORWARDERS)
+        detail |= {"chain": chain_of(frames, _CHAIN_LENGTH), "in_step": in_step(frames)}
+    call.token = recorder.begin("empty_cache", call.hook.id, detail, _workspace_wanted(recorder))
+    call.kept = time.perf_counter_ns()
 
 
 def leave(recorder: Recorder, call: Call) -> None:
-    if call.token is None:
-        return
-    opened, started_ns = call.token
-    opened.detail["seconds"] = (time.perf_counter_ns() - started_ns) / 1e9
-    recorder.end(opened, call.error, workspace_wanted(recorder))
+    if call.token is not None:
+        call.token.detail["seconds"] = (time.perf_counter_ns() - call.kept) / 1e9
+        recorder.end(call.token, call.error, _workspace_wanted(recorder))
 
 
-def workspace_wanted(recorder: Recorder) -> bool:
+def _workspace_wanted(recorder: Recorder) -> bool:
     """Return True if the operator workspace, which empty_cache releases too, may be read.
 
     Reading it takes milliseconds with thousands of blocks: too much while requests run, and before
     each captured graph.
     """
-    if recorder.is_open("graph_capture"):
-        return False
-    return not recorder.notes.serving or running_requests(recorder) == 0
+    idle = not recorder.notes.serving or running_requests(recorder) == 0
+    return idle and not recorder.is_open("graph_capture")
 
 
 def keep_worker(recorder: Recorder, worker: Any) -> None:
@@ -88,24 +86,16 @@ def running_requests(recorder: Recorder) -> int | None:
     They were scheduled at least once and are not known to be finished. A finished request leaves
     the runner with the next schedule, which vLLM sends also when nothing else is to be done.
     """
-    for path in _REQUESTS:
-        held = reach(worker_of(recorder), path)
-        if hasattr(held, "__len__"):
-            return len(held)
-    return None
+    found = (reach(worker_of(recorder), path) for path in _REQUESTS)
+    return next((len(held) for held in found if hasattr(held, "__len__")), None)
 
 
 def call_after(recorder: Recorder, phase: str) -> None:
     """Empty the cache, as memprof's own call, at the end of a phase that the user named."""
-    probe = recorder.probe
     asked = phase in recorder.empty_cache_at and not recorder.is_open("empty_cache")
-    if not asked or not probe.is_ready():
-        return
-    device = runtime_of(probe.backend_name)
-    if device is None:
-        return
-    recorder.notes.own_empty_cache = phase, threading.get_ident()
-    try:
-        device.empty_cache()
-    finally:
-        recorder.notes.own_empty_cache = None
+    if asked and recorder.probe.is_ready():
+        recorder.notes.own_empty_cache = phase, threading.get_ident()
+        try:
+            recorder.probe.runtime.empty_cache()
+        finally:
+            recorder.notes.own_empty_cache = None

@@ -14,13 +14,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from itertools import takewhile
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
 from vllm_memprof.capture.attributes import reach
-from vllm_memprof.capture.callsite import chain_of, is_left_out, outwards, site_of
+from vllm_memprof.capture.callsite import chain_of, find_site, outwards
 from vllm_memprof.capture.empty_cache import worker_of
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.items import describe_one
@@ -29,6 +28,7 @@ from vllm_memprof.capture.sampler import clean_id
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.failures import asked_for, is_out_of_memory
 from vllm_memprof.redact import redact_text
+from vllm_memprof.units import one_line
 
 #: Loggers of the engine's modules that catch a failed step and log it with its exception.
 LOGGERS = ("vllm.v1.executor.multiproc_executor", "vllm.v1.engine.core")
@@ -39,8 +39,6 @@ MOST_READINGS = 8
 #: Requests and multimodal items of a step that are listed.
 MOST_REQUESTS, _MOST_ITEMS = 32, 64
 _MOST_CAUSES = 16
-_MESSAGE_LENGTH = 500
-_SCHEDULED = "num_scheduled_tokens"
 #: Frames that a call chain lists: from a layer of a model out to the engine's step.
 _CHAIN_LENGTH = 32
 
@@ -79,22 +77,22 @@ def read(recorder: Recorder, error: BaseException | None) -> None:
         error: as it arrives at a hook or at the engine's log.
     """
     try:
-        cause = out_of_memory_of(error)
-        read_already = recorder.notes.failures
-        if cause is None or id(cause) in read_already or len(read_already) >= MOST_READINGS:
+        chain = list(_causes(error))
+        said = [at for at, each in enumerate(chain)
+                if is_out_of_memory(type(each).__name__, str(each))]  # fmt: skip
+        seen = recorder.notes.failures
+        # an engine core hears of its workers' failures, and has no device itself
+        if not said or len(seen) >= MOST_READINGS or not recorder.probe.is_ready():
             return
-        if not recorder.probe.is_ready():
-            return  # an engine core hears of its workers' failures
-        read_already.add(id(cause))
-        recorder.emit("failure", **_describe(recorder, error, cause))
+        cause = chain[said[-1]]  # at the origin
+        if id(cause) not in seen:
+            seen.add(id(cause))
+            passed = [tuple(walk_tb(each.__traceback__))[::-1] for each in chain[said[-1] :: -1]]
+            frames = [frame for each in passed for frame, _ in each]
+            frames += outwards(sys._getframe(1))  # through which they passed, and those around
+            recorder.emit("failure", **_describe(recorder, cause, list(dict.fromkeys(frames))))
     except Exception as exc:
         recorder.error("reading after a failed allocation", exc)
-
-
-def out_of_memory_of(error: BaseException | None) -> BaseException | None:
-    """Return the exception at the origin that says out of memory; None where there is none."""
-    said = [each for each in _causes(error) if is_out_of_memory(type(each).__name__, str(each))]
-    return said[-1] if said else None
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -105,60 +103,45 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _describe(
-    recorder: Recorder, error: BaseException | None, cause: BaseException
+    recorder: Recorder, cause: BaseException, frames: Sequence[FrameType]
 ) -> dict[str, object]:
-    frames = _frames(error, cause)
-    snapshot, reason = recorder.probe.snapshot(workspace=True)
-    message = " ".join(redact_text(f"{type(cause).__name__}: {cause}").split())[:_MESSAGE_LENGTH]
+    """Return the fields of the event; frames are those of the failure, innermost first."""
+    snapshot = recorder.probe.snapshot(workspace=True)
     observed, recorder.notes.oom = recorder.notes.oom, None
     if observed is None:  # of an allocator that tells no observer, or of the runtime
         asked = asked_for(" ".join(str(cause).split()))  # its end may tell
         device = {name: snapshot[name] for name in ("device_total_bytes", "device_free_bytes")}
         number = recorder.mark("oom", "oom.raised", snapshot, {**asked, **device})
-        requested = asked["requested_bytes"]
-    else:
-        number, requested = observed
+        observed = number, asked["requested_bytes"]
     return {
-        "message": message,
-        "oom": number,
-        "site": next((site_of(frame) for frame in frames if not is_left_out(frame)), None),
+        "message": one_line(redact_text(f"{type(cause).__name__}: {cause}")),
+        "oom": observed[0],
+        "site": find_site(frames)[0],
         "chain": chain_of(frames, _CHAIN_LENGTH),
         "requests": _requests(recorder, frames),
         "allocator_settings": next(filter(None, map(os.environ.get, _SETTINGS)), ""),
         "snapshot": snapshot,
-        "snapshot_reason": reason,
-        "pools": recorder.probe.pools(snapshot["reserved_bytes"], requested),
+        "pools": recorder.probe.pools(snapshot["reserved_bytes"], observed[1]),
     }
-
-
-def _frames(error: BaseException | None, cause: BaseException) -> list[FrameType]:
-    """Return the frames that the exceptions passed through and those around, innermost first."""
-    chain = [cause, *reversed(list(takewhile(lambda each: each is not cause, _causes(error))))]
-    frames: list[FrameType] = []
-    for each in chain:
-        frames += reversed([frame for frame, _ in walk_tb(each.__traceback__)])
-    frames += outwards(sys._getframe(1))
-    return list({id(frame): frame for frame in frames}.values())
 
 
 def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str, object]] | None:
     """Return the requests of the step that failed, never a prompt; None outside a step."""
     named = [frame for frame in frames if "scheduler_output" in frame.f_code.co_varnames]
-    outputs = (frame.f_locals.get("scheduler_output") for frame in named)
-    has = (each for each in outputs if isinstance(getattr(each, _SCHEDULED, None), dict))
-    if (scheduled := next(has, None)) is None:
+    outputs: list[Any] = [frame.f_locals.get("scheduler_output") for frame in named]
+    steps = [each for each in outputs if isinstance(reach(each, "num_scheduled_tokens"), dict)]
+    if not steps:
         module, _, name = (ENGINES[recorder.engine].failed_requests or "").partition(":")
         return getattr(import_module(module), name)(frames) if module else None
-    runner = reach(worker_of(recorder), "model_runner")
-    states: Any = reach(runner, "requests")
+    runner: Any = reach(worker_of(recorder), "model_runner")
+    states = reach(runner, "requests")
     states = states if isinstance(states, Mapping) else {}
-    encoded = getattr(scheduled, "scheduled_encoder_inputs", None) or {}
+    encoded = reach(steps[0], "scheduled_encoder_inputs") or {}
     config = reach(runner, "model_config.hf_config")
     found: list[dict[str, object]] = []
-    for name, tokens in list(scheduled.num_scheduled_tokens.items())[:MOST_REQUESTS]:
-        state = states.get(name)
-        prompt = getattr(state, "prompt_token_ids", None)
-        features = getattr(state, "mm_features", None) or []
+    for name, tokens in list(steps[0].num_scheduled_tokens.items())[:MOST_REQUESTS]:
+        prompt = reach(states.get(name), "prompt_token_ids")
+        features = reach(states.get(name), "mm_features") or []
         now = set(encoded.get(name, ()))
         found.append(
             {

@@ -51,16 +51,17 @@ class Call:
     kwargs: Mapping[str, Any]
     result: Any = None
     error: BaseException | None = None
-    token: Any = None  # what the entering half hands to the leaving half
+    token: Any = None  # what the entering half hands to the leaving half: the phase it opened
+    kept: Any = None  # what it hands over besides
 
     @property
     def subject(self) -> Any:
         """``self`` of a hooked method."""
         return self.args[0] if self.args else None
 
-    def argument(self, name: str, default: Any = None) -> Any:
-        """Return the argument of that name, which is the first one after ``self``."""
-        return self.kwargs.get(name, self.args[1] if len(self.args) > 1 else default)
+    def argument(self, name: str, at: int = 1, default: Any = None) -> Any:
+        """Return the argument of that name, or of that place; ``self`` is at 0."""
+        return self.kwargs.get(name, self.args[at] if len(self.args) > at else default)
 
 
 Half = Callable[[Recorder, Call], None]

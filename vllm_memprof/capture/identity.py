@@ -13,8 +13,6 @@ from typing import Any
 from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.recorder import Recorder
 
-#: Ranks of an identity event.
-RANKS = ("rank", "local_rank", "dp_rank", "pp_rank", "tp_rank", "ep_rank")
 _ENGINE_NAME = re.compile(r"EngineCore_DP(\d+)")
 
 
@@ -28,45 +26,44 @@ def tell(
         device: index of its device.
         label: of its rank.
         world_size: ranks of its replica.
-        ranks: ``RANKS`` that are known.
+        ranks: that are known: rank, local_rank, dp_rank, pp_rank, tp_rank, ep_rank.
     """
     recorder.probe.device, recorder.notes.label = device, label
-    backend = recorder.probe.backend
+    runtime = recorder.probe.runtime
+    soc = None if runtime is None or device is None else str(runtime.get_device_name(device))
     recorder.emit(
-        "identity",
-        role=recorder.role,
-        roles=sorted(recorder.roles),
-        **{**dict.fromkeys(RANKS), **ranks},
-        device_index=device,
-        label=label,
-        soc=None if backend is None or device is None else backend.device_name(device),
+        "identity", **_role(recorder), **ranks, device_index=device, label=label, soc=soc,
         world_size=world_size,
-    )
+    )  # fmt: skip
 
 
 def tell_role(recorder: Recorder, role: str) -> None:
     """Write what a process without a device is, so that its death is told apart."""
     recorder.roles.add(role)
-    recorder.emit("identity", role=recorder.role, roles=sorted(recorder.roles))
+    recorder.emit("identity", **_role(recorder))
+
+
+def _role(recorder: Recorder) -> dict[str, object]:
+    return {"role": recorder.role, "roles": sorted(recorder.roles)}
 
 
 def tell_worker(recorder: Recorder, worker: Any) -> None:
     """Write who a worker of vLLM is, once the parallel groups exist."""
-    parallel = getattr(worker, "parallel_config", None)
-    tp, pp, ep = (_rank_in(f"get_{name}_group") for name in ("tp", "pp", "ep"))
+    parallel = reach(worker, "parallel_config")
+    tp, pp, pcp, ep = (_rank_in(f"get_{name}_group") for name in ("tp", "pp", "pcp", "ep"))
     dp, dp_known = data_parallel_rank(parallel)
     tell(
         recorder,
-        _int(reach(worker, "device.index")),
+        reach(worker, "device.index"),
         label(
             dp if dp_known else None,
-            pp if _size(parallel, "pipeline") > 1 else None,
-            _rank_in("get_pcp_group") if _size(parallel, "prefill_context") > 1 else None,
+            pp if _has_several(parallel, "pipeline") else None,
+            pcp if _has_several(parallel, "prefill_context") else None,
             tp,
         ),
-        _int(getattr(parallel, "world_size", None)),
-        rank=_int(getattr(worker, "rank", None)),
-        local_rank=_int(getattr(worker, "local_rank", None)),
+        reach(parallel, "world_size"),
+        rank=reach(worker, "rank"),
+        local_rank=reach(worker, "local_rank"),
         dp_rank=dp,
         pp_rank=pp,
         tp_rank=tp,
@@ -92,18 +89,17 @@ def data_parallel_rank(parallel: Any) -> tuple[int | None, bool]:
     carries its rank. Releases without that reset (no ``data_parallel_index`` beside the rank) name
     a single engine core ``DP0`` too.
     """
-    several = _size(parallel, "data") > 1
-    if not several and not hasattr(parallel, "data_parallel_index"):
-        return _int(getattr(parallel, "data_parallel_rank", None)), False
-    for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
-        match = _ENGINE_NAME.search(getattr(process, "name", "") or "")
-        if match:
-            return int(match.group(1)), True
-    return _int(getattr(parallel, "data_parallel_rank", None)), several
+    several = _has_several(parallel, "data")
+    if several or hasattr(parallel, "data_parallel_index"):
+        for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
+            match = _ENGINE_NAME.search(reach(process, "name") or "")
+            if match:
+                return int(match.group(1)), True
+    return reach(parallel, "data_parallel_rank"), several
 
 
-def _size(parallel: Any, kind: str) -> int:
-    return int(getattr(parallel, f"{kind}_parallel_size", 1) or 1)
+def _has_several(parallel: Any, kind: str) -> bool:
+    return int(reach(parallel, f"{kind}_parallel_size") or 1) > 1
 
 
 def _rank_in(getter: str) -> int | None:
@@ -112,7 +108,3 @@ def _rank_in(getter: str) -> int | None:
         return int(getattr(state, getter)().rank_in_group)
     except Exception:  # vLLM asserts that the group exists; a dense model has no expert group
         return None
-
-
-def _int(value: Any) -> int | None:
-    return None if value is None else int(value)

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_memprof.capture.attributes import reach
 
-Item = dict[str, object]
+Item = dict[str, Any]
 Size = tuple["list[int] | None", "int | None"]  # width and height; frames
 
 

@@ -19,6 +19,10 @@ from vllm_memprof.capture.versions import in_range
 #: tokens), page_size_bytes (one block of one layer), bytes_per_token (all these layers; None: it
 #: does not grow with tokens), dtype, layout.
 Group = dict[str, Any]
+#: Modules that may have the functions of vLLM's KV plan; the second is there from 0.33 on.
+_PLANNERS = ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning")
+#: Replaces vLLM's planner of layers with several page sizes.
+_TUPLES = "vllm_ascend.patch.platform.patch_kv_cache_utils"
 
 
 def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, object]:
@@ -29,23 +33,33 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         available_bytes: what the equation granted, one entry per worker.
         configs: one KVCacheConfig per worker.
     """
-    first = configs[0]
-    groups = [row for group in first.kv_cache_groups for row in describe_group(group)]
+    first, cache = configs[0], vllm_config.cache_config
     max_model_len = vllm_config.model_config.max_model_len
-    concurrency = max_concurrency(vllm_config, first)
-    blocks = min(int(config.num_blocks) for config in configs)
+    groups = [row for group in first.kv_cache_groups for row in describe_group(group)]
+    per_token = [group["bytes_per_token"] for group in groups]
     block_size = min((group["block_size"] for group in groups), default=None)
-    shared_by = context_parallel(vllm_config)
-    rule = tokens_rule(reach(sys.modules.get("vllm.version"), "__version__"))
+    blocks = min(int(config.num_blocks) for config in configs)
+    shared_by = math.prod(  # the ranks over which the tokens of one request are spread
+        int(reach(vllm_config, f"parallel_config.{kind}_context_parallel_size") or 1)
+        for kind in ("decode", "prefill")
+    )
+    # requests of full length that fit, by the engine's own (pure) function
+    name, concurrency = "get_max_concurrency_for_kv_cache_config", None
+    for compute in filter(None, (getattr(sys.modules.get(each), name, None) for each in _PLANNERS)):
+        concurrency = float(compute(vllm_config, first)) if first.kv_cache_groups else None
+    # the size that vLLM prints, as read in vllm/v1/core/kv_cache_utils.py of 0.11.0, 0.13.0,
+    # 0.18.0, 0.19.1 (by blocks), 0.20.2, 0.21.0, 0.23.0, 0.27.1 and 0.33.0 (by concurrency)
+    version = reach(sys.modules.get("vllm.version"), "__version__")
+    by_blocks = version is not None and in_range(version, "<0.20")
     tokens = None
-    if rule == "blocks" and block_size is not None:
+    if by_blocks and block_size is not None:
         tokens = blocks // len(first.kv_cache_groups) * block_size * shared_by
-    elif rule == "concurrency" and concurrency is not None:
+    elif not by_blocks and concurrency is not None:
         tokens = int(concurrency * max_model_len)
-    cache = vllm_config.cache_config
     step_tokens = reach(vllm_config, "max_in_flight_tokens")
     if step_tokens is None:
         step_tokens = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
+    drafts = reach(vllm_config, "speculative_config") is not None
     return {
         "blocks": blocks,
         "block_size": block_size,
@@ -54,22 +68,20 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         "max_concurrency": concurrency,
         "available_bytes": [int(available) for available in available_bytes],
         "planned_bytes": [planned_bytes(config.kv_cache_tensors) for config in configs],
-        "bytes_per_token": bytes_per_token(groups),
+        # None where a layer's state does not grow
+        "bytes_per_token": None if not groups or None in per_token else sum(per_token),
         "groups": groups,
         "gpu_memory_utilization": cache.gpu_memory_utilization,
-        "num_gpu_blocks_override": getattr(cache, "num_gpu_blocks_override", None),
-        "fitting_blocks": None,
+        "num_gpu_blocks_override": reach(cache, "num_gpu_blocks_override"),
         "group_count": len(first.kv_cache_groups),
-        "tokens_rule": rule,
+        "tokens_rule": "blocks" if by_blocks else "concurrency",
         "context_parallel": shared_by,
-        "max_num_batched_tokens": None if step_tokens is None else int(step_tokens),
-        "mamba_cache_mode": getattr(cache, "mamba_cache_mode", None),
-        "kv_transfer": getattr(vllm_config, "kv_transfer_config", None) is not None,
+        "max_num_batched_tokens": step_tokens,
+        "mamba_cache_mode": reach(cache, "mamba_cache_mode"),
+        "kv_transfer": reach(vllm_config, "kv_transfer_config") is not None,
         "shared_backing": shares_backing(first.kv_cache_tensors),
         "divisor_bytes": [divisor_bytes(config) for config in configs],
-        "layer_bytes": None
-        if getattr(vllm_config, "speculative_config", None) is None
-        else [layer_bytes(config) for config in configs],
+        "layer_bytes": [layer_bytes(config) for config in configs] if drafts else None,
     }
 
 
@@ -85,18 +97,17 @@ def layer_bytes(config: Any) -> dict[str, int | None]:
     Layers of several groups lie over each other: a tensor is then no single layer's.
     """
     tensors, groups = config.kv_cache_tensors, config.kv_cache_groups
-    found: dict[str, int | None] = {}
-    if shares_backing(tensors):
-        for group in groups:
-            alone = len(groups) == 1 and not getattr(group, "host_resident", False)
-            for name, spec in specs_of(group).items():
-                size = int(spec.page_size_bytes) * int(config.num_blocks)
-                found[name] = size if alone else None
-        return found
+    if not shares_backing(tensors):
+        return {
+            name: int(tensor.size) if len(tensor.shared_by) == 1 else None
+            for tensor in tensors
+            for name in tensor.shared_by
+        }
+    alone = len(groups) == 1 and not reach(groups[0], "host_resident")
     return {
-        name: int(tensor.size) if len(tensor.shared_by) == 1 else None
-        for tensor in tensors
-        for name in tensor.shared_by
+        name: int(spec.page_size_bytes) * int(config.num_blocks) if alone else None
+        for group in groups
+        for name, spec in specs_of(group).items()
     }
 
 
@@ -114,12 +125,8 @@ def planned_bytes(tensors: Sequence[Any]) -> int:
 
     Tensors that name sizes that differ are in allocations of their own.
     """
-    sizes = [int(tensor.size) for tensor in tensors if not getattr(tensor, "host_resident", False)]
-    return sum(set(sizes)) if shares_backing(tensors) else sum(sizes)
-
-
-#: Replaces vLLM's planner of layers with several page sizes.
-_TUPLES = "vllm_ascend.patch.platform.patch_kv_cache_utils"
+    sizes = [int(tensor.size) for tensor in tensors if not reach(tensor, "host_resident")]
+    return sum(set(sizes) if shares_backing(tensors) else sizes)
 
 
 def divisor_bytes(config: Any) -> int | None:
@@ -134,50 +141,31 @@ def divisor_bytes(config: Any) -> int | None:
     tuples = all(hasattr(group.kv_cache_spec, "get_page_sizes") for group in groups)
     if _TUPLES not in sys.modules or len(groups) < 2 or not tuples or shares_backing(tensors):
         return None
-    sizes = groups[0].kv_cache_spec.get_page_sizes()
     drafts = [tensor for tensor in tensors if any("mtp" in name for name in tensor.shared_by)]
     others = Counter(int(tensor.size) for tensor in tensors if tensor not in drafts)
-    return int(sum(sizes) * (max(others.values(), default=0) + len(drafts)))
-
-
-def tokens_rule(vllm_version: str | None) -> str:
-    """Return "blocks" or "concurrency": how a release of vLLM computes the size that it prints.
-
-    Read in vllm/v1/core/kv_cache_utils.py of 0.11.0, 0.13.0, 0.18.0, 0.19.1 (blocks // groups x
-    block size x ranks that share a request), 0.20.2, 0.21.0, 0.23.0, 0.27.1 and 0.33.0
-    (int(concurrency x max_model_len)).
-    """
-    known = vllm_version is not None
-    return "blocks" if known and in_range(vllm_version, "<0.20") else "concurrency"
-
-
-def context_parallel(vllm_config: Any) -> int:
-    """Return the number of ranks over which the tokens of one request are spread."""
-    parallel = getattr(vllm_config, "parallel_config", None)
-    names = ("decode_context_parallel_size", "prefill_context_parallel_size")
-    return math.prod(int(getattr(parallel, name, 1) or 1) for name in names)
+    page_sizes = groups[0].kv_cache_spec.get_page_sizes()
+    return int(sum(page_sizes) * (max(others.values(), default=0) + len(drafts)))
 
 
 def describe_group(group: Any) -> list[Group]:
     """Return one row per layer type of a group, which may hold layers of several page sizes."""
     rows: dict[tuple[Any, ...], Group] = {}
     for spec in specs_of(group).values():
-        dtype = getattr(spec, "dtype", None)
+        dtype = reach(spec, "dtype")
         row: Group = {
             "type": type(spec).__name__,
-            "layers": 0,
             "block_size": int(spec.block_size),
             "page_size_bytes": int(spec.page_size_bytes),
-            "bytes_per_token": None,
             "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         }
-        row = rows.setdefault(tuple(row.values()), {**row, "layout": layout(spec)})
+        key = tuple(row.values())
+        row = rows.setdefault(key, {**row, "layers": 0, "bytes_per_token": None})
         row["layers"] += 1
+        row["layout"] = layout(spec)
     for row in rows.values():
         if "Mamba" not in row["type"] and row["block_size"] > 0:
-            size = row["layers"] * row["page_size_bytes"]
-            whole, rest = divmod(size, row["block_size"])
-            row["bytes_per_token"] = size / row["block_size"] if rest else whole
+            size = row["layers"] * row["page_size_bytes"] / row["block_size"]
+            row["bytes_per_token"] = int(size) if size.is_integer() else size
     return list(rows.values())
 
 
@@ -195,6 +183,7 @@ _LAYOUT = (
     "compress_ratio",
     "model_version",
     "num_speculative_blocks",
+    "kv_quant_mode",  # an enumeration
     # of vllm-ascend's latent attention
     "scale_dim",
     "cache_sparse_sfa_c8",
@@ -205,41 +194,12 @@ _LAYOUT = (
 
 def layout(spec: Any) -> dict[str, int | str]:
     """Return the numbers and words of a spec from which a page can be recomputed."""
-    found: dict[str, int | str] = {
-        name: value
-        for name in _LAYOUT
-        if isinstance(value := getattr(spec, name, None), (int, str))
-    }
-    size = reach(spec, "dtype.itemsize")
-    if isinstance(size, int):
-        found["dtype_bytes"] = size
-    mode = getattr(spec, "kv_quant_mode", None)
-    if isinstance(mode, int):  # an enumeration
-        found["kv_quant_mode"] = int(mode)
-    sizes = [getattr(dtype, "itemsize", None) for dtype in getattr(spec, "dtypes", None) or ()]
-    shapes = getattr(spec, "shapes", None) or ()
+    values = {name: reach(spec, name) for name in _LAYOUT}
+    values["dtype_bytes"] = reach(spec, "dtype.itemsize")
+    sizes = [reach(dtype, "itemsize") for dtype in reach(spec, "dtypes") or ()]
+    shapes = reach(spec, "shapes") or ()
     if sizes and None not in sizes and len(sizes) == len(shapes):
-        found["state_bytes"] = sum(
-            math.prod(s) * size for s, size in zip(shapes, sizes, strict=True) if size
+        values["state_bytes"] = sum(
+            math.prod(shape) * size for shape, size in zip(shapes, sizes, strict=True)
         )
-    return found
-
-
-def bytes_per_token(groups: Sequence[Group]) -> int | float | None:
-    """Return the bytes per token over all layers; None where a layer's state does not grow."""
-    values = [group["bytes_per_token"] for group in groups]
-    return None if not values or None in values else sum(values)
-
-
-#: Modules that may have the functions of vLLM's KV plan; the second is there from 0.33 on.
-_PLANNERS = ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning")
-
-
-def max_concurrency(vllm_config: Any, config: Any) -> float | None:
-    """Return the requests of full length that fit, by the engine's own (pure) function."""
-    name = "get_max_concurrency_for_kv_cache_config"
-    modules = map(sys.modules.get, _PLANNERS)
-    compute = next((found for each in modules if (found := getattr(each, name, None))), None)
-    if compute is None or not config.kv_cache_groups:
-        return None
-    return float(compute(vllm_config, config))
+    return {name: value for name, value in values.items() if isinstance(value, (int, str))}

@@ -10,15 +10,27 @@ import functools
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from vllm_memprof.capture import failure, verdicts
-from vllm_memprof.capture.binder import BOUND, Binder
+from vllm_memprof.capture import failure
+from vllm_memprof.capture.binder import BOUND, Binder, judge
 from vllm_memprof.capture.callsite import outwards
-from vllm_memprof.capture.hook import MODEL_READY, Call, Half, Hook, StopAfterPlan, StrictFailure
+from vllm_memprof.capture.hook import (
+    ENGINE_READY,
+    MODEL_READY,
+    REQUIRED,
+    Call,
+    Half,
+    Hook,
+    StopAfterPlan,
+    StrictFailure,
+)
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.recorder import Recorder
@@ -41,73 +53,56 @@ class Observer:
         self.hooks = hooks
         self.strict = os.environ.get(ENV_STRICT) == "1"
         self.binder = Binder(hooks, self.wrap, recorder.error)
-        self.reported: dict[str, str] = {}  # hook id -> last state written
+        self.release = self.binder.release
         recorder.hooks = self
+        self._forget()
+
+    def _forget(self) -> None:
+        self._reported: dict[str, str | None] = {}  # hook id -> last state written
+        self.calls: Counter[str] = Counter()  # by hook id, seen in this process
+        self.failed: set[str] = set()  # hooks that raised and are out of the way
+        self._observes_oom = False
+
+    def after_fork(self) -> None:
+        self.recorder.after_fork()
+        self._forget()
 
     def wrap(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the wrapper of a row: same signature, same result, same exceptions."""
-        if hook.kind == "async":
-
-            @functools.wraps(function)
-            async def memprof_async(*args: Any, **kwargs: Any) -> Any:
-                with _Observed(self, Call(hook, function.__name__, args, kwargs)) as call:
-                    call.result = await function(*args, **kwargs)
-                return call.result
-
-            return memprof_async
-        if hook.kind == "context":
-
-            @functools.wraps(function)
-            @contextmanager
-            def memprof_context(*args: Any, **kwargs: Any) -> Iterator[Any]:
-                call = Call(hook, function.__name__, args, kwargs)
-                with _Observed(self, call), function(*args, **kwargs) as call.result:
-                    yield call.result
-
-            return memprof_context
-
-        return self._wrap_function(hook, function)
-
-    def _wrap_function(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the wrapper of a plain function: what ``_Observed`` does, written out.
-
-        It is in the path of a token where the run is sampled; an object that enters and leaves
-        costs as much as all else here.
-        """
-        recorder, enter, leave = self.recorder, hook.enter, hook.leave
-        hook_id, name = hook.id, function.__name__
+        name = function.__name__
 
         @functools.wraps(function)
         def memprof_wrapper(*args: Any, **kwargs: Any) -> Any:
-            call = Call(hook, name, args, kwargs)
-            calls = recorder.calls
-            calls[hook_id] = calls.get(hook_id, 0) + 1
-            if enter is not None:
-                self.run(enter, call)
-            try:
+            with _Observed(hook, name, args, kwargs, observer=self) as call:
                 call.result = function(*args, **kwargs)
-            except BaseException as error:
-                call.error = error
-                failure.read(recorder, error)
-                self.run(leave, call)
-                raise
-            if leave is not None:
-                self.run(leave, call)
             return call.result
 
-        return memprof_wrapper
+        @functools.wraps(function)
+        async def memprof_async(*args: Any, **kwargs: Any) -> Any:
+            with _Observed(hook, name, args, kwargs, observer=self) as call:
+                call.result = await function(*args, **kwargs)
+            return call.result
 
-    def run(self, half: Half | None, call: Call) -> None:
+        @functools.wraps(function)
+        @contextmanager
+        def memprof_context(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            call = _Observed(hook, name, args, kwargs, observer=self)
+            with call, function(*args, **kwargs) as call.result:
+                yield call.result
+
+        kinds = {"around": memprof_wrapper, "async": memprof_async, "context": memprof_context}
+        return kinds[hook.kind]
+
+    def run(self, half: Half, call: Call) -> None:
         """Run one half of a row; if it fails, record that once and never run this row again."""
-        recorder = self.recorder
-        if half is None or (recorder.failed and call.hook.id in recorder.failed):
+        if call.hook.id in self.failed:
             return
         try:
-            half(recorder, call)
+            half(self.recorder, call)
         except (StopAfterPlan, StrictFailure):
             raise
         except Exception as error:
-            self.recorder.failed.add(call.hook.id)
+            self.failed.add(call.hook.id)
             self.recorder.error(f"hook {call.hook.id}", error)
             why = f"{type(error).__name__}: {error}"
             self.logger.warning("memprof: hook %s failed and is off: %s", call.hook.id, why)
@@ -128,10 +123,6 @@ class Observer:
         """Return True if any target of a row has its wrapper."""
         return any(each.hook.id == hook_id and each.state == BOUND for each in self.binder.bindings)
 
-    def release(self, moment: str) -> None:
-        """Take off the rows that are only wanted until this moment."""
-        self.binder.release(moment)
-
     def self_check(self, moment: str) -> None:
         """Judge the rows that are due, write the changes, in strict mode fail on a required row.
 
@@ -140,107 +131,100 @@ class Observer:
         """
         recorder = self.recorder
         self.binder.check()
-        judged = [
-            verdicts.judge(
+        required, failing = 0, []
+        for hook in self.hooks:
+            if hook.role not in recorder.roles:
+                continue
+            reported = self._reported.get(hook.id)
+            verdict = judge(
                 hook,
-                self.binder.of(hook),
-                calls=recorder.calls.get(hook.id, 0),
-                due=moment == hook.due or self.reported.get(hook.id) == "never_called",
-                failed=hook.id in recorder.failed,
+                self.binder.bindings,
+                calls=self.calls[hook.id],
+                due=moment == hook.due or reported == "never_called",
+                failed=hook.id in self.failed,
             )
-            for hook in self.hooks
-            if hook.role in recorder.roles
-        ]
-        for each in judged:
-            if self.reported.get(each.hook.id) != each.state:
-                self.reported[each.hook.id] = each.state
-                recorder.emit("hook", **each.to_event())
-        summary, failing = verdicts.summarise(judged)
-        engine_follows = moment == MODEL_READY and "engine_core" in recorder.roles
-        if moment in verdicts.REPORTED_AT and not engine_follows:
+            state = self._reported[hook.id] = verdict["state"]
+            if state != reported:
+                recorder.emit("hook", **verdict)
+            if hook.need == REQUIRED:
+                required += 1
+                if state != BOUND:
+                    failing.append(f"{state}: {hook.id} ({verdict['target']})")
+        found = f"{required - len(failing)}/{required} required hooks bound"
+        summary = "; ".join(filter(None, (found, ", ".join(failing))))
+        if moment not in (MODEL_READY, ENGINE_READY):
+            return
+        if moment == ENGINE_READY or "engine_core" not in recorder.roles:  # else it follows
             self.logger.info("memprof: %s: %s", recorder.notes.label or recorder.role, summary)
-        if self.strict and failing and moment in verdicts.REPORTED_AT:
+        if self.strict and failing:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
 
     def observe_oom(self) -> None:
-        """Attach to failed allocations; the allocator's callback reads counters only."""
-        if self.recorder.notes.oom_observed:
+        """Attach to failed allocations, once; the allocator's callback reads counters only."""
+        if self._observes_oom:
             return
-        if (backend := self.recorder.probe.backend) is not None:
-            # where the allocator takes a function that it calls when an allocation has failed
-            torch = getattr(sys.modules.get(backend.package), "_C", None)
-            attach = getattr(torch, f"_{backend.name}_attach_out_of_memory_observer", None)
-            if attach is not None:
-                attach(self._on_oom)
-        self.recorder.notes.oom_observed = True
+        self._observes_oom = True
+        # where the allocator takes a function that it calls when an allocation has failed
+        attach = self.recorder.probe.function("attach_out_of_memory_observer")
+        if attach is not None:
+            attach(self._on_oom)
         failure.watch_logs(self.recorder)
 
     def _on_oom(self, device: int, requested: int, total: int, free: int) -> None:
-        sampler = self.recorder.sampler
+        recorder = self.recorder
         try:
             detail: dict[str, object] = {
                 "device": device,
                 "requested_bytes": requested,
                 "device_total_bytes": total,
                 "device_free_bytes": free,
-                "moment": None if sampler is None else sampler.moment(),
+                "moment": recorder.sampler.moment(),
             }
-            counters = self.recorder.probe.counters_only()
-            number = self.recorder.mark("oom", "oom.observer", counters, detail)
-            self.recorder.notes.oom = number, requested
+            snapshot = recorder.probe.snapshot(free=False)
+            recorder.notes.oom = recorder.mark("oom", "oom.observer", snapshot, detail), requested
         except Exception as error:
-            self.recorder.error("oom observer", error)
-
-    def after_fork(self) -> None:
-        self.recorder.after_fork()
-        self.reported.clear()
+            recorder.error("oom observer", error)
 
 
-class _Observed:
-    """Runs a row's halves around a coroutine or a context manager of the engine."""
+@dataclass(slots=True)
+class _Observed(Call):
+    """A call that runs its row's halves around it."""
 
-    __slots__ = ("_call", "_observer")
+    observer: Any = None
 
-    def __init__(self, observer: Observer, call: Call) -> None:
-        self._observer, self._call = observer, call
+    def __enter__(self) -> _Observed:
+        hook = self.hook
+        self.observer.calls[hook.id] += 1
+        if hook.enter is not None:
+            self.observer.run(hook.enter, self)
+        return self
 
-    def __enter__(self) -> Call:
-        hook, calls = self._call.hook, self._observer.recorder.calls
-        calls[hook.id] = calls.get(hook.id, 0) + 1
-        self._observer.run(hook.enter, self._call)
-        return self._call
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._call.error = error
-        failure.read(self._observer.recorder, error)
-        self._observer.run(self._call.hook.leave, self._call)
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.error = error
+            failure.read(self.observer.recorder, error)
+        if self.hook.leave is not None:
+            self.observer.run(self.hook.leave, self)
 
 
-def start(run_dir: str, engine: str = "vllm") -> Recorder:
+def start(run_dir: Path, engine: str = "vllm") -> Recorder:
     """Record this process of an engine into a run folder."""
-    recorder = Recorder(Path(run_dir))
+    recorder = Recorder(run_dir)
     recorder.probe.backend = detect_backend()
     recorder.engine = engine
-    recorder.roles.update(roles_by_stack(engine))
-    package = sys.modules.get(f"{ENGINES[engine].package}.version")
-    version = getattr(package, "__version__", None)
-    sampling = recorder.sampler is not None
-    rows = rows_in_force(recorder.probe.backend_name, version, sampling, engine)
+    known = ENGINES[engine].roles
+    # by the module that loads plugins; forked children learn their role from later calls
+    for frame in outwards(sys._getframe(1)):
+        module = frame.f_globals.get("__name__", "")
+        role = known.get(f"{module}:{frame.f_code.co_name}") or known.get(module)
+        if role is not None:
+            recorder.roles.add(role)
+            break
+    version = getattr(sys.modules.get(f"{ENGINES[engine].package}.version"), "__version__", None)
+    rows = rows_in_force(recorder.probe.backend, version, recorder.sampled, engine)
     observer = Observer(recorder, rows, engine)
     observer.binder.install()
     os.register_at_fork(after_in_child=observer.after_fork)
     return recorder
-
-
-def roles_by_stack(engine: str) -> set[str]:
-    """Return the role of this process by the module that loads plugins in it, if known.
-
-    Forked children learn theirs from later calls.
-    """
-    known = ENGINES[engine].roles
-    for frame in outwards(sys._getframe(1)):
-        module = frame.f_globals.get("__name__", "")
-        for key in ((module, frame.f_code.co_name), (module, None)):
-            if key in known:
-                return {known[key]}
-    return set()

@@ -12,8 +12,10 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.schema import ENV_RUN_DIR
 
@@ -26,10 +28,9 @@ RECORDER: Recorder | None = None
 
 def register() -> None:
     """Start recording this process of vLLM if the launcher asked for it."""
-    main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if getattr(main_spec, "name", None) == "vllm.model_executor.models.registry":
-        return  # the short-lived process in which vLLM inspects a model class
-    _start("vllm")
+    main = reach(sys.modules.get("__main__"), "__spec__.name")
+    if main != "vllm.model_executor.models.registry":  # in which vLLM inspects a model class
+        _start("vllm")
 
 
 def register_in_fork(role: str) -> None:
@@ -59,12 +60,12 @@ def _start(engine: str) -> None:
     if not run_dir or RECORDER is not None:
         return
     try:
-        from vllm_memprof.capture import ray_worker
+        from vllm_memprof.capture import ray_nodes
         from vllm_memprof.capture.observer import start
 
-        place = ray_worker.find_place(run_dir)
-        RECORDER = start(str(place.folder), engine)
-        ray_worker.send_back(RECORDER, place)
+        place = ray_nodes.find_place(Path(run_dir))
+        RECORDER = start(place.folder, engine)
+        ray_nodes.send_back(RECORDER, place)
     except Exception as error:
         print(
             f"memprof: not recording process {os.getpid()}: {type(error).__name__}: {error}",

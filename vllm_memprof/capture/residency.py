@@ -13,7 +13,6 @@ calls of the worker.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from vllm_memprof.capture.actions import begin_phase, finish
 from vllm_memprof.capture.hook import Call
@@ -22,29 +21,45 @@ from vllm_memprof.capture.recorder import Recorder
 
 def enter_pool_sleep(recorder: Recorder, call: Call) -> None:
     """Set the unmapped bytes early: the engine unmaps first and empties the cache then."""
-    recorder.probe.set_unmapped(_unmapped_by_sleep(call.subject))
+    _set_unmapped(recorder, call)
 
 
 def leave_pool_sleep(recorder: Recorder, call: Call) -> None:
     if call.error is not None:
-        recorder.probe.set_unmapped(None)  # how far it came is not known
+        _set_unmapped(recorder, call)  # how far it came is not known
 
 
 def leave_pool_wake_up(recorder: Recorder, call: Call) -> None:
     awake, tags = recorder.notes.awake_tags, call.argument("tags")
-    if call.error is not None:
-        recorder.probe.set_unmapped(None)
-    elif tags is None:
+    if tags is None and call.error is None:
         awake.clear()
-        recorder.probe.set_unmapped(0)
-    else:
-        awake.update(tags)
-        recorder.probe.set_unmapped(_unmapped_by_sleep(call.subject, awake))
+        recorder.probe.unmapped_bytes, recorder.probe.unmapped_known = 0, True
+        return
+    awake.update(tags or ())
+    _set_unmapped(recorder, call, awake)
+
+
+def _set_unmapped(recorder: Recorder, call: Call, awake: Collection[str] = ()) -> None:
+    """Set what a sleep unmaps of the pool and a wake-up of these tags has not mapped again.
+
+    vllm_ascend/device_allocator/camem.py::CaMemAllocator, 0.23.0, and
+    vllm/device_allocator/cumem.py: ``handle[1]`` is the aligned size; the persistent tag stays
+    mapped.
+    """
+    pool, size = call.subject, None
+    kept = {getattr(pool, "sleep_persistent_tag", None), *awake}
+    try:
+        if call.error is None:
+            held = pool.pointer_to_data.values()
+            size = sum(int(data.handle[1]) for data in held if data.tag not in kept)
+    except (AttributeError, TypeError, IndexError):
+        pass
+    recorder.probe.unmapped_bytes, recorder.probe.unmapped_known = size, size is not None
 
 
 def enter_sleep(recorder: Recorder, call: Call) -> None:
     recorder.notes.awake_tags.clear()
-    _begin(recorder, call, {"level": call.argument("level", 1)})
+    _begin(recorder, call, {"level": call.argument("level", default=1)})
 
 
 def enter_wake_up(recorder: Recorder, call: Call) -> None:
@@ -53,56 +68,26 @@ def enter_wake_up(recorder: Recorder, call: Call) -> None:
 
 
 def enter_update(recorder: Recorder, call: Call) -> None:
-    """Open an update that this call is a part or the whole of; a first load is no update.
-
-    Loading the model for the first time is not an update.
-    """
+    """Open an update that this call is a part or the whole of; a first load is no update."""
     if not recorder.is_open("weight_load"):
-        _begin(recorder, call, {"by": _hooked_name(call)})
+        # the name that was hooked; the function behind it may have none of its own
+        _begin(recorder, call, {"by": call.hook.targets[0].rpartition(".")[2]})
 
 
 def enter_update_start(recorder: Recorder, call: Call) -> None:
-    _end_update(recorder, None)  # one that the engine gave up
-    _begin(recorder, call, {"by": _hooked_name(call)})
-    recorder.notes.weight_update = call.token
+    finish(recorder, recorder.opened("weight_update"), None)  # one that the engine gave up
+    enter_update(recorder, call)
 
 
 def leave_update_start(recorder: Recorder, call: Call) -> None:
     if call.error is not None:
-        _end_update(recorder, call.error)
+        leave_update_finish(recorder, call)
 
 
 def leave_update_finish(recorder: Recorder, call: Call) -> None:
-    _end_update(recorder, call.error)
-
-
-def _hooked_name(call: Call) -> str:
-    """The name that was hooked; the function behind it may have none of its own."""
-    return call.hook.targets[0].rpartition(".")[2]
+    finish(recorder, recorder.opened("weight_update"), call.error)
 
 
 def _begin(recorder: Recorder, call: Call, detail: dict[str, object]) -> None:
     if recorder.probe.is_ready():
         begin_phase(recorder, call, detail)
-
-
-def _end_update(recorder: Recorder, error: BaseException | None) -> None:
-    opened, recorder.notes.weight_update = recorder.notes.weight_update, None
-    if opened is not None:
-        finish(recorder, opened, error)
-
-
-def _unmapped_by_sleep(pool: Any, awake: Collection[str] = ()) -> int | None:
-    """Bytes of the pool that a sleep unmaps and a wake-up of these tags has not mapped again.
-
-    vllm_ascend/device_allocator/camem.py::CaMemAllocator, 0.23.0, and
-    vllm/device_allocator/cumem.py: ``handle[1]`` is the aligned size; the persistent tag stays
-    mapped.
-    """
-    try:
-        kept = {getattr(pool, "sleep_persistent_tag", None), *awake}
-        return sum(
-            int(data.handle[1]) for data in pool.pointer_to_data.values() if data.tag not in kept
-        )
-    except (AttributeError, TypeError, IndexError):
-        return None

@@ -8,16 +8,14 @@ first and are as large as what it says it has reserved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vllm_memprof.capture.snapshot import SnapshotDict
-
-_SUMS = ("total_bytes", "allocated_bytes", "pending_bytes",
-         "free_bytes", "free_blocks", "largest_free_bytes")  # fmt: skip
+Segment = Mapping[str, Any]
 
 
-def divide(segments: Sequence[Mapping[str, Any]], device: int, reserved: int) -> SnapshotDict:
+def divide(segments: Iterable[Segment], device: int, reserved: int) -> dict[str, Any]:
     """Return the figures of a snapshot that only the segments have.
 
     Args:
@@ -30,34 +28,32 @@ def divide(segments: Sequence[Mapping[str, Any]], device: int, reserved: int) ->
         ``graph_pool_bytes`` (segments of private pools). None each where the two allocators cannot
         be told apart, as under a pluggable allocator.
     """
-    listed = pools = 0
+    left, graph_pools = reserved, 0
+    streams: Counter[str] = Counter()
     whole = not reserved  # the caching allocator's own add up to what it has reserved
-    streams: dict[str, int] = {}
     for segment in segments:
-        if segment["device"] != device:
-            continue
-        size = int(segment["total_size"])
-        if whole and size:
-            stream = str(segment.get("stream", 0))
-            streams[stream] = streams.get(stream, 0) + size
-        elif not whole and _is_private(segment):
-            pools += size
-        listed += size
-        whole = whole or listed == reserved
+        if segment["device"] == device:
+            size = int(segment["total_size"])
+            if whole:
+                streams[str(segment.get("stream", 0))] += size
+            elif is_private(segment):
+                graph_pools += size
+            left -= size
+            whole = whole or left == 0
     return {
-        "npu_workspace_bytes": listed - reserved if listed >= reserved else None,
+        "npu_workspace_bytes": -left if left <= 0 else None,
         # else the order is another one: the sum holds nevertheless
-        "npu_workspace_streams": streams if whole else None,
-        "graph_pool_bytes": pools if whole else None,
+        "npu_workspace_streams": dict(+streams) if whole else None,
+        "graph_pool_bytes": graph_pools if whole else None,
     }
 
 
-def _is_private(segment: Mapping[str, Any]) -> bool:
+def is_private(segment: Segment) -> bool:
     return tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
 
 
 def pools_of(
-    segments: Sequence[Mapping[str, Any]], device: int, reserved: int, requested: int | None
+    segments: Iterable[Segment], device: int, reserved: int, requested: int | None
 ) -> list[dict[str, object]] | None:
     """Add up the caching allocator's segments of a device, by pool and stream.
 
@@ -68,42 +64,37 @@ def pools_of(
         requested: bytes of the allocation that failed; None where nobody said.
 
     Returns:
-        ``schema.POOL`` keys per pool and stream, or None where the caching allocator's own segments
-        cannot be told from others. Free blocks are those that no tensor and no stream holds;
-        ``pending_bytes`` wait for a stream's work before they are free.
+        ``failures.Pool`` keys per pool and stream, or None where the caching allocator's own
+        segments cannot be told from others. Free blocks are those that no tensor and no stream
+        holds; ``pending_bytes`` wait for a stream's work before they are free.
     """
-    pools: dict[tuple[object, ...], dict[str, Any]] = {}
-    total = 0
+    pools: dict[tuple[bool, bool, str], list[Segment]] = defaultdict(list)
     for segment in segments:
-        if segment["device"] != device or total == reserved:
-            continue
-        size = int(segment["total_size"])
-        total += size
-        private, small = _is_private(segment), segment.get("segment_type") == "small"
-        stream = int(segment.get("stream", 0))
-        pool = pools.setdefault(
-            (private, small, stream),
-            {
-                "private": private,
-                "small": small,
-                "stream": str(stream),
-                "expandable": False,
-                **dict.fromkeys(_SUMS, 0),
-                "fitting_bytes": None if requested is None else 0,
-            },
-        )
-        pool["expandable"] |= bool(segment.get("is_expandable", False))
-        pool["total_bytes"] += size
-        for block in segment["blocks"]:
-            length, state = int(block["size"]), str(block["state"])
-            if state == "active_allocated":
-                pool["allocated_bytes"] += length
-            elif state == "inactive":
-                pool["free_bytes"] += length
-                pool["free_blocks"] += 1
-                pool["largest_free_bytes"] = max(pool["largest_free_bytes"], length)
-                if requested is not None and length >= requested:
-                    pool["fitting_bytes"] += length
-            else:  # active_pending_free, by its spellings
-                pool["pending_bytes"] += length
-    return list(pools.values()) if total == reserved else None
+        if segment["device"] == device and reserved != 0:
+            small, stream = segment.get("segment_type") == "small", str(segment.get("stream", 0))
+            pools[is_private(segment), small, stream].append(segment)
+            reserved -= int(segment["total_size"])
+    rows: list[dict[str, object]] = []
+    for (private, small, stream), members in pools.items():
+        sizes: dict[str, list[int]] = defaultdict(list)
+        for segment in members:
+            for block in segment["blocks"]:
+                sizes[block["state"]].append(int(block["size"]))
+        allocated, free = sizes.pop("active_allocated", []), sizes.pop("inactive", [])
+        pending = sum(map(sum, sizes.values()))  # by its spellings
+        rows.append({
+            "private": private,
+            "small": small,
+            "stream": stream,
+            "expandable": any(segment.get("is_expandable") for segment in members),
+            "total_bytes": sum(int(segment["total_size"]) for segment in members),
+            "allocated_bytes": sum(allocated),
+            "pending_bytes": pending,
+            "free_bytes": sum(free),
+            "free_blocks": len(free),
+            "largest_free_bytes": max(free, default=0),
+            "fitting_bytes": None
+            if requested is None
+            else sum(size for size in free if size >= requested),
+        })  # fmt: skip
+    return rows if reserved == 0 else None

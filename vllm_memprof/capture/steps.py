@@ -13,16 +13,12 @@ from vllm_memprof.capture.recorder import Recorder
 
 def enter_execute(recorder: Recorder, call: Call) -> None:
     """Begin a step of requests."""
-    sampler = recorder.sampler
     output = call.argument("scheduler_output")
-    if sampler is None or not recorder.notes.serving or call.kwargs.get("dummy_run"):
+    if not recorder.notes.serving or call.kwargs.get("dummy_run"):
         return  # warming up, with requests of the engine's own
-    if not hasattr(output, "num_scheduled_tokens"):
-        return
-    sampler.begin_step(output, call.subject)
-    call.token = sampler
-    if output.free_encoder_mm_hashes:
-        sampler.cache_evicts(output)
+    if hasattr(output, "num_scheduled_tokens"):
+        call.token = recorder.sampler
+        call.token.begin_step(output, call.subject)
 
 
 def leave_execute(recorder: Recorder, call: Call) -> None:
@@ -32,45 +28,40 @@ def leave_execute(recorder: Recorder, call: Call) -> None:
 
 
 def leave_sample(recorder: Recorder, call: Call) -> None:
-    sampler = recorder.sampler
-    if sampler is not None:
-        sampler.end_step() if call.error is None else sampler.fail()
+    recorder.sampler.end_step() if call.error is None else recorder.sampler.fail()
 
 
 def enter_encoder(recorder: Recorder, call: Call) -> None:
-    if recorder.sampler is not None:
-        call.token = recorder.sampler.begin_stage("mm_encoder")
+    call.token = recorder.sampler.begin_stage("mm_encoder")
 
 
 def leave_stage(recorder: Recorder, call: Call) -> None:
-    if recorder.sampler is not None and call.token is not None:
+    if call.token is not None:
         recorder.sampler.end_stage(call.token, call.error)
 
 
 def enter_merge(recorder: Recorder, call: Call) -> None:
     """Open the stage where there is something to merge: the call is made in every step."""
-    given = call.kwargs.get("multimodal_embeddings", call.args[2] if len(call.args) > 2 else None)
-    if given is not None and len(given) and recorder.is_open("profile_run"):
-        recorder.notes.merged_in_profile = True
-    if recorder.sampler is not None and given is not None and len(given):
-        recorder.sampler.cache_inserted()
+    given = call.argument("multimodal_embeddings", 2)
+    if given is not None and len(given):
+        if recorder.is_open("profile_run"):
+            recorder.notes.merged_in_profile = True
+        recorder.sampler.note_cache()
         call.token = recorder.sampler.begin_stage("mm_merge")
 
 
 def leave_core_step(recorder: Recorder, call: Call) -> None:
-    if recorder.sampler is not None and call.error is None:
-        recorder.sampler.core_stepped(call.subject.scheduler)
+    if call.error is None:
+        recorder.sampler.core.stepped(call.subject.scheduler)
 
 
 def enter_add_request(recorder: Recorder, call: Call) -> None:
-    if recorder.sampler is not None:
-        config = reach(call.subject, "vllm_config.model_config.hf_config")
-        recorder.sampler.request_begins(call.argument("request"), config)
+    config = reach(call.subject, "vllm_config.model_config.hf_config")
+    recorder.sampler.core.request_begins(call.argument("request"), config)
 
 
 def enter_free_request(recorder: Recorder, call: Call) -> None:
-    if recorder.sampler is not None:
-        recorder.sampler.request_ends(call.argument("request"))
+    recorder.sampler.core.request_ends(call.argument("request"))
 
 
 def leave_ready(recorder: Recorder, call: Call) -> None:

@@ -1,54 +1,219 @@
-"""Tracing of allocations in this process: who starts it, on which requests, and who ends it.
+"""Which lines of code allocate what stays: with ``MEMPROF_TRACE_ALLOCATIONS`` only.
 
-With ``--trace-allocations`` only. An error ends the tracing, and never the step that it came in.
+Runs in workers (device memory) and engine cores (host memory). Tracing begins when the first
+request has ended, and ends after as many more requests as were asked for. What is alive then, and
+what was alive after half of them, is written by call stack: what grows in between stays. An error
+ends the tracing, and never the step that it came in.
+
+- Device: torch's own memory history (``torch.npu.memory._record_memory_history``, or that of CUDA)
+  with Python stacks, of at most ``MOST_ENTRIES`` events; blocks alive keep their stack besides. The
+  last snapshot is also written as a pickle, which PyTorch's memory viewer opens.
+- Host: ``tracemalloc``, which knows what Python allocates, and not what C++ does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-from vllm_memprof.capture.allocations import Host, Source, Tracer, device_source
 from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.capture.writer import process_name
+from vllm_memprof.record.schema import ALLOCATIONS_DIR
+
+#: Live memory by call stack, which has (file, line, function) from the innermost frame outwards:
+#: blocks and bytes.
+Alive = dict[tuple[tuple[str, int, str], ...], tuple[int, int]]
+
+#: Events of torch's history: tens of MiB of host memory.
+MOST_ENTRIES = 20_000
+#: Stacks that an event lists, and frames of each, innermost first.
+MOST_STACKS, MOST_FRAMES = 24, 12
+#: Frames that tracemalloc keeps of an allocation.
+_HOST_FRAMES = 8
+_PICKLE_PROTOCOL = 4  # as torch's own _dump_snapshot
+
+
+class LiveBlocks:
+    """Live blocks of torch's allocator on one device, by the stack that allocated them."""
+
+    def __init__(self, history: Any, device: int | None, folder: Path) -> None:
+        self._history, self._device, self._folder = history, device, folder
+        self._last: Any = None
+        self.untraced_bytes: int | None = None
+
+    def start(self) -> None:
+        self._history._record_memory_history(
+            "all", context="alloc", stacks="python", max_entries=MOST_ENTRIES
+        )
+
+    def alive(self) -> Alive:
+        self._last, self.untraced_bytes = self._history._snapshot(), 0
+        found: Alive = {}
+        for segment in self._last["segments"]:
+            for block in segment["blocks"]:
+                elsewhere = self._device not in (None, segment.get("device", self._device))
+                if elsewhere or block["state"] != "active_allocated":
+                    continue
+                size, frames = int(block["size"]), block.get("frames") or ()
+                stack = tuple((f["filename"], f["line"], f["name"]) for f in frames[:MOST_FRAMES])
+                blocks, total = found.get(stack, (0, 0))
+                found[stack] = blocks + 1, total + size
+        _, self.untraced_bytes = found.pop((), (0, 0))
+        return found
+
+    def stop(self) -> str | None:
+        """End the history, and write its last snapshot; return the name of the file."""
+        self._history._record_memory_history(None, context=None)
+        if self._last is None:
+            return None
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        path = self._folder / f"{process_name()}.pickle"
+        path.touch(mode=0o600)
+        path.write_bytes(pickle.dumps(self._last, _PICKLE_PROTOCOL))
+        self._last = None
+        return f"{self._folder.name}/{path.name}"
+
+
+class Host:
+    """Live memory of this process that Python allocated, by stack."""
+
+    untraced_bytes: int | None = None
+    _started = False
+
+    def start(self) -> None:
+        if not tracemalloc.is_tracing():  # the user's own tracing stays as it is
+            tracemalloc.start(_HOST_FRAMES)
+            self._started = True
+
+    def alive(self) -> Alive:
+        ours = [tracemalloc.Filter(False, each, all_frames=True)
+                for each in (tracemalloc.__file__, __file__)]  # fmt: skip
+        taken = tracemalloc.take_snapshot().filter_traces(ours).statistics("traceback")
+        return {
+            tuple((f.filename, f.lineno, "") for f in reversed(each.traceback)): (
+                each.count,
+                each.size,
+            )
+            for each in taken
+        }
+
+    def stop(self) -> str | None:
+        if self._started:
+            tracemalloc.stop()
+        return None
+
+
+Source = LiveBlocks | Host
+
+
+class Tracer:
+    """Traces one kind of memory of this process over requests, once.
+
+    Args:
+        recorder: of this process; it knows over how many.
+        memory: device | host.
+        source: makes the source when tracing begins, or gives the reason why there is none.
+    """
+
+    def __init__(self, recorder: Recorder, memory: str, source: Callable[[], Source | str]) -> None:
+        self._recorder, self._memory, self._source = recorder, memory, source
+        self._live: Source | None = None
+        self._half: Alive = {}
+        self._half_requests: int | None = None
+        self._requests = 0
+        self._over = False
+
+    def request_ended(self) -> None:
+        """Count a request; begin with the first, and write what stays after the last."""
+        if self._over:
+            return
+        with self._guarded():
+            if self._live is None:
+                source = self._source()
+                if isinstance(source, str):
+                    self._write(source)
+                    return
+                source.start()
+                self._live = source
+                return
+            self._requests += 1
+            asked = self._recorder.trace_allocations
+            if self._requests >= asked:
+                self._write()
+            elif self._requests == asked // 2:
+                self._half, self._half_requests = self._live.alive(), self._requests
+
+    def close(self) -> None:
+        """Write what is known, because the process ends."""
+        if not self._over:
+            with self._guarded():
+                self._write("no request had ended when the process did")
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._recorder.error(f"tracing of {self._memory} allocations", error)
+            self._over = True
+            if self._live is not None:
+                with suppress(Exception):
+                    self._live.stop()
+
+    def _write(self, reason: str | None = None) -> None:
+        """Write what is alive now; without a source, the reason why nothing was traced."""
+        self._over = True
+        event: dict[str, object] = {
+            "memory": self._memory,
+            "asked": self._recorder.trace_allocations,
+            "requests": self._requests,
+            "half_requests": self._half_requests,
+        }
+        if self._live is None:
+            event["reason"] = reason
+        else:
+            rows = [(stack, *now, *self._half.get(stack, (0, 0)))
+                    for stack, now in self._live.alive().items()]  # fmt: skip
+            rows.sort(key=lambda row: (row[4] - row[2], -row[2]))
+            names = ("frames", "blocks", "bytes", "half_blocks", "half_bytes")
+            event |= {
+                "stacks": [dict(zip(names, row, strict=True)) for row in rows[:MOST_STACKS]],
+                "other_bytes": sum(row[2] for row in rows[MOST_STACKS:]),
+                "untraced_bytes": self._live.untraced_bytes,
+                "snapshot": self._live.stop(),
+            }
+        self._recorder.emit("allocations", **event)
 
 
 def trace_device(recorder: Recorder) -> None:
     """Trace device memory over requests of this worker."""
-    probe = recorder.probe
 
     def source() -> Source | str:
-        return device_source(probe.backend_name, probe.device, recorder.run_dir)
+        probe = recorder.probe
+        memory = getattr(probe.runtime, "memory", None)
+        if hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot"):
+            return LiveBlocks(memory, probe.device, recorder.run_dir / ALLOCATIONS_DIR)
+        return "torch has no memory history for this device"
 
-    _trace(recorder, "device", source)
+    if recorder.trace_allocations and "device" not in recorder.end_tracing:
+        tracer = Tracer(recorder, "device", source)
+        recorder.end_tracing["device"] = tracer.close
+        recorder.sampler.on_request_end = tracer.request_ended
 
 
 def trace_host(recorder: Recorder) -> None:
     """Trace Python memory over requests of this engine core."""
-    _trace(recorder, "host", Host)
+    if recorder.trace_allocations and "host" not in recorder.end_tracing:
+        tracer = Tracer(recorder, "host", Host)
+        recorder.end_tracing["host"] = tracer.close
+        recorder.sampler.core.on_request_end = tracer.request_ended
 
 
 def close(recorder: Recorder) -> None:
     """Write what is known, because the process ends."""
-    for memory, tracer in recorder.tracers.items():
-        _guarded(recorder, memory, tracer.close)
-
-
-def _trace(recorder: Recorder, memory: str, source: Callable[[], Source | str]) -> None:
-    sampler = recorder.sampler
-    if not recorder.trace_allocations or sampler is None or memory in recorder.tracers:
-        return
-
-    def emit(event: dict[str, object]) -> None:
-        recorder.emit("allocations", **event)
-
-    tracer = Tracer(recorder.trace_allocations, source, emit, memory)
-    recorder.tracers[memory] = tracer
-    ended = sampler.on_request_end if memory == "device" else sampler.on_core_request_end
-    ended.append(lambda name: _guarded(recorder, memory, lambda: tracer.request_ended(name)))
-
-
-def _guarded(recorder: Recorder, memory: str, call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception as error:
-        recorder.error(f"tracing of {memory} allocations", error)
-        recorder.tracers[memory].give_up()
+    for end in recorder.end_tracing.values():
+        end()

@@ -10,23 +10,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
 
-_CLAUSE = re.compile(r"^\s*(>=|<=|==|!=|>|<)\s*([0-9][0-9.]*)\s*$")
-_OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-
-
-def release(version: str) -> tuple[int, ...]:
-    """``"0.25.1rc1+g1234"`` to ``(0, 25, 1)``; an unreadable version to ``()``."""
-    match = re.match(r"\s*v?(\d+(?:\.\d+)*)", version)
-    return tuple(int(part) for part in match.group(1).split(".")) if match else ()
+_RELEASE = re.compile(r"\d+(?:\.\d+)*")
+_OPERATORS = {">=": operator.ge, "<": operator.lt}
 
 
 def in_range(version: str | None, spec: str) -> bool:
@@ -36,18 +22,17 @@ def in_range(version: str | None, spec: str) -> bool:
     silent gap.
 
     Raises:
-        ValueError: the range cannot be read.
+        KeyError: a clause of the range has another operator than ``>=`` and ``<``.
     """
-    clauses = [clause for clause in spec.split(",") if clause.strip()]
-    numbers = release(version or "")
-    for clause in clauses:
-        match = _CLAUSE.match(clause)
-        if match is None:
-            raise ValueError(f"not a version range: {spec!r}")
-        bound = release(match.group(2))
-        width = max(len(numbers), len(bound))
-        left = numbers + (0,) * (width - len(numbers))
-        right = bound + (0,) * (width - len(bound))
-        if numbers and not _OPERATORS[match.group(1)](left, right):
-            return False
-    return True
+    numbers = _release(version or "")
+    clauses = re.findall(r"([^\d,]+)([\d.]+)", spec)
+    return all(_OPERATORS[sign](numbers, _release(bound)) or not numbers for sign, bound in clauses)
+
+
+def _release(version: str) -> list[int]:
+    """``"0.25.1rc1+g1234"`` to ``[0, 25, 1]``, without zeros at its end; unreadable to ``[]``."""
+    found = _RELEASE.search(version)
+    numbers = [int(part) for part in found[0].split(".")] if found else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return numbers

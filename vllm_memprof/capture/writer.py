@@ -13,26 +13,26 @@ is space again.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import EVENTS_BYTES, EVENTS_DIR, EVENTS_SCHEMA
 from vllm_memprof.redact import may_hold_secret, redact_command, redact_data
 
-#: Packages whose versions the first line carries: module that is surely loaded if the package is in
-#: use -> name.
+#: Packages whose versions the first line carries -> module that is surely loaded if the package is
+#: in use.
 _VERSIONED = {
-    "torch": "torch",
-    "torch_npu": "torch_npu",
-    "vllm_ascend": "vllm_ascend",
+    **{package: package for package in ("torch", "torch_npu", "vllm_ascend")},
     **{row.package: f"{row.package}.version" for row in ENGINES.values()},
 }
 
@@ -42,21 +42,16 @@ _ROOM_BYTES = 320
 _RETRY_NS = 1_000_000_000
 #: Characters of an operating system's message in a ``lost`` event.
 _MOST_REASON = 120
-
-
-@dataclass
-class _Loss:
-    """Events that could not be written, while they cannot."""
-
-    since_t_ns: int
-    retry_t_ns: int
-    reason: str
-    events: int = 1
-
-
 #: Bytes that are kept for what comes seldom and must not be missing: an OOM, a shutdown.
 _RESERVE_BYTES = 1 << 20
-_SELDOM = ("oom", "shutdown")
+_SELDOM = ("dropped", "lost", "oom", "shutdown")
+
+encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+
+
+def process_name() -> str:
+    """Return ``<host>-<pid>``, which the files of this process are named by."""
+    return f"{host_name()}-{os.getpid()}"
 
 
 class EventWriter:
@@ -67,138 +62,128 @@ class EventWriter:
 
     Args:
         run_dir: the run folder; its ``events`` folder is made when missing.
+        role: returns the role of this process, for the first line of its file.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self._events_dir = run_dir / EVENTS_DIR
+    def __init__(self, run_dir: Path, role: Callable[[], str] = lambda: "unknown") -> None:
+        self._events_dir, self._role = run_dir / EVENTS_DIR, role
         self._file: LineFile | None = None
-        self._room_at: int | None = None  # offset of the room in the first line
-        self._loss: _Loss | None = None
-        self._dropped: dict[str, int] = {}
-        self._lock = threading.RLock()
         #: Called after each event; of a process whose lines are sent elsewhere.
         self.written: Callable[[], None] | None = None
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Forget the parent's file; the child opens its own at its first event."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+        self._room_at: int | None = None  # offset of the room in the first line
+        #: The ``lost`` event of the lines that cannot be written, while they cannot.
+        self.loss: dict[str, object] | None = None
+        self._lost = self._retry_ns = 0
+        self._dropped: Counter[str] = Counter()
+        self._lock = threading.RLock()
 
     @property
     def path(self) -> Path:
-        return self._events_dir / f"{host_name()}-{os.getpid()}.jsonl"
+        return self._events_dir / f"{process_name()}.jsonl"
 
-    def emit(self, kind: str, fields: Mapping[str, object], role: str) -> None:
-        """Write one event.
-
-        Args:
-            kind: a kind of the record schema.
-            fields: the event's own keys; ``t_ns`` is added when missing.
-            role: this process's role, for the first line of its file.
+    def emit(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Write one event of a kind of the record schema; ``t_ns`` is added when missing.
 
         Raises:
             nothing: a full disk or an unwritable folder ends the writing, not the engine.
         """
         event = {"kind": kind, "t_ns": time.monotonic_ns(), **fields}
-        written = self.attempt(self._write, event, role)
-        if written and self.written is not None:
+        if self.attempt(self._write, event) and self.written is not None:
             self.written()
 
     def attempt(self, write: Callable[..., None], *arguments: object) -> bool:
         """Write a line, of this file or another one of this process; count it where that fails.
 
-        While lines are lost it is tried once a second; the first one that is written again is
-        followed by what was lost.
+        While lines are lost it is tried once a second; the first one that is written again stands
+        behind an event that says what was lost.
 
         Args:
             write: may raise OSError.
             arguments: of it.
         """
         with self._lock:
-            if self._loss is not None and self.loses:
-                self._loss.events += 1
-                return False
             now = time.monotonic_ns()
-            try:
-                write(*arguments)
-                if self._loss is not None:
-                    self._put(b"", self._file or self._open("unknown"))
-            except OSError as error:
-                self._lose(error, now)
-                return False
-        return True
+            if self.loss is None or now >= self._retry_ns:
+                try:
+                    if self.loss is not None:
+                        end = {"t_ns": now, "until_t_ns": now, "events": self._lost}
+                        self._write({**self.loss, **end})
+                        self.loss = None
+                    write(*arguments)
+                    return True
+                except OSError as error:
+                    self._lose(error, now)
+            self._lost += 1
+            return False
 
-    def after_fork(self) -> None:
-        """Forget the parent's file; the child opens its own at its first event."""
-        self._lock = threading.RLock()
-        self._loss, self._room_at = None, None
-        self._dropped = {}
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    @property
-    def loses(self) -> bool:
-        """Whether lines are lost now, and nothing is tried."""
-        loss = self._loss
-        return loss is not None and time.monotonic_ns() < loss.retry_t_ns
-
-    def _open(self, role: str) -> LineFile:
+    def _open(self) -> LineFile:
         self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = LineFile(self.path)
-        first = line_of(_process_event(role)).rstrip(b"\n")
+        first = line_of(
+            {
+                "kind": "process",
+                "t_ns": time.monotonic_ns(),
+                "schema": EVENTS_SCHEMA,
+                "host": host_name(),
+                "pid": os.getpid(),
+                "ppid": os.getppid(),
+                "role": self._role(),
+                "wall": time.time(),
+                "argv": redact_command(sys.argv),
+                "python": sys.version.split()[0],
+                "versions": _loaded_versions(),
+            }
+        )
         try:
-            file.append(first + b" " * _ROOM_BYTES + b"\n")
+            file.append(first[:-1] + b" " * _ROOM_BYTES + b"\n")
         except OSError:
             os.ftruncate(file.fd, 0)  # the first line is whole, or not there
             file.close()
             raise
-        self._file, self._room_at = file, len(first)
+        self._file, self._room_at = file, len(first) - 1
         return file
 
-    def _write(self, event: Mapping[str, object], role: str) -> None:
+    def _write(self, event: Mapping[str, object]) -> None:
         """Write an event, or count it where the file has no room for it."""
-        file = self._file or self._open(role)
+        file = self._file or self._open()
         line, kind = line_of(event), str(event["kind"])
-        seldom = kind in ("dropped", "lost") or event.get("phase") in _SELDOM
-        room = EVENTS_BYTES - (0 if seldom else _RESERVE_BYTES)
-        if file.written + len(line) <= room:
-            self._put(line, file)
-            return
-        count = self._dropped[kind] = self._dropped.get(kind, 0) + 1
-        if kind != "dropped" and count & (count - 1) == 0:
-            kinds = dict(self._dropped)
-            self._write({"kind": "dropped", "t_ns": event.get("t_ns"), "kinds": kinds}, role)
-
-    def _put(self, line: bytes, file: LineFile) -> None:
-        """Write a line; after a loss, behind an event that says what was lost."""
-        loss = self._loss
-        if loss is not None:
-            line = line_of(_lost_event(loss, time.monotonic_ns(), loss.events)) + line
-        file.append(line)
-        self._loss = None
+        seldom = kind in _SELDOM or event.get("phase") in _SELDOM
+        if file.written + len(line) <= EVENTS_BYTES - (0 if seldom else _RESERVE_BYTES):
+            file.append(line)
+        elif not seldom:
+            self._dropped[kind] += 1
+            count = self._dropped[kind]
+            if count & (count - 1) == 0:
+                kinds = dict(self._dropped)
+                self._write({"kind": "dropped", "t_ns": event["t_ns"], "kinds": kinds})
 
     def _lose(self, error: OSError, now: int) -> None:
-        if self._loss is not None:
-            self._loss.events += 1
-            self._loss.retry_t_ns = now + _RETRY_NS
+        self._retry_ns = now + _RETRY_NS
+        if self.loss is not None:
             return
+        self._lost = 0
         reason = (error.strerror or str(error))[:_MOST_REASON]
-        self._loss = _Loss(now, now + _RETRY_NS, reason)
-        self._note_in_room(self._loss)
+        self.loss = {"kind": "lost", "t_ns": now, "since_t_ns": now, "until_t_ns": None,
+                     "events": None, "reason": reason}  # fmt: skip
+        note, room_at = b"\n" + line_of(self.loss)[:-1], self._room_at
+        with contextlib.suppress(OSError):
+            if room_at is not None and len(note) <= _ROOM_BYTES:
+                with self.path.open("r+b", buffering=0) as file:  # one that does not append
+                    file.seek(room_at)
+                    file.write(note.ljust(_ROOM_BYTES))
         with contextlib.suppress(OSError, ValueError):
             print(
                 f"memprof: cannot write {self.path}: {reason}; this process records nothing "
                 "until it can; the engine goes on",
                 file=sys.stderr,
             )
-
-    def _note_in_room(self, loss: _Loss) -> None:
-        """Write since when events are lost over spaces that the file has already."""
-        note = b"\n" + line_of(_lost_event(loss, None, None)).rstrip(b"\n")
-        if self._room_at is None or len(note) > _ROOM_BYTES:
-            return
-        with contextlib.suppress(OSError):
-            fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # one that does not append
-            try:
-                os.pwrite(fd, note.ljust(_ROOM_BYTES), self._room_at)
-            finally:
-                os.close(fd)
 
 
 class LineFile:
@@ -212,63 +197,35 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.written = 0
-        self._torn = False
+        self._torn = b""
 
     def append(self, line: bytes) -> None:
-        if self._torn:
-            line = b"\n" + line
+        line = self._torn + line
         while line:
             count = os.write(self.fd, line)
             self.written += count
             line = line[count:]
-            self._torn = bool(line)  # what is left may be refused
+            self._torn = b"\n" if line else b""  # what is left may be refused
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             os.close(self.fd)
 
 
-def line_of(event: Mapping[str, object]) -> bytes:
+def line_of(event: Mapping[str, Any]) -> bytes:
     """Return an event as a line of JSON, without secrets."""
-    line = json.dumps(event, separators=(",", ":"), default=str)
+    line = encode(event)
     if may_hold_secret(line):  # an exception's message may quote an argument
-        line = json.dumps(redact_data(json.loads(line)), separators=(",", ":"))
+        line = encode(redact_data(json.loads(line)))
     return f"{line}\n".encode()
 
 
-def _lost_event(loss: _Loss, until_t_ns: int | None, events: int | None) -> dict[str, object]:
-    since = loss.since_t_ns
-    return {"kind": "lost", "t_ns": until_t_ns or since, "since_t_ns": since,
-            "until_t_ns": until_t_ns, "events": events, "reason": loss.reason}  # fmt: skip
-
-
-def _process_event(role: str) -> dict[str, object]:
-    return {
-        "kind": "process",
-        "t_ns": time.monotonic_ns(),
-        "schema": EVENTS_SCHEMA,
-        "host": host_name(),
-        "pid": os.getpid(),
-        "ppid": os.getppid(),
-        "role": role,
-        "wall": time.time(),
-        "argv": redact_command(sys.argv),
-        "python": sys.version.split()[0],
-        "versions": loaded_versions(),
-    }
-
-
-def loaded_versions() -> dict[str, str]:
+def _loaded_versions() -> dict[str, str]:
     """Return the versions of the engine's packages that this process has imported already."""
     versions: dict[str, str] = {}
-    for package, module_name in _VERSIONED.items():
-        if (module := sys.modules.get(module_name)) is not None:
-            version = getattr(module, "__version__", None)
-            if not version:
-                import importlib.metadata
-
-                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                    version = importlib.metadata.version(package)
-            if version:
-                versions[package] = str(version)
+    for package, name in _VERSIONED.items():
+        if (module := sys.modules.get(name)) is not None:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                version = getattr(module, "__version__", None)
+                versions[package] = str(version or importlib.metadata.version(package))
     return versions

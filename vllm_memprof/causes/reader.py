@@ -1,97 +1,41 @@
 """Lines of a log become the failures that they tell of, the first of each start of an engine.
 
 ``CauseReader`` takes the lines once, in order, secrets replaced, and keeps those that may matter.
-``named`` then walks the book.
+``finish`` then walks the book.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain, islice
+from typing import NamedTuple
 
-from vllm_memprof.causes.book import BOOK
-from vllm_memprof.causes.cures import SGLANG, TORCH, TORCH_NPU, VLLM
-from vllm_memprof.causes.rows import (
-    AFTER_ANOTHER,
-    LINES_AFTER,
-    LINES_BEFORE,
-    SERVING,
-    SYMPTOM,
-    WRAPPER,
-    Row,
-)
-from vllm_memprof.record.cause import KINDS, Cure, EvidenceLine, NamedFailure
+from vllm_memprof.causes.book import AFTER_ANOTHER, RANKS, SERVING, WRAPPER, Row, read_book
+from vllm_memprof.causes.values import ask
+from vllm_memprof.engines import ENGINES
+from vllm_memprof.record.cause import EvidenceLine, NamedFailure
 from vllm_memprof.text import text
 
 #: A line that tells of a failure contains one of these, or stands near one that does.
 SIGNALS = ("rror", "RROR", "ailed", "illed", "xception")
-_MORE = (
-    *("ut of memory", "ssert", "exhaust", "nsufficient", "overlap", "leaked", "imeout", "time out"),
-    *("time is out", " enough", "refused", "Cannot", "cannot", "fault", "dumped", "not found"),
-    *(" fail", "Fail", "E39999", "EZ", "EI0", "EL0", "EE9", "denied", "nvalid", "abort", "Abort"),
-    *(
-        "NPUWorkspaceAllocator",
-        "No space",
-        "atchdog",
-        "disappeared",
-        "SIGKILL",
-        "profiled value",
-        "nsupported",
-        "nexpected",
-        "timed out",
-    ),
-    "MoeInitRouting",
-)
-#: Lines that say what the engine was doing: kept for ``beside``.
-_CONTEXT = (
-    *(
-        "No running processes",
-        "Available",
-        "KV Cache",
-        "KV cache",
-        "KV pool",
-        "max_local_cpu_size",
-        "apturing",
-        "apture ",
-    ),
-    *("Sleep mode", "wake_up", "wake up", "eight", "Starting to load", "multi-modal", "LMCache"),
-    *("prompt_logprobs", ", in ", "num-scheduler-steps", "Tried to allocate", "argument"),
-)
-#: A process of the engine says that it is over.
-_FATAL = re.compile(
-    r"Engine core initialization failed|EngineCore (?:failed|encountered)|EngineDeadError"
-    r"|WorkerProc (?:hit an exception|failed|initialization failed)|Scheduler hit an exception"
-    r"|Received sigquit from a child|[Ee]ngine process failed to start|is already dead"
-    r"|terminate called after|Engine process \(pid \d+\) died"
-    r"|core dumped|Segmentation fault|died unexpectedly"
-)
-_QUIET = re.compile(
-    r"^.{0,120}?(?:(?<![=\w])(?:INFO|DEBUG|WARNING)\b[ :\]]"
-    r"|\[W\d{3,6}[ \]]|\b[\w.]*Warning: |^[IW]\d{4} )"
-)
-_ERROR_LEVEL = re.compile(r"^.{0,120}?\b(?:ERROR|CRITICAL|FATAL)\b")
-_EXCEPTION = re.compile(
-    r"(?:^|[\s\]:'\"(>|])(?<!raise )(?P<said>(?!Engine(?:Dead|Core)|(?:[\w.]*\.)?EngineDead"
-    r"|Warning)(?:\w+\.)*\w*(?:Error|Exception)\b(?::|\().{0,600})"
-)
-#: What follows from an error that stands before it.
-_CONSEQUENCE = re.compile(
-    r"EngineDeadError|Engine core initialization failed|See root cause above|cancelled|Cancelled"
-    r"|Engine process failed to start|WorkerProc initialization failed|KeyboardInterrupt|BrokenPipe"
-    r"|Connection closed by peer|HTTPException|ClientDisconnect|error_code|JSONDecodeError"
-)
-_DIGITS = str.maketrans("", "", "0123456789abcdef")
-
-#: Engines whose arguments cures name.
-_TITLES = {VLLM: "vLLM", SGLANG: "SGLang"}
-
-#: Lines that are kept of one start, characters of a line, lines kept after one with a signal.
-_MOST_LINES, _MOST_CHARACTERS, _AFTER = 4000, 2000, 12
+#: Lines that are kept of one start, characters of a line, lines kept before and after one that may
+#: tell of a failure.
+_MOST_LINES, _MOST_CHARACTERS, _BEFORE, _AFTER = 4000, 2000, 3, 12
+#: Starts of which lines are kept, the last ones.
+_MOST_STARTS = 50
+#: From so many lines on, of those that differ in digits alone the first is kept.
+_ALIKE = 500
 #: A match further down than this many lines is about something else.
 _SAME_FAILURE = 400
+#: Lines around a match in which ``beside`` and ``unless`` are looked for.
+_LINES_BEFORE, _LINES_AFTER = 150, 80
+#: Places at which a row is tried.
+_MOST_PLACES = 8
+_DIGITS = str.maketrans("", "", "0123456789abcdef")
 
 
 @dataclass(frozen=True)
@@ -105,15 +49,42 @@ class Words:
     speakers: Mapping[str, re.Pattern[str]]
 
 
+class _Line(NamedTuple):
+    number: int
+    text: str
+    quiet: bool  # of level INFO or WARNING
+
+
+class _Match(NamedTuple):
+    row: Row
+    number: int  # of its line
+    groups: Mapping[str, str | None]
+    beside: int  # line of what stands beside it, else its own
+
+
 @dataclass
-class _Kept:
+class _Start:
     """The lines of one start that may matter."""
 
-    lines: list[tuple[int, str, bool]] = field(default_factory=list)  # number, text, quiet
+    after_another: bool = False  # that did not say that it ends
+    lines: list[_Line] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     ready: int | None = None  # line at which the server was up
     ended: bool = False  # it said so
-    after_another: bool = False  # that did not say so
+
+    def keep(self, number: int, line: str) -> None:
+        line = line.rstrip()[:_MOST_CHARACTERS]
+        key = line.translate(_DIGITS)
+        if len(self.lines) >= _MOST_LINES or (key in self.seen and len(self.lines) > _ALIKE):
+            return
+        self.seen.add(key)
+        quiet = _pattern("quiet").match(line) and not _pattern("error-level").match(line)
+        self.lines.append(_Line(number, line, bool(quiet)))
+
+    def ends_of_processes(self) -> list[int]:
+        """Return the lines in which a process says that it is over."""
+        fatal = _pattern("fatal")
+        return [line.number for line in self.lines if not line.quiet and fatal.search(line.text)]
 
 
 class CauseReader:
@@ -121,82 +92,44 @@ class CauseReader:
 
     def __init__(self, words: Words) -> None:
         self._words = words
-        self._starts = [_Kept()]
+        self._starts = [_Start()]
         self._after = 0
         self._before: list[tuple[int, str]] = []
+        kept = read_book().words
+        self._signals, self._doing = (*SIGNALS, *kept["failing"]), kept["doing"]
 
     def add(self, number: int, line: str) -> None:
         """Take the next line; its number counts from 1, its secrets are replaced."""
-        kept = self._starts[-1]
-        if any(words in line for words in self._words.begins) and (
-            kept.ready is not None or self._failed()
+        start = self._starts[-1]
+        if _has(line, self._words.begins) and (
+            start.ready is not None or start.ends_of_processes()
         ):
-            kept = _Kept(after_another=not kept.ended)
-            self._starts.append(kept)
-            del self._starts[:-50]
-        if kept.ready is None and any(words in line for words in self._words.ready):
-            kept.ready = number
-        kept.ended |= any(words in line for words in self._words.ended)
-        signal = any(words in line for words in SIGNALS) or any(words in line for words in _MORE)
-        if signal:
+            start = _Start(after_another=not start.ended)
+            self._starts.append(start)
+            del self._starts[:-_MOST_STARTS]
+        if start.ready is None and _has(line, self._words.ready):
+            start.ready = number
+        start.ended |= _has(line, self._words.ended)
+        if _has(line, self._signals):
             for each in self._before:
-                self._keep(kept, *each)
+                start.keep(*each)
             self._before.clear()
-            self._after = _AFTER
-        if signal or self._after > 0 or any(words in line for words in _CONTEXT):
-            self._after -= 1
-            self._keep(kept, number, line)
+            self._after = _AFTER + 1
+        self._after -= 1
+        if self._after >= 0 or _has(line, self._doing):
+            start.keep(number, line)
         else:
             self._before.append((number, line))
-            del self._before[:-3]
-
-    def _failed(self) -> bool:
-        return any(_FATAL.search(line) for _, line, _ in self._starts[-1].lines)
-
-    @staticmethod
-    def _keep(kept: _Kept, number: int, line: str) -> None:
-        line = line.rstrip()[:_MOST_CHARACTERS]
-        key = line.translate(_DIGITS)
-        if len(kept.lines) >= _MOST_LINES or (key in kept.seen and len(kept.lines) > 500):
-            return
-        kept.seen.add(key)
-        quiet = _QUIET.match(line) is not None and _ERROR_LEVEL.match(line) is None
-        kept.lines.append((number, line, quiet))
+            del self._before[:-_BEFORE]
 
     def finish(self) -> list[tuple[int, NamedFailure]]:
         """Return (line, failure) of each start that failed, in their order."""
-        found = (_first_cause(kept, self._words) for kept in self._starts if kept.lines)
+        found = (_first_cause(start, self._words.speakers) for start in self._starts)
         return [each for each in found if each is not None]
 
 
-class _Page:
-    """Lines as one text, so that a pattern may cross their ends; positions back to lines."""
-
-    def __init__(self, lines: list[tuple[int, str, bool]]) -> None:
-        self.lines = lines
-        self.begins: list[int] = []
-        at = 0
-        for _, line, _ in lines:
-            self.begins.append(at)
-            at += len(line) + 1
-        self.text = "\n".join(line for _, line, _ in lines)
-
-    def index(self, at: int) -> int:
-        return bisect_right(self.begins, at) - 1
-
-    def around(self, number: int) -> list[tuple[int, str, bool]]:
-        """Return the lines near the one of that number."""
-        index = bisect_right(self.lines, number, key=lambda line: line[0]) - 1
-        return self.lines[max(0, index - LINES_BEFORE) : index + LINES_AFTER]
-
-
-@dataclass(frozen=True)
-class _Match:
-    row: Row
-    order: int
-    number: int
-    groups: dict[str, str | None]
-    beside: int | None  # line of what stands beside it
+def _has(line: str, words: Iterable[str]) -> bool:
+    return any(each in line for each in words)
 
 
 @cache
@@ -204,127 +137,109 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.MULTILINE)
 
 
-def _first_cause(kept: _Kept, words: Words) -> tuple[int, NamedFailure] | None:
-    loud = _Page([each for each in kept.lines if not each[2]])
-    whole = _Page(kept.lines)
-    over = [
-        number
-        for number, line, quiet in kept.lines
-        if not quiet and _FATAL.search(line) is not None
-    ]
-    up = kept.ready or 0  # what came before was survived
+def _pattern(name: str) -> re.Pattern[str]:
+    return _compiled(read_book().patterns[name])
+
+
+def _first_cause(
+    start: _Start, speakers: Mapping[str, re.Pattern[str]]
+) -> tuple[int, NamedFailure] | None:
+    loud, over = [line for line in start.lines if not line.quiet], start.ends_of_processes()
+    up = start.ready or 0  # what came before was survived
+    survived, failed = not any(at < up for at in over), any(at >= up for at in over)
+    whole_page, loud_page = (
+        "\n".join(line.text for line in lines) for lines in (start.lines, loud)
+    )
     matches = []
-    for order, row in enumerate(BOOK):
-        match = _match(row, order, whole if row.quiet else loud, whole, kept)
-        if match is None or (match.number < up and not any(at < up for at in over)):
+    for row in chain.from_iterable(read_book().origins.values()):
+        lines, page = (start.lines, whole_page) if row.quiet else (loud, loud_page)
+        match = _match(row, lines, page, start)
+        if match is None or (match.number < up and survived):
             continue
         # a request may fail while the server goes on; that is no failure of the server
-        if not up or match.number < up or _is_memory(row) or any(at >= up for at in over):
+        if not up or match.number < up or row.is_memory or failed:
             matches.append(match)
     if not matches:
-        return _unrecognised(kept, loud, over)
-    grave = [each for each in matches if each.row.rank >= SYMPTOM] or matches
+        return _unrecognised(start, loud, over)
+    grave = [each for each in matches if each.row.rank != WRAPPER] or matches
     first = min(each.number for each in grave)
     near = [each for each in grave if each.number <= first + _SAME_FAILURE]
-    best = min(near, key=lambda each: (-each.row.rank, each.number, each.order))
-    return best.number, _named(best, whole, words)
+    best = min(near, key=lambda each: (-RANKS.index(each.row.rank), each.number))
+    spoken = [name for name, own in speakers.items() if own.search(whole_page)]
+    return best.number, _named(best, start.lines, spoken)
 
 
-def _is_memory(row: Row) -> bool:
-    return KINDS[row.kind] if row.memory is None else row.memory
-
-
-def _match(row: Row, order: int, page: _Page, whole: _Page, kept: _Kept) -> _Match | None:
+def _match(row: Row, lines: list[_Line], page: str, start: _Start) -> _Match | None:
     """Return the first place at which a row holds."""
-    for tried, match in enumerate(_compiled(row.pattern).finditer(page.text)):
-        if tried >= 8:
-            break
+    for match in islice(_compiled(row.pattern).finditer(page), _MOST_PLACES):
         groups = match.groupdict()
-        if row.holds is not None and not row.holds(groups):
+        if row.holds is not None and not ask(row.holds, groups, False):
             continue
-        number = page.lines[page.index(match.start())][0]
-        beside = None
-        if row.beside or row.unless:
-            near = whole.around(number)
-            said = "\n".join(line for _, line, _ in near)
-            if kept.ready is not None and number > kept.ready:
-                said = f"{SERVING}\n{said}"
-            if kept.after_another:
-                said = f"{AFTER_ANOTHER}\n{said}"
-            if row.unless and _compiled(row.unless).search(said):
+        number = beside = lines[page.count("\n", 0, match.start())].number
+        at = bisect_right(start.lines, number, key=lambda line: line.number) - 1
+        near = start.lines[max(0, at - _LINES_BEFORE) : at + _LINES_AFTER]
+        said = "\n".join(line.text for line in near)
+        if start.ready is not None and number > start.ready:
+            said = f"{SERVING}\n{said}"
+        if start.after_another:
+            said = f"{AFTER_ANOTHER}\n{said}"
+        if row.unless and _compiled(row.unless).search(said):
+            continue
+        if row.beside:
+            pattern = _compiled(row.beside)
+            if not pattern.search(said):
                 continue
-            if row.beside:
-                if not _compiled(row.beside).search(said):
-                    continue
-                hits = (at for at, line, _ in near if _compiled(row.beside).search(line))
-                beside = next(hits, None)
-        return _Match(row, order, number, groups, beside)
+            beside = next((line.number for line in near if pattern.search(line.text)), number)
+        return _Match(row, number, groups, beside)
     return None
 
 
-def _named(match: _Match, whole: _Page, words: Words) -> NamedFailure:
+def _named(match: _Match, lines: list[_Line], spoken: list[str]) -> NamedFailure:
     row = match.row
-    numbers = sorted({match.number, match.beside or match.number})
-    spoken = [name for name, own in words.speakers.items() if own.search(whole.text)]
     cures = []
     for cure in row.cures:
-        if not _is_for(cure, spoken):
+        # of the engines that speak the first counts, and of the platforms below them
+        peers = [name for name in spoken if (name in ENGINES) == (cure.engine in ENGINES)]
+        if cure.engine is not None and peers and peers[0] != cure.engine:
             continue
-        name = cure.argument or cure.environment or ""
-        computed = (row.values or {}).get(name)
-        value = computed(match.groups) if computed is not None else ""
-        if value:
+        if value := ask(row.values[cure], match.groups, "") if cure in row.values else "":
             cure = replace(cure, value=value, enough="computed")
-        if cure.engine in _TITLES and cure.engine not in spoken:
-            cure = replace(
-                cure, why=text("with {engine}: {why}", engine=_TITLES[cure.engine], why=cure.why)
-            )
+        if cure.engine in ENGINES and not peers:
+            title = ENGINES[cure.engine].title
+            cure = replace(cure, why=text("with {engine}: {why}", engine=title, why=cure.why))
         cures.append(cure)
+    quoted = [line for line in lines if line.number in (match.number, match.beside)]
     return NamedFailure(
         kind=row.kind,
-        is_memory=_is_memory(row),
+        is_memory=row.is_memory,
         title=row.title,
         confidence="certain" if row.certain and row.rank != WRAPPER else "likely",
-        evidence=[
-            EvidenceLine(number, line.strip()[:400])
-            for number, line, _ in whole.lines
-            if number in numbers
-        ][:3],
+        evidence=[EvidenceLine(line.number, line.text.strip()[:400]) for line in quoted[:3]],
         cures=cures,
         source=row.source,
     )
 
 
-def _is_for(cure: Cure, spoken: list[str]) -> bool:
-    """Whether it is a cure of the engine that speaks, and of the platform below it.
-
-    Where none of a group speaks, it is for each of them.
-    """
-    for group in ((SGLANG, VLLM), (TORCH_NPU, TORCH)):
-        named = next((name for name in group if name in spoken), None)
-        if named is not None and cure.engine in group:
-            return cure.engine == named
-    return True
-
-
-def _unrecognised(kept: _Kept, loud: _Page, over: list[int]) -> tuple[int, NamedFailure] | None:
+def _unrecognised(
+    start: _Start, loud: list[_Line], over: list[int]
+) -> tuple[int, NamedFailure] | None:
     """Return an error that no row names, where one was the end of a process or of a start."""
-    if not over and kept.ready is not None:
+    starting = start.ready is None
+    if not over and not starting:
         return None
-    said = None
-    for number, line, _ in loud.lines:
-        found = _EXCEPTION.search(line)
-        if found is not None and _CONSEQUENCE.search(line) is None:
-            said = number, found["said"].strip()
-            break
-    if said is None and over:
-        said = next((number, line) for number, line, _ in loud.lines if number == over[0])
-    if said is None and kept.ready is None:
-        errors = (each[:2] for each in loud.lines if _ERROR_LEVEL.match(each[1]) is not None)
-        said = next(errors, None)
-    if said is None:
+    errors, consequence = _pattern("exception"), _pattern("consequence")
+    said = [
+        (line.number, found["said"])
+        for line in loud
+        if (found := errors.search(line.text)) and not consequence.search(line.text)
+    ]
+    said += [(line.number, line.text) for line in loud if line.number in over[:1]]
+    if starting:
+        level = _pattern("error-level")
+        said += [(line.number, line.text) for line in loud if level.match(line.text)]
+    if not said:
         return None
-    number, line = said
+    number, line = said[0]
     shown = line.strip()[:300]
     failure = NamedFailure(
         kind="other",

@@ -114,10 +114,10 @@ def _only_remainder(rank: RankReport) -> Text | None:
     return text("only the remainder is known: the runtime's counters were not read")
 
 
-def _spare(rank: RankReport, simulated: bool) -> int | None:
+def _headroom(rank: RankReport, simulated: bool) -> int | None:
     """Known where everything held at the serving peak is: a part would make it too large."""
     whole = all(item.bytes is not None for item in rank.budget.held_at_peak)
-    return rank.budget.spare_bytes if whole else None
+    return rank.budget.headroom_bytes if whole else None
 
 
 _KV_CACHE_BYTES = (("kv_cache_bytes",),)
@@ -171,7 +171,7 @@ FIGURES: dict[str, LimitFigure] = {
             "headroom",
             text("headroom at the serving peak"),
             BYTES,
-            _spare,
+            _headroom,
             "warm_up",
             device_wide=True,
             varies_bytes=_VARIES,

@@ -17,10 +17,10 @@ from vllm_memprof.compare.changes import Change, changes
 from vllm_memprof.compare.phases import OwnerDiff, PhaseDiff, owner_diffs, phase_diffs
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.codec import computed
-from vllm_memprof.text import Text, text
+from vllm_memprof.text import Text, text, titled
 from vllm_memprof.units import minus, sum_or_none
 
-DIFF_SCHEMA = "memprof.diff/2"
+DIFF_SCHEMA = "memprof.diff/3"
 
 #: Figures of the KV cache that are compared, by their names in ``Kv``.
 _KV_FIGURES = (
@@ -224,7 +224,7 @@ def _term_rows(rank_a: RankReport, rank_b: RankReport) -> list[TermDiff]:
         row("requested"),
         *terms,
         row("kv_cache", "engine_kv_cache_bytes"),
-        *map(row, ("residual", "fits_request", "fits_device", "spare")),
+        *map(row, ("residual", "fits_request", "fits_device", "headroom")),
     ]
 
 
@@ -242,7 +242,7 @@ def _notes(
         )
     rows = [row_of_run(report.run.engine) for report in (a, b)]
     if rows[0] != rows[1] and None not in (a.run.engine, b.run.engine):
-        notes += [row.compared for row in rows if row.compared is not None]
+        notes += [titled(row.compared) for row in rows if row.compared is not None]
     from_log = "log" in (a.run.source, b.run.source)
     simulated = not from_log and a.run.simulated != b.run.simulated
     if simulated or (a.run.device != b.run.device and None not in (a.run.device, b.run.device)):

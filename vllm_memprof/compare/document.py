@@ -73,7 +73,7 @@ _TERMS = {
     "residual": ("", text("granted - recomputed")),
     "fits_request": ("", text("KV cache that fits the request")),
     "fits_device": ("", text("KV cache that fits the device")),
-    "spare": ("", text("headroom at the serving peak")),
+    "headroom": ("", text("headroom at the serving peak")),
 }
 _KINDS = {
     "model": text("model"),

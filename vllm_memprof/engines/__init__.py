@@ -6,15 +6,16 @@ drivers are named in it and imported where they run.
 
 from __future__ import annotations
 
-from vllm_memprof.engines.base import EngineRow
-from vllm_memprof.engines.sglang.row import ROW as SGLANG
-from vllm_memprof.engines.sglang_diffusion.row import ROW as SGLANG_DIFFUSION
-from vllm_memprof.engines.vllm.row import ROW as VLLM
+from pathlib import Path
+
+from vllm_memprof.engines.base import EngineRow, read_row
 from vllm_memprof.errors import UsageError
 
-__all__ = ["ENGINES", "SGLANG", "SGLANG_DIFFUSION", "VLLM", "engine_row", "row_of_run"]
+__all__ = ["ENGINES", "VLLM", "engine_row", "row_of_run"]
 
-ENGINES = {row.name: row for row in (VLLM, SGLANG, SGLANG_DIFFUSION)}
+_FOLDERS = ("vllm", "sglang", "sglang_diffusion")
+ENGINES = {row.name: row for row in (read_row(Path(__file__).with_name(at)) for at in _FOLDERS)}
+VLLM = ENGINES["vllm"]
 
 
 def engine_row(name: str) -> EngineRow:

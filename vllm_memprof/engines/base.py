@@ -1,14 +1,17 @@
-"""Types of an engine's row in ``ENGINES``: data, and no code. Imports nothing of an engine."""
+"""An engine's row in ``ENGINES``: what ``row.json`` of its folder says. Imports none of it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.options import DeviceFactor, Option
-from vllm_memprof.text import Text
+from vllm_memprof.files import read_table
+from vllm_memprof.options import DeviceFactor, Kind, Option
+
+_KINDS: dict[str, Kind] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Arguments:
 
     share: str  # of memory, that it asks for where no equation names another
     #: Why a lower share makes the KV cache smaller by as much.
-    share_grounds: Text
+    share_grounds: str
     ranks: str
     no_graphs: str
     graph_sizes: str  # a list of batch sizes
@@ -27,7 +30,7 @@ class Arguments:
     #: What makes a step of requests smaller, where no profile run tells its size.
     steps: tuple[str, ...] = ()
     #: Ids of ``accounting.oom.remedies.REMEDIES`` that do not apply to the engine.
-    without: frozenset[str] = frozenset()
+    without: tuple[str, ...] = ()
     #: The share is one of the device's total.
     share_of_total: bool = True
     negatable: bool = True  # ``--no-x`` is an option beside ``--x``
@@ -35,12 +38,9 @@ class Arguments:
 
 @dataclass(frozen=True)
 class EngineRow:
-    """One engine: how it is started and followed, and what its options are called.
+    """One engine: how it is started and followed, and what its options are called."""
 
-    How its server is started, by which name its plug-ins are allowed, and what it prints when it is
-    ready, when it fails, and when it lost a process of its own.
-    """
-
+    folder: Path  # with all that is about it
     name: str  # of --engine
     title: str
     package: str  # that has to be importable, and whose version counts
@@ -51,17 +51,18 @@ class EngineRow:
     group: str  # of our entry point
     #: Name of a run's engine by the package that tells it: the first that is installed counts.
     known_as: tuple[tuple[str, str], ...]
-    #: Its line at readiness, for an engine in which our own event is missing.
-    ready_line: bytes
-    #: What it logs when it has failed and is about to end.
-    fatal_lines: tuple[bytes, ...]
+    #: What it logs. ``ready``: that it is up, as our own event of that may be missing; ``fatal``:
+    #: that it has failed and is about to end; ``lost``: that a process of its own ended and nobody
+    #: had asked. A host of a deployment without an API server prints none of the first, but of its
+    #: head (``head``, HOST:PORT in the group), and each engine core that it is there
+    #: (``core_ready``). ``dead_core``: what an API server logs when an engine core said that it
+    #: fails, on whatever host.
+    lines: Mapping[str, re.Pattern[bytes]]
     hooks: str  # module with its rows of hooks, imported in its processes
     logger: str  # a child of its own: level, format and process prefix apply
-    #: Module whose function is calling the plug-in, with that function's name where the module has
-    #: several -> role of the process.
-    roles: Mapping[tuple[str, str | None], str]
-    #: What it logs when a process of its own ended and nobody had asked.
-    lost_lines: tuple[bytes, ...]
+    #: Module whose function is calling the plug-in, or ``module:function`` where it has several ->
+    #: role of the process.
+    roles: Mapping[str, str]
     arguments: Arguments
     #: Name of its runs that are on CUDA; None: the device that a run names tells.
     cuda: str | None = None
@@ -74,17 +75,14 @@ class EngineRow:
     profiles: bool = True
     #: Its size of the KV cache is that of its tokens, not of what it was given to fill.
     whole_pools: bool = False
-    compared: Text | None = None  # what a comparison with another engine has to say
+    compared: str | None = None  # what a comparison with another engine has to say
     beside: tuple[str, ...] = ()  # modules that have to be importable besides ``package``
-    #: Module whose ``EQUATIONS`` tell how it sizes its KV cache.
-    equations: str | None = None
-    findings: str | None = None  # module whose ``FINDINGS`` it alone has
     log_lines: str | None = None  # module whose ``LOG`` has its lines; None: those of vLLM alone
     #: Path fragments of frames that only forward ``empty_cache``.
     forwarders: tuple[str, ...] = ()
     #: Its functions that empty the cache only to read memory: patterns of module and function, and
     #: what they do.
-    observing: tuple[tuple[str, str, Text], ...] = ()
+    observing: tuple[tuple[str, str, str], ...] = ()
     #: Class of a KV pool that stands for a spec of vLLM's: its layers take as much -> that spec.
     pools: Mapping[str, str] = field(default_factory=dict)
     process_title: str | None = None  # what its processes' titles begin with, before "::"
@@ -96,12 +94,6 @@ class EngineRow:
     devices: tuple[DeviceFactor, ...] = ()
     set_up: tuple[Option, ...] = ()  # what the set-up of a run is read from, in a log too
     part: tuple[Option, ...] = ()  # what says which part of a deployment a host is
-    #: A host of a deployment that has no API server prints no ``ready_line``: what it prints of its
-    #: head, HOST:PORT in the group, and what each of its engine cores prints when it is ready.
-    head_line: re.Pattern[bytes] | None = None
-    core_ready_line: bytes | None = None
-    #: What its API server logs when an engine core said that it fails, on whatever host.
-    dead_core_line: bytes | None = None
     #: Stack of a simulated device where none is named; None: the default of ``sim``.
     stack: str | None = None
     stack_engine: str = ""  # ``engine`` of the stacks that it runs on
@@ -109,17 +101,26 @@ class EngineRow:
     option_files: tuple[str, ...] = ()
     #: Packages that it needs besides, which no stack of a simulated device has.
     needs: str | None = None
-    #: Options of memprof that it has no counterpart for.
-    without: tuple[str, ...] = ()
-    #: One of those -> what to do, where that is not to leave it out.
-    instead: Mapping[str, str] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)  # unless the user set them
+    #: Options of memprof that it has no counterpart for -> what to do instead.
+    without: Mapping[str, str] = field(default_factory=dict)
     #: Its server is a script that pip installs, for which Python does not look for modules in the
     #: current folder, as it does for ``python -m``.
     script: bool = False
     #: First release whose plans can be forked after the engine's import; see ``launch.warm``. None:
     #: no release.
     warm_since: tuple[int, int] | None = None
+
+
+def read_row(folder: Path) -> EngineRow:
+    """Return the row of an engine, from its folder."""
+    given = read_table(folder / "row.json")
+    for name in ("set_up", "part"):
+        options = given.get(name, ())
+        given[name] = tuple(Option(option, _KINDS[kind], *also) for option, kind, *also in options)
+    given["arguments"] = Arguments(**given["arguments"])
+    given["devices"] = tuple(DeviceFactor(*size) for size in given.get("devices", ()))
+    given["lines"] = {what: re.compile(line.encode()) for what, line in given["lines"].items()}
+    return EngineRow(folder, **given)
 
 
 def refuse(row: EngineRow, option: str) -> None:
@@ -129,8 +130,7 @@ def refuse(row: EngineRow, option: str) -> None:
         UsageError: it has none.
     """
     if option in row.without:
-        hint = row.instead.get(option, "leave it out")
-        raise UsageError(f"{option} has no counterpart in {row.title}", hint=hint)
+        raise UsageError(f"{option} has no counterpart in {row.title}", hint=row.without[option])
 
 
 def same_lines(one: str, other: str) -> bool:

@@ -1,16 +1,23 @@
-"""An engine's KV-cache equation as a row of a table; ``accounting.budget`` evaluates it."""
+"""An engine's KV-cache equation, a row of ``equations.toml``; ``accounting.budget`` evaluates it.
+
+The file has ``terms`` and ``stages`` by their names, ``forms``, which are what the rows of an id
+have in common, and ``rows``, in the order of their releases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from vllm_memprof.text import Text
+from vllm_memprof.files import read_table
 
 Figures = Mapping[str, "int | float | None"]
 
 #: The terms of a rounding down to whole pages: as a log tells it, and as the page is known.
 HALF_A_PAGE, WHOLE_PAGES = "page_rounding", "whole_pages"
+#: The figure of a size that the user has fixed.
+FIXED_SIZE = "kv_cache_memory_bytes_arg"
 
 
 @dataclass(frozen=True)
@@ -117,14 +124,13 @@ class Equation:
     terms: tuple[Term, ...]
     #: Figures whose product is the request: a size and a share of it; and that product in words.
     base: str = "device_total_bytes"
-    base_title: Text | None = None  # where it is not the device's total
+    base_title: str = ""  # where it is not the device's total
     share: str = "gpu_memory_utilization"
     asked: str = "device total x utilization"
     request: str = "float"  # float: total * util unrounded; int: truncated; ceil: rounded up
     divisor: int = 1
     floor_zero: bool = False  # the engine clamps a negative budget to 0
-    #: A figure that, when given, is returned as it is.
-    override: str | None = "kv_cache_memory_bytes_arg"
+    takes_fixed_size: bool = False  # ``FIXED_SIZE``, where given, is returned as it is
     #: A figure, bytes of a page: where it is known, the result goes down to whole pages, and the
     #: term that stands for that rounding in logs is left out.
     pages: str | None = None
@@ -164,3 +170,24 @@ class Equation:
         rest = f"{asked} - ({' + '.join(names)})"
         rest = f"({rest}) // {self.divisor}" if self.divisor != 1 else rest
         return f"max(0, int({rest}))" if self.floor_zero else f"int({rest})"
+
+
+def read_equations(folder: Path) -> tuple[Equation, ...]:
+    """Return the rows of an engine's folder; none of an engine that sizes no KV cache."""
+    path = folder / "equations.toml"
+    if not path.exists():
+        return ()
+    table = read_table(path)
+    terms = {name: Term(**{"name": name, **each}) for name, each in table["terms"].items()}
+    stages = {name: BudgetStage(name, **each) for name, each in table.get("stages", {}).items()}
+    rows = [{**table["forms"][row["id"]], **row} for row in table["rows"]]
+    return tuple(
+        Equation(
+            **{
+                **row,
+                "terms": tuple(terms[name] for name in row["terms"]),
+                "stages": tuple(stages[name] for name in row.get("stages", ())),
+            }
+        )
+        for row in rows
+    )

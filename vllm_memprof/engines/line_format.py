@@ -1,9 +1,10 @@
 """One line format: how a row of a table of engine lines is written, and how it is compiled.
 
-A row is a literal that the line contains (the anchor), a pattern, and the meaning of its numbers.
-A space in a pattern matches any white space or none. Long lines are several rows, so that a line
-cut in the middle still gives the figures before the cut. A new release costs a row; a new unit a
-line in ``UNITS``. Numbers are placeholders in the pattern:
+A row of a table (``lines`` of a TOML file) is a literal that the line contains (the anchor), a
+pattern, in pieces where it is long, and what ``LineFormat`` says of both. A space in a pattern
+matches any white space or none. Long lines are several rows, so that a line cut in the middle still
+gives the figures before the cut. A new release costs a row; a new unit a line in ``UNITS``. Numbers
+are placeholders in the pattern:
 
 =================  ================================================================================
 ``{name}``         a number as it is: bytes, tokens, a ratio
@@ -20,10 +21,12 @@ Names are those of ``record.schema.FIGURES`` and ``KV_PLAN``, and of ``formats.L
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+from vllm_memprof.files import read_table
 from vllm_memprof.options import Value
 from vllm_memprof.units import GIB, KIB, MIB
 
@@ -41,24 +44,16 @@ UNITS: dict[str, int] = {
     "TiB": 1 << 40,
 }
 
-#: Stages of a start-up in their order. A process that prints a line of an earlier stage than it has
-#: reached has started again.
-INIT, LOAD, PROFILE, GRANT, PLAN, CAPTURE, READY, OOM = range(8)
+#: Stages of a start-up in their order, as a table names them. A process that prints a line of an
+#: earlier stage than it has reached has started again.
+STAGES = ("init", "load", "profile", "grant", "plan", "capture", "ready", "oom")
+INIT, LOAD, PROFILE, GRANT, PLAN, CAPTURE, READY, OOM = range(len(STAGES))
 
 #: Subject of a line: a worker's device, or all workers (printed by the engine core).
 RANK, ENGINE = "rank", "engine"
 ASCEND, CUDA = "vllm-ascend", "vllm"
-#: Equation -> the engine whose lines show its form.
-_ENGINE_OF = {
-    "E0": CUDA,
-    "E0a": CUDA,
-    "E2": ASCEND,
-    "E4": ASCEND,
-    "E4p": ASCEND,
-    "E5": CUDA,
-    "E6": CUDA,
-}
-_ENGINE_OF |= {"CPU": CUDA}
+#: Equations of vllm-ascend: lines that show another form are vLLM's, where no engine is named.
+_OF_ASCEND = ("E2", "E4", "E4p")
 
 #: Not a piece of a longer number; "43,40" is no number at all: engines separate thousands only.
 _NUMBER = r"(?<![\w.])(?<!\d,)-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\.?\d)"
@@ -93,7 +88,6 @@ class LineFormat:
     clears: tuple[str, ...]  # the same, 0
     when: str | None  # only after a line that opened this context
     opens: str | None
-    cite: str
 
 
 def row(
@@ -132,23 +126,46 @@ def row(
         placeholders=tuple(placeholders),
         stage=stage,
         scope=scope,
-        engine=engine or (None if equation is None else _ENGINE_OF[equation]),
+        engine=engine or (equation and (ASCEND if equation in _OF_ASCEND else CUDA)),
         equation=equation,
         sets=sets,
         clears=clears,
         when=when,
         opens=opens,
-        cite=cite,
+    )
+
+
+def line_formats(
+    rows: Iterable[Mapping[str, Any]], engine: str | None = None
+) -> tuple[LineFormat, ...]:
+    """Compile the rows of a table.
+
+    Args:
+        rows: their keys are the parameters of ``row``; the stage is a word of ``STAGES``.
+        engine: whose lines they are where a row names none.
+    """
+    return tuple(
+        row(
+            **{
+                "engine": engine,
+                **each,
+                "stage": STAGES.index(each["stage"]) if "stage" in each else None,
+                "pattern": "".join(each["pattern"]),
+            }
+        )
+        for each in rows
     )
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a start was given, as far as its log says; an engine adds what its equation needs."""
+    """What a start was given, as far as its log says."""
 
     engine: str
     draft_model: bool = False  # a second model is loaded beside the one that serves
     device: str | None = None
+    #: All that its equation needs, by their Python names; none where some of them were cut off.
+    arguments: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass
@@ -186,15 +203,12 @@ class LogLines:
     phase_of: Mapping[str, str]  # function in a traceback -> the phase that it is
     looked_for: str = ""  # its lines about memory, for who gave a log without
     #: Of a figure that is printed again with another value, the one that counts.
-    latest: frozenset[str] = frozenset()
-    least: frozenset[str] = frozenset()
+    latest: tuple[str, ...] = ()
+    least: tuple[str, ...] = ()
     #: Figures of a model: where a draft model is loaded beside it, they are printed once for each.
-    once_per_model: frozenset[str] = frozenset()
+    once_per_model: tuple[str, ...] = ()
     #: Figures of free memory before and after a model is loaded: they tell a draft model, too.
     free_around_load: tuple[str, str] = ("", "")
-    #: Figures that a start prints again for another pool (sliding window, draft model) or another
-    #: capture: two values are no contradiction, and neither counts.
-    contradiction_is_unknown: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)  # figure -> why the start failed
     ranks: re.Pattern[str] | None = None  # a line's rank: group ``ranks``, "DP0 TP1"
     pool_tokens: str | None = None  # figure: tokens of a rank's pool
@@ -207,3 +221,25 @@ class LogLines:
     complete: Callable[[Sequence[PrintedRank], Given | None], None] | None = None
     #: Whether there is a draft model, and the figures that have several values -> notes.
     notes: Callable[[bool, Set[str]], list[str]] | None = None
+
+    @property
+    def contradiction_is_unknown(self) -> frozenset[str]:
+        """Figures that a start prints again for another pool (sliding window, draft model) or
+        another capture: two values are no contradiction, and neither counts.
+        """
+        return frozenset(self.figures).difference(self.latest, self.least, self.once_per_model)
+
+
+def read_log_lines(folder: Path, **functions: Any) -> LogLines:
+    """Return what reading a log takes of one engine, from the table of its folder.
+
+    Args:
+        folder: with ``log_lines.toml``.
+        functions: fields of ``LogLines`` that no table has.
+    """
+    given = read_table(folder / "log_lines.toml")
+    for name in {"speaks", "ranks", "command"} & given.keys():
+        given[name] = re.compile("".join(given[name]))
+    formats = line_formats(given.pop("lines"), given["engine"])
+    given["needles"] = tuple(needle.encode() for needle in given["needles"])
+    return LogLines(formats=formats, **given, **functions)

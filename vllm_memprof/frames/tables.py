@@ -47,7 +47,7 @@ _BUDGET = (
     "engine_kv_cache_bytes",
     "fits_request_bytes",
     "fits_device_bytes",
-    "spare_bytes",
+    "headroom_bytes",
     "residual_bytes",
 )
 #: Annotation -> pandas type; words are the rest.

@@ -10,13 +10,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import json
 import os
 import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vllm_memprof.engines import VLLM, engine_row
@@ -38,7 +39,7 @@ from vllm_memprof.record.schema import (
 PLUGIN_NAME = "memprof"
 ENV_PLUGINS = VLLM.plugins
 #: vLLM >= 0.18 copies the variables that this one names to Ray workers. (vllm/ray/ray_env.py) A
-#: release before gets the names from the plug-in. (capture/ray_driver.py)
+#: release before gets the names from the plug-in. (capture/ray_nodes.py)
 ENV_RAY_NAMES = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 
 _TAIL_BYTES = 256 * 1024
@@ -64,6 +65,11 @@ _PROCESS = re.compile(rb"^\([^)]*\)\s*")
 #: (sim/native/error.cpp, note_answer)
 ANSWER_LINE = re.compile(
     rb"\[memprof (simulated device\] .* is not computed; answered: .*) \(pid \d+\)"
+)
+#: Fields of a request that a driver gets as they are. (``engines.driver.Options``)
+_OF_A_DRIVER = (
+    *("prompts", "at_once", "max_tokens", "repeat", "concurrency", "on_error"),
+    *("sleep_cycles", "until"),
 )
 _PR_SET_PDEATHSIG = 1
 #: Seconds that an engine has to end by itself after its launcher was killed. vLLM's API server
@@ -103,28 +109,16 @@ def build_command(
     start = [str(python), *(["-P"] if safe else [])]
     if request.mode == "serve":
         return [*start, *row.server, model_path, *engine_args]
-    command = [*start, "-m", row.driver, request.mode, "--model", model_path]
-    prompts, images = request.prompts_file, request.images_dir
-    if prompts is not None:
-        command += ["--prompts", str(prompts.absolute())]
-    # one token: a prompt may begin with a dash
-    command += [f"--prompt={prompt}" for prompt in request.prompts]
-    command += ["--at-once"] if request.at_once else []
-    on_hardware = devices is None  # all ranks run: each waits for the others
-    for option, value in (
-        ("--images", None if images is None else images.absolute()),
-        ("--repeat", request.repeat if request.repeat != 1 else None),
-        ("--concurrency", request.concurrency),
-        ("--on-error", request.on_error if request.on_error != "stop" else None),
-        ("--max-tokens", request.max_tokens),
-        ("--ranks", None if on_hardware else request.ranks or "auto"),
-        ("--devices", devices),
-        ("--rank", None if on_hardware else request.rank),
-        ("--until", request.until if request.until == "ready" else None),
-        ("--sleep-cycles", request.sleep_cycles or None),
-    ):
-        command += [] if value is None else [option, str(value)]
-    return [*command, "--", *engine_args]
+    paths = {"prompts_file": request.prompts_file, "images_dir": request.images_dir}
+    options = {
+        "model": model_path,
+        **{name: getattr(request, name) for name in _OF_A_DRIVER},
+        **{name: None if path is None else str(path.absolute()) for name, path in paths.items()},
+    }
+    if devices is not None:  # on hardware all ranks run: each waits for the others
+        options |= {"devices": devices, "ranks": request.ranks or "auto", "rank": request.rank}
+    known = {name: value for name, value in options.items() if value is not None}
+    return [*start, "-m", row.driver, request.mode, json.dumps(known), *engine_args]
 
 
 def build_env(
@@ -146,7 +140,7 @@ def build_env(
         row: of the engine.
         until: where a plan stops: "kv" or "ready".
     """
-    env = {**row.env, **base}
+    env = dict(base)
     for name in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT, ENV_SAMPLE, ENV_TRACE_ALLOCATIONS):
         env.pop(name, None)  # a run decides these itself
     env |= {**extra, ENV_RUN_DIR: str(run_dir)}
@@ -263,22 +257,23 @@ class LogPump:
         row = self._row
         for line in lines:
             now_ns = time.monotonic_ns()
-            self.application_ready |= row.ready_line in line
-            if row.head_line is not None and (found := row.head_line.search(line)):
-                self.head = found.group(1).decode(errors="replace")
-            self.cores_ready += _has([row.core_ready_line], line)
-            if self.fatal_line is None and _has(row.fatal_lines, line):
+            said = {name: found for name, form in row.lines.items() if (found := form.search(line))}
+            self.application_ready |= "ready" in said
+            if "head" in said:
+                self.head = said["head"][1].decode(errors="replace")
+            self.cores_ready += "core_ready" in said
+            if self.fatal_line is None and "fatal" in said:
                 self.fatal_line = line.decode(errors="replace").strip()
                 self._fatal_t_ns = now_ns
-            if self.dead_core_t_ns is None and _has([row.dead_core_line], line):
+            if self.dead_core_t_ns is None and "dead_core" in said:
                 self.dead_core_t_ns = now_ns
             if (
                 self.lost_peer_t_ns is None
-                and _has(LOST_PEER, line)
+                and any(words in line for words in LOST_PEER)
                 and (self.fatal_line is None or now_ns - self._fatal_t_ns < _TRACEBACK_NS)
             ):
                 self.lost_peer_t_ns = now_ns
-            self.lost_core |= _has(row.lost_lines, line)
+            self.lost_core |= "lost" in said
             if line.strip():
                 self.last_line = line.decode(errors="replace").rstrip()
             if _ERROR_LINE.search(line) and _ADVICE not in line:
@@ -291,10 +286,6 @@ class LogPump:
                 answer = found.group(1).decode(errors="replace").replace("]", ":", 1)
                 if answer not in self.device_answers:
                     self.device_answers.append(answer)
-
-
-def _has(markers: Iterable[bytes | None], line: bytes) -> bool:
-    return any(marker is not None and marker in line for marker in markers)
 
 
 class EngineProcess:

@@ -130,9 +130,9 @@ METRICS = (
         "fits_device_bytes",
     ),
     _of_rank(
-        "spare_bytes",
+        "headroom_bytes",
         "Device total less all that is held at the serving peak, or the least sampled free memory",
-        lambda rank: rank.spare_bytes,
+        lambda rank: rank.headroom_bytes,
     ),
     _of_run(
         "growth_judged",

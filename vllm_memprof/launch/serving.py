@@ -73,8 +73,8 @@ def _parts(status: Status, now_ns: int, sampled: bool, modelled: bool) -> list[t
         if serving is None:
             long = text("{what} at the last phase", what=long)
         parts.append((long, text("reserved {size:gib}", size=size)))
-    if status.spare_bytes is not None:
-        size, mark = status.spare_bytes, " (m)" if modelled else ""
+    if status.headroom_bytes is not None:
+        size, mark = status.headroom_bytes, " (m)" if modelled else ""
         long = text("headroom {size:gib} GiB{mark}", size=size, mark=mark)
         parts.append((long, text("headroom {size:gib}{mark}", size=size, mark=mark)))
     grows = describe_growth(status)
@@ -152,9 +152,11 @@ def render_status(
     ):
         table.add_column(say(head), justify="right", no_wrap=True, min_width=6)
     for rank in status.ranks:
-        process, spare = rank.process, rank.spare_bytes
+        process, headroom = rank.process, rank.headroom_bytes
         where = process.where() if process.open or process.shutting_down else text("serving")
-        style = "" if spare is None or spare >= GIB else "yellow" if spare >= 0 else "bold red"
+        style = (
+            "" if headroom is None or headroom >= GIB else "yellow" if headroom >= 0 else "bold red"
+        )
         table.add_row(
             rank.label,
             Painted(say(where or "-"), style="bold cyan" if process.open else "green"),
@@ -163,7 +165,7 @@ def render_status(
             format_gib(rank.reading("non_torch_bytes")),
             format_gib(rank.granted_bytes),
             format_gib(rank.reading("device_free_bytes")),
-            Painted(format_gib(spare), style=style),
+            Painted(format_gib(headroom), style=style),
         )
     notes = [
         text(

@@ -30,7 +30,7 @@ class RankBudget:
     granted_bytes: int | None
     fits_request_bytes: int | None
     fits_device_bytes: int | None
-    spare_bytes: int | None  # at the serving peak
+    headroom_bytes: int | None  # at the serving peak
     owners: Mapping[str, int] = field(default_factory=dict)  # at the last phase edge
     #: Owners that grow; empty: none of those that could be judged. None: none could be yet.
     growth: tuple[GrowingOwner, ...] | None = None
@@ -43,7 +43,7 @@ class RankStatus:
     process: ProcessProgress
     readings: Mapping[str, int]  # the latest known, by snapshot field
     granted_bytes: int | None
-    spare_bytes: int | None  # at the serving peak: accounting's figure, or less free was sampled
+    headroom_bytes: int | None  # at the serving peak: accounting's figure, or less free was sampled
     budget: RankBudget | None
 
     @property
@@ -78,9 +78,9 @@ class Status:
     modelled: bool = False  # the profile of a simulated device sets memory outside torch
 
     @property
-    def spare_bytes(self) -> int | None:
+    def headroom_bytes(self) -> int | None:
         """The least of all ranks; None where one of them is unknown."""
-        return _all_known(min, [rank.spare_bytes for rank in self.ranks])
+        return _all_known(min, [rank.headroom_bytes for rank in self.ranks])
 
     @property
     def growing(self) -> list[tuple[str, GrowingOwner]]:
@@ -121,11 +121,11 @@ def read_status(
     for process in progress.workers:
         budget = None if process.pid is None else by_pid.get(process.pid)
         granted = process.granted_bytes if budget is None else budget.granted_bytes
-        spare = None if budget is None else budget.spare_bytes
+        headroom = None if budget is None else budget.headroom_bytes
         lowest = process.lowest_free_bytes
-        if spare is not None and lowest is not None:
-            spare = min(spare, lowest)
-        ranks.append(RankStatus(process, dict(process.readings), granted, spare, budget))
+        if headroom is not None and lowest is not None:
+            headroom = min(headroom, lowest)
+        ranks.append(RankStatus(process, dict(process.readings), granted, headroom, budget))
     processes = progress.processes
     return Status(
         ranks,

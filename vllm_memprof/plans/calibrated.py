@@ -5,14 +5,14 @@ corrects constants of the device profile (``corrections``). Then the plan as ask
 profile as it is, and with the corrected one, which is an ordinary profile in the folder.
 
 Bytes are integers, None is unknown. The keys of its JSON are read by programs
-(``memprof.calibrated/1``).
+(``memprof.calibrated/2``).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from vllm_memprof.errors import RunRecordError
@@ -50,8 +50,8 @@ class Calibrated(Answer):
     #: The plan is that of the hardware run itself: agreement is by construction.
     same_command: bool
     without: PlanRow
-    corrected: PlanRow = field(metadata={"json": "with"})
-    SCHEMA: ClassVar[str] = "memprof.calibrated/1"
+    corrected: PlanRow
+    SCHEMA: ClassVar[str] = "memprof.calibrated/2"
 
     @property
     @computed
@@ -61,9 +61,9 @@ class Calibrated(Answer):
 
     @property
     @computed
-    def spare_change_bytes(self) -> int | None:
+    def headroom_change_bytes(self) -> int | None:
         """What the corrections make of the headroom at the serving peak."""
-        return minus(self.corrected.spare_bytes, self.without.spare_bytes)
+        return minus(self.corrected.headroom_bytes, self.without.headroom_bytes)
 
 
 @dataclass

@@ -143,7 +143,7 @@ _FIGURES = (
     _Figure(text("KV cache, GiB"), "kv_cache_bytes"),
     _Figure(text("KV tokens"), "tokens", COUNT, signed),
     _Figure(text("KV cache that fits the device, GiB"), "fits_device_bytes", of_device=True),
-    _Figure(text("Headroom, GiB"), "spare_bytes", of_device=True),
+    _Figure(text("Headroom, GiB"), "headroom_bytes", of_device=True),
 )
 
 
@@ -151,7 +151,7 @@ def _answer(found: Calibrated) -> Section:
     plans = found.without, found.corrected
 
     def of(plan: PlanRow) -> Callable[[_Figure], str]:
-        marked = plan.spare_how == MODELLED
+        marked = plan.headroom_how == MODELLED
         return lambda row: modelled(row.unit(getattr(plan, row.name)), marked and row.of_device)
 
     def change(row: _Figure) -> str:

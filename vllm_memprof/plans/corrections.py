@@ -18,7 +18,7 @@ from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES, held_quantities
 from vllm_memprof.accounting.readings.startup import StartupReadings
-from vllm_memprof.record.codec import Allowed, computed
+from vllm_memprof.record.codec import computed, one_of
 from vllm_memprof.record.spans import DERIVED, ESTIMATED, MEASURED, How
 from vllm_memprof.sim.calibrate import Calibration, Setting
 from vllm_memprof.sim.profiles import DeviceProfile
@@ -61,7 +61,7 @@ class Constant:
 class ProfileCorrection:
     """One owner of memory that the profile models, as hardware and the simulated device have it."""
 
-    owner: Annotated[str, Allowed(OWNERS)]
+    owner: Annotated[str, one_of(*OWNERS)]
     hardware: ReportedFigure | None
     simulated: ReportedFigure | None  # for the same command
     applied_bytes: int = 0  # of the difference; 0: not corrected

@@ -20,7 +20,7 @@ FIGURES = (
     CurveFigure("kv_cache_bytes", text("KV cache, GiB"), "GiB"),
     CurveFigure("fits_request_bytes", text("KV cache that fits the request, GiB"), "GiB"),
     CurveFigure("fits_device_bytes", text("KV cache that fits the device, GiB"), "GiB"),
-    CurveFigure("spare_bytes", text("Headroom, GiB"), "GiB"),
+    CurveFigure("headroom_bytes", text("Headroom, GiB"), "GiB"),
     CurveFigure("max_concurrency", text("Requests of max_model_len"), "requests"),
 )
 

@@ -63,8 +63,8 @@ CSV_COLUMNS = (
     "fits_request_tokens",
     "fits_device_bytes",
     "fits_device_tokens",
-    "spare_bytes",
-    "spare_how",
+    "headroom_bytes",
+    "headroom_how",
     "device_total_bytes",
     "gpu_memory_utilization",
     "requested_bytes",
@@ -262,7 +262,7 @@ def _plans(
 
 def _marked(name: str) -> Callable[[Try], str]:
     """Return what shows a size, marked where the profile of a simulated device has a part in it."""
-    return lambda each: modelled(GIB(getattr(each.plan, name)), each.plan.spare_how == MODELLED)
+    return lambda each: modelled(GIB(getattr(each.plan, name)), each.plan.headroom_how == MODELLED)
 
 
 _FIGURES = (
@@ -275,7 +275,7 @@ _FIGURES = (
     ),
     Column("Fits request,\nGiB", "plan.fits_request_bytes", GIB, wide_only),
     Column("Fits device,\nGiB", _marked("fits_device_bytes"), when=wide_only, right=True),
-    Column("Headroom,\nGiB", _marked("spare_bytes"), right=True),
+    Column("Headroom,\nGiB", _marked("headroom_bytes"), right=True),
 )
 
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_memprof.accounting.budget.kv import blocks_per_request
-from vllm_memprof.accounting.findings.registry import known
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.readings.quantities import held_quantities, is_device_wide, title_of
 from vllm_memprof.plans.rows import FirstFailure, OwnerChange, Try
@@ -67,19 +66,20 @@ def beyond(failed: Try, report: Report | None, answer: Report | None) -> FirstFa
             found = _of_refusal(found, report, rank, like)
         modelled = simulated and found.kind in ("oom", "want", "in-use")
         found = replace(found, label=rank.label, modelled=modelled)
-    parts: list[str] = [*known((text("{size:gib4} GiB short"), found.short_bytes))]
-    if found.at_least:
-        parts = [text("at least {short}", short=parts[0])]
+    parts: list[str] = []
+    if found.short_bytes is not None:
+        lack = text("{size:gib4} GiB short", size=found.short_bytes)
+        parts.append(text("at least {short}", short=lack) if found.at_least else lack)
     if found.oom is not None and found.oom.site is not None:
         parts.append(text("called at {site}", site=found.oom.site))
     return replace(found, text=join("; ", [*parts, told]))
 
 
 def _deciding(report: Report) -> RankReport | None:
-    """Return the rank of the failed allocation; without one, that with the least spare memory."""
+    """Return the rank of the failed allocation; without one, that with the least headroom."""
     failed = next((rank for rank in report.ranks if rank.oom is not None), None)
-    spare = [rank for rank in report.ranks if rank.budget.spare_bytes is not None]
-    least = min(spare, key=lambda rank: rank.budget.spare_bytes or 0, default=None)
+    spare = [rank for rank in report.ranks if rank.budget.headroom_bytes is not None]
+    least = min(spare, key=lambda rank: rank.budget.headroom_bytes or 0, default=None)
     return failed or least or next(iter(report.ranks), None)
 
 

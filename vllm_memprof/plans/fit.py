@@ -141,8 +141,8 @@ def _uneven(tries: Sequence[Try], limit: FirstFailure | None) -> list[str]:
     """Return a note where the next value lacks less than a figure is seen to vary against the
     order: between values that were not tried the verdict may then change more than once."""
     if limit is None or limit.kind not in ("oom", "want") or limit.short_bytes is None:
-        return []  # not short of what is spare
-    sizes = [each.plan.spare_bytes for each in tries if each.plan.spare_bytes is not None]
+        return []  # not short of headroom
+    sizes = [each.plan.headroom_bytes for each in tries if each.plan.headroom_bytes is not None]
     rise = max((b - a for a, b in itertools.combinations(sizes, 2)), default=0)
     if rise <= 0 or limit.short_bytes > rise:
         return []
@@ -164,7 +164,7 @@ def _what_passing_means(found: Fit) -> list[str]:
     if found.best is None:
         return []
     row, notes = found.best.plan, list[str]()
-    step, spare = row.step, row.spare_bytes or 0
+    step, headroom = row.step, row.headroom_bytes or 0
     if step is None or not row.survived:
         tried = text(
             "the answer starts; whether it survives was not tried, its largest batches were not "
@@ -180,11 +180,11 @@ def _what_passing_means(found: Fit) -> list[str]:
             limit=step.max_num_batched_tokens,
         )
         notes.append(smaller)
-    if spare < 0:
+    if headroom < 0:
         released = text(
             "the answer survived as the allocator released blocks and workspace that nothing used: "
-            "headroom {spare:gib4} GiB; --headroom 0 asks for room for all of them",
-            spare=spare,
+            "headroom {headroom:gib4} GiB; --headroom 0 asks for room for all of them",
+            headroom=headroom,
         )
         notes.append(released)
     return notes

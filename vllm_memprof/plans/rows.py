@@ -1,7 +1,7 @@
 """Rows of plans, and the results of a search or a sweep over plans, which reporters start from.
 
 ``plan_row`` makes a row from a run and its report. Bytes are integers, None is unknown.
-The keys of their JSON are read by programs (``memprof.sweep/2``, ``memprof.fit/2``).
+The keys of their JSON are read by programs (``memprof.sweep/3``, ``memprof.fit/3``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vllm_memprof.accounting.budget.decomposition import granted_bytes
 from vllm_memprof.accounting.budget.kv import concurrency_at
 from vllm_memprof.accounting.model import Oom, Report
 from vllm_memprof.plans.request import Plan
-from vllm_memprof.record.codec import computed, left_out
+from vllm_memprof.record.codec import computed
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import FullStep
 from vllm_memprof.record.spans import How, weakest
@@ -27,7 +27,7 @@ TERMS = ("weights", "peak_activation", "non_torch")
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One plan. Of several ranks the least KV cache and spare memory: all ranks serve with that."""
+    """One plan. Of several ranks the least KV cache and headroom: all ranks serve with that."""
 
     values: dict[str, str]  # option -> value as asked for
     status: str  # ok | oom | failed
@@ -54,13 +54,13 @@ class PlanRow:
     fits_device_bytes: int | None = None
     fits_device_tokens: int | None = None
     #: As in ``accounting.model.Budget``: at the serving peak, without what comes after the plan.
-    spare_bytes: int | None = None
-    spare_how: How | None = None
+    headroom_bytes: int | None = None
+    headroom_how: How | None = None
     simulated: bool = False
     equation: str | None = None
     balanced: bool | None = None
-    until: str | None = left_out()  # kv | ready
-    step: FullStep | None = left_out()  # of a plan until ready: its largest batches
+    until: str | None = None  # kv | ready
+    step: FullStep | None = None  # of a plan until ready: its largest batches
 
     @property
     def ok(self) -> bool:
@@ -102,7 +102,7 @@ class Sweep(Answer):
     model: str
     knobs: list[Knob]
     rows: list[PlanRow]
-    SCHEMA: ClassVar[str] = "memprof.sweep/2"
+    SCHEMA: ClassVar[str] = "memprof.sweep/3"
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,9 @@ class FirstFailure:
     short_bytes: int | None = None
     at_least: bool = False  # short_bytes is what is known to lack: it may be more
     oom: Oom | None = None
-    modelled: bool = False  # what was free, or is spare, follows from a simulated device's profile
+    modelled: bool = (
+        False  # what was free, or the headroom, follows from a simulated device's profile
+    )
     #: What both plans tell of, by growth; empty where there is no answer.
     owners: list[OwnerChange] = field(default_factory=list)
 
@@ -183,9 +185,9 @@ class Fit(Answer):
     ordered: bool  # False: a value beyond one that does not hold does, there may be a better one
     flag: str | None = None  # what to give the engine for the answer
     #: What a plan had to reach: kv, its KV plan; ready, the end of its largest batches.
-    until: str = left_out(KV)
-    beyond: FirstFailure | None = left_out()
-    SCHEMA: ClassVar[str] = "memprof.fit/2"
+    until: str = KV
+    beyond: FirstFailure | None = None
+    SCHEMA: ClassVar[str] = "memprof.fit/3"
 
     @property
     def best(self) -> Try | None:
@@ -221,8 +223,8 @@ def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
         sizes = [getattr(each, name) for each in budgets]
         return None if None in sizes else min(sizes)
 
-    spare = least_of("spare_bytes") if row.ok else None
-    hows = [each.how["spare_bytes"] for each in budgets if "spare_bytes" in each.how]
+    spare = least_of("headroom_bytes") if row.ok else None
+    hows = [each.how["headroom_bytes"] for each in budgets if "headroom_bytes" in each.how]
     return replace(
         row,
         gpu_memory_utilization=budget.gpu_memory_utilization,
@@ -240,8 +242,8 @@ def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
         },
         fits_device_bytes=least_of("fits_device_bytes"),
         fits_device_tokens=least_of("fits_device_tokens"),
-        spare_bytes=spare,
-        spare_how=None if spare is None else weakest(hows),
+        headroom_bytes=spare,
+        headroom_how=None if spare is None else weakest(hows),
         equation=budget.equation,
         balanced=None if None in balanced else all(balanced),
     )

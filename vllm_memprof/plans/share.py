@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar
 
 from vllm_memprof.errors import UsageError
 from vllm_memprof.plans.rows import Answer, PlanRow, Try
-from vllm_memprof.record.codec import Allowed, computed, from_json
+from vllm_memprof.record.codec import computed, from_json, one_of
 from vllm_memprof.record.schema import MOMENTS, READY, SERVED
 from vllm_memprof.text import text
 
@@ -100,7 +100,7 @@ class InstanceStart:
     order: list[str]
     #: What the earlier ones had done when the next was started: become ready, or served their
     #: largest batches. At the end all have served them, and hold what that took at once.
-    neighbours: Annotated[str, Allowed(values=MOMENTS)]
+    neighbours: Annotated[str, one_of(*MOMENTS)]
     #: By their names; the KV cache is that of the blocks that the engine made. Those behind one
     #: that failed were not started.
     results: list[Try]
@@ -116,7 +116,7 @@ class InstanceStart:
 class SharingPlan:
     """One way to share the device, for one order of starting or for all."""
 
-    name: Annotated[str, Allowed(values=("utilization", "blocks"))]  # what divides the KV cache
+    name: Annotated[str, one_of("utilization", "blocks")]  # what divides the KV cache
     order: list[str] | None  # None: any
     flags: list[Flags]  # empty: none
     #: Where there are none: why, and how many bytes are missing.

@@ -335,7 +335,7 @@ def start_all(
         runner.progress.finished(0, row, "made")
     least = min(frees, default=None)
     if least is not None and least < job.headroom:
-        short = Want("headroom", job.headroom).misses(replace(row, spare_bytes=least))
+        short = Want("headroom", job.headroom).misses(replace(row, headroom_bytes=least))
         results[-1].missing.extend(short)
     return InstanceStart([*order], moment, results, least)
 

@@ -90,7 +90,7 @@ class Want:
             "tokens": row.tokens,
             "concurrency": row.max_concurrency,
             "kv-cache": row.kv_cache_bytes,
-            "headroom": row.spare_bytes,
+            "headroom": row.headroom_bytes,
         }
         return figures[self.kind]
 

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar, cast
 
-from vllm_memprof.text import Text, translate
+from vllm_memprof.text import Text, titled, translate
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -63,6 +63,13 @@ def language(name: str) -> Language:
     return Language(
         name, {key: word for area in areas(name).values() for key, word in area.items()}
     )
+
+
+@cache
+def titles(area: str) -> dict[str, Text]:
+    """Return names -> their titles, of one area of ``titles.toml``."""
+    written = files("vllm_memprof.report").joinpath("titles.toml").read_text(encoding="utf-8")
+    return {name: titled(words) for name, words in tomllib.loads(written)[area].items()}
 
 
 def areas(name: str) -> dict[str, dict[str, str]]:

@@ -19,7 +19,7 @@ from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report.sections.budget import term_title
 from vllm_memprof.report.serving import ServingMemory, serving_of
 from vllm_memprof.report.timeline import Timeline, timeline_of
-from vllm_memprof.tables import group_ranks, labels_of, modelled, printed_gib
+from vllm_memprof.tables import group_ranks, labels_of, modelled
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib
 
@@ -124,7 +124,7 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
         (
             span.phase,
             edge.side,
-            *[(row.component, printed_gib(row.bytes)) for row in edge.owners.rows],
+            *[(row.component, format_gib(row.bytes)) for row in edge.owners.rows],
         )
         for span, edge in edges_of(rank.phases)
         if edge.owners is not None
@@ -134,7 +134,7 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
     figures += [
         budget.fits_request_bytes,
         budget.fits_device_bytes,
-        budget.spare_bytes,
+        budget.headroom_bytes,
         *(term.bytes for term in budget.terms),
     ]
     figures += [item.bytes for item in budget.not_subtracted]
@@ -289,7 +289,7 @@ def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
             [rank.budget.fits_device_bytes for rank in ranks],
         ),
         (text("free at the start"), [rank.initial_free_bytes for rank in ranks]),
-        (text("headroom at the serving peak"), [rank.budget.spare_bytes for rank in ranks]),
+        (text("headroom at the serving peak"), [rank.budget.headroom_bytes for rank in ranks]),
     ]
     rows = []
     for title, sizes in figures:

@@ -4,7 +4,9 @@ It loads "weights", sizes a KV cache and answers requests on a device of a few i
 standard library is all that it needs. The line below registers it.
 """
 
-from tests.support.toy_engine.row import ROW
-from vllm_memprof.engines import ENGINES
+from pathlib import Path
 
-ENGINES[ROW.name] = ROW
+from vllm_memprof.engines import ENGINES
+from vllm_memprof.engines.base import read_row
+
+ENGINES["toy"] = read_row(Path(__file__).parent)

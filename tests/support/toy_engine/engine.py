@@ -32,13 +32,13 @@ def _make_device() -> None:
     vars(bare).update(
         _npu_getDevice=lambda: 0,
         _npu_memoryStats=_statistics,
-        _npu_memorySnapshot=lambda: {"segments": []},
         _npu_emptyCache=lambda: None,
     )
     npu = SimpleNamespace(
         is_initialized=lambda: _held["ready"],
         is_current_stream_capturing=lambda: False,
         mem_get_info=lambda device: (free(), TOTAL),
+        memory_snapshot=list,
         get_device_name=lambda device: "ToyNPU",
     )
     vars(module).update(_C=bare, npu=npu)

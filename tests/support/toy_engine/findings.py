@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.findings.needs import NOTHING
-from vllm_memprof.accounting.findings.registry import INFO, Found, RankContext, finding
-from vllm_memprof.text import text
+from vllm_memprof.accounting.findings.rules import Context, Found
+from vllm_memprof.accounting.model import RankReport
 
 
-@finding("toy-share-small", severity=INFO, title=text("Half of the device is not asked for"),
-         needs=NOTHING, priced=False)  # fmt: skip
-def toy_share_small(context: RankContext) -> Iterator[Found]:
+def toy_share_small(rank: RankReport, run: Context) -> Iterator[Found]:
     """Find starts that leave half of the free memory or more."""
-    share = context.rank.figures.get("toy_share")
+    share = rank.figures.get("toy_share")
     if share is not None and share <= 0.5:
-        yield Found(text("share {share}", share=share), action=text("raise --toy-share"))
-
-
-FINDINGS = (toy_share_small,)
+        yield Found(None, {"share": share})

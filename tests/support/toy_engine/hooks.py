@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.toy_engine.row import ROW
 from vllm_memprof.capture import identity
 from vllm_memprof.capture.actions import begin_device_init, end_phase
 from vllm_memprof.capture.hook import DEVICE_READY, END, ENGINE_READY, MODEL_READY, Call, Hook
@@ -42,7 +41,7 @@ def leave_kv_cache(recorder: Recorder, call: Call) -> None:
 
 
 def _phase(phase: str, function: str, **fields: Any) -> Hook:
-    fields = {"engine": ROW.name, "versions": ">=0", **fields}
+    fields = {"engine": "toy", "versions": ">=0", **fields}
     target = f"tests.support.toy_engine.engine:Toy.{function}"
     return rows.phase(f"toy.{phase}", phase, target, **fields)
 

@@ -39,7 +39,7 @@ RUNS = (
     "plan_tp2",
 )
 
-#: What other programs rely on, in the order of the schema memprof.report/2.
+#: What other programs rely on, in the order of the schema memprof.report/3.
 RUN_KEYS = [
     "id",
     "source",
@@ -99,7 +99,7 @@ def rank_of(report: Report, label: str) -> RankReport:
 def test_names_of_the_schema(name: str) -> None:
     data = to_json(build_report(recorded(name)))
     assert list(data)[:4] == ["schema", "run", "ranks", "findings"]
-    assert data["schema"] == "memprof.report/2"
+    assert data["schema"] == "memprof.report/3"
     assert missing(data["run"], RUN_KEYS) == []
     assert data["run"]["outcome"] in ("ok", "failed", "oom", "truncated")
     assert data["ranks"]

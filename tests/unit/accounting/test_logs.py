@@ -112,7 +112,7 @@ def test_nothing_is_made_up(name: str) -> None:
         if budget.kv_cache_bytes is None:
             assert budget.residual_bytes is budget.fits_request_bytes is None
         # no log of these prints what the profile run had reserved
-        assert budget.spare_bytes is budget.fits_device_bytes is None
+        assert budget.headroom_bytes is budget.fits_device_bytes is None
         json.dumps(to_json(report), allow_nan=False)
 
 
@@ -132,8 +132,8 @@ def test_the_refused_starts_name_the_share_that_is_free() -> None:
     assert "2.28 GiB were in use, with this process's own runtime context" in found.action
     (crowded,) = reports("vllm-project__vllm-omni-276.log")
     assert finding(crowded, "startup-refused").action == (
-        "end what else is on the device: 78.83 GiB were in use, with this process's own runtime "
-        "context"
+        "ending what else is on the device makes room: 78.83 GiB were in use, with this process's own "
+        "runtime context"
     )
 
 

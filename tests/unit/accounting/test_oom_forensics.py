@@ -147,8 +147,8 @@ def _loading(ended: bool) -> list[Span]:
     slots = span("lora_load", at(-60, 18), at(-55, 19), 2, parent=0, depth=1)
     if ended:
         return [whole, draft, slots, span("kv_cache_alloc", at(-40, 19), at(-30, 46), 3)]
-    under_way = replace(slots, edges=slots.edges[:1], end_t_ns=None)
-    return [replace(whole, edges=whole.edges[:1]), draft, under_way]
+    under_way = replace(slots, after=None, end_t_ns=None)
+    return [replace(whole, after=None), draft, under_way]
 
 
 def test_draft_model_and_lora_slots_are_owners_of_their_own() -> None:
@@ -307,8 +307,8 @@ def test_the_kv_cache_that_leaves_room_for_the_peak_is_named_where_that_is_more(
     [rank] = build_report(recorded("recorded_oom")).ranks
     assert rank.oom is not None
 
-    def given(spare: int) -> list[Remedy]:
-        short = replace(rank, budget=replace(rank.budget, spare_bytes=spare))
+    def given(headroom: int) -> list[Remedy]:
+        short = replace(rank, budget=replace(rank.budget, headroom_bytes=headroom))
         assert rank.oom is not None
         case = Case(short, rank.oom, {}, False, False, False, False, None)
         return [each for each in remedies(case) if each.id == "room_for_the_peak"]

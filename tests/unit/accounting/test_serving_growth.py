@@ -184,7 +184,7 @@ def test_growth_over_time_that_no_request_causes_is_found() -> None:
     assert row.bytes_per_hour == pytest.approx(900 * MIB)
 
 
-def test_room_is_what_was_spare_less_what_has_grown() -> None:
+def test_room_is_the_headroom_less_what_has_grown() -> None:
     row = rows(leaking(COUNT))[ALLOCATED]
     [priced] = with_room([row], gib(2))
     assert row.grown_bytes is not None

@@ -72,10 +72,10 @@ def planned(*, last: str = "kv_cache_alloc") -> Run:
 def test_a_plan_does_not_say_what_no_step_has_shown() -> None:
     """Graphs and steps come after a plan: what they leave of the device is not known."""
     whole, plan = build_report(recorded(NAME)), build_report(planned())
-    assert all(rank.budget.spare_bytes is not None for rank in whole.ranks)
+    assert all(rank.budget.headroom_bytes is not None for rank in whole.ranks)
     for before, rank in zip(whole.ranks, plan.ranks, strict=True):
         budget = rank.budget
-        assert (budget.spare_bytes, budget.fits_device_bytes, budget.fits_request_bytes) == (
+        assert (budget.headroom_bytes, budget.fits_device_bytes, budget.fits_request_bytes) == (
             None,
             None,
             None,
@@ -163,7 +163,7 @@ def test_without_a_profile_the_device_s_budget_is_an_estimate() -> None:
     for rank in report_of(NAME).ranks:
         budget = rank.budget
         assert [item.name for item in budget.held_at_peak] == ["held_at_worst"]
-        assert budget.how["spare_bytes"] == "estimated"
+        assert budget.how["headroom_bytes"] == "estimated"
         assert budget.fits_device_bytes is not None
 
 

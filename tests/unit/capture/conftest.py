@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,25 @@ class Recorded:
 
 
 Run = Callable[..., Recorded]
+
+
+def fake_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    stats: Callable[[int], dict[str, Any]],
+    mem_info: Callable[[int], tuple[int, int]] = lambda device: (0, 0),
+    name: str = "npu",
+    package: str = "torch_npu",
+) -> Any:
+    """Put a package in the place of torch's for a device, which is initialised and current."""
+    functions = {f"_{name}_memoryStats": stats, f"_{name}_getDevice": lambda: 0}
+    runtime = SimpleNamespace(
+        is_initialized=lambda: True,
+        is_current_stream_capturing=lambda: False,
+        mem_get_info=mem_info,
+    )
+    module = SimpleNamespace(_C=SimpleNamespace(**functions), **{name: runtime})
+    monkeypatch.setitem(sys.modules, package, module)  # type: ignore[arg-type]
+    return runtime
 
 
 @pytest.fixture

@@ -44,6 +44,12 @@ class Bench:
         self.binder.install()
         return self.binder
 
+    def uninstall(self) -> None:
+        if self.binder in sys.meta_path:
+            sys.meta_path.remove(self.binder)
+        for binding in self.binder.bindings:
+            binding.unbind()
+
     def wrap(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +64,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.syspath_prepend(str(tmp_path))
     made = Bench(tmp_path)
     yield made
-    made.binder.uninstall()
+    made.uninstall()
     sys.modules.pop("engine_under_test", None)
 
 
@@ -130,7 +136,7 @@ def test_a_class_that_took_the_name_of_its_base_is_seen_through(bench: Bench) ->
     binder.bind_pending()
     assert engine.Worker().load() == "loaded"
     assert bench.calls == ["load", "load", "load"]
-    binder.uninstall()
+    bench.uninstall()
     assert "load" not in vars(Balanced)
     assert not is_ours(vars(base)["load"])
 
@@ -151,7 +157,7 @@ def test_never_wraps_twice(bench: Bench) -> None:
 
     first = engine.plan
     binder.bind_pending()
-    binder.bindings[0].bind(bench.wrap)
+    binder.bindings[0].bind(bench.wrap, engine)
     assert engine.plan is first
     assert is_ours(first)
 
@@ -196,8 +202,8 @@ def test_release_restores_the_original(bench: Bench) -> None:
 
 
 def test_the_table_is_consistent() -> None:
+    from tests.support.names import PHASES, ROLES
     from vllm_memprof.capture.versions import in_range
-    from vllm_memprof.record.schema import PHASES, ROLES
 
     assert len({hook.id for hook in HOOKS}) == len(HOOKS)
     for hook in HOOKS:

@@ -7,8 +7,8 @@ from .conftest import START_UP, Run
 
 BREAK_PROBE = """
 from vllm_memprof.capture import probe
-def broken(self, backend, device): raise ValueError('unreadable')
-probe.Probe._counters = broken
+def broken(self): raise ValueError('unreadable')
+probe.Probe.counters = broken
 """
 RENAME = """
 import vllm_ascend.worker.worker as w

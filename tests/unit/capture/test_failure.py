@@ -12,7 +12,6 @@ import pytest
 from tests.unit.capture.conftest import START_UP, Run
 from vllm_memprof.capture.failure import LOGGERS
 from vllm_memprof.capture.observer import Observer
-from vllm_memprof.capture.probe import BACKENDS
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.segments import pools_of
 from vllm_memprof.record.failures import asked_for, is_out_of_memory, stage_of
@@ -157,7 +156,7 @@ def test_the_allocator_of_each_backend_is_observed_once(
     for logger in loggers:
         monkeypatch.setattr(logger, "filters", [])
     recorder = Recorder(tmp_path)
-    recorder.probe.backend = BACKENDS[backend]
+    recorder.probe.backend = backend
     observer = Observer(recorder, ())
     observer.observe_oom()
     observer.observe_oom()

@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 
 from vllm_memprof.capture.kv_plan import (
-    bytes_per_token,
-    context_parallel,
     describe,
     describe_group,
     divisor_bytes,
     layer_bytes,
     layout,
     planned_bytes,
-    tokens_rule,
 )
 
 
@@ -49,17 +46,26 @@ def test_a_uniform_group_with_two_page_sizes_is_two_rows() -> None:
         (2, 64, 8),
         (1, 24, 1.5),
     ]
-    assert bytes_per_token(rows) == 9.5
+
+
+def plan_of(*groups: Any, **config: Any) -> dict[str, Any]:
+    """Return the plan of a worker with ten blocks of these groups."""
+    plan = SimpleNamespace(num_blocks=10, kv_cache_groups=groups, kv_cache_tensors=[])
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=100),
+        cache_config=SimpleNamespace(gpu_memory_utilization=0.9),
+        **config,
+    )
+    return describe(vllm_config, [700], [plan])
 
 
 def test_state_that_does_not_grow_with_tokens_has_no_bytes_per_token() -> None:
-    rows = describe_group(group(full(64), 2)) + describe_group(
-        group(MambaSpec(block_size=400, page_size_bytes=64, dtype=None), 6)
-    )
-
-    assert [row["bytes_per_token"] for row in rows] == [8, None]
-    assert bytes_per_token(rows) is None
-    assert bytes_per_token([]) is None
+    growing, state = full(64), MambaSpec(block_size=400, page_size_bytes=64, dtype=None)
+    plan = plan_of(group(growing, 2), group(state, 6))
+    assert [row["bytes_per_token"] for row in plan["groups"]] == [8, None]
+    assert plan["bytes_per_token"] is None
+    assert plan_of(group(growing, 2), group(full(24), 1))["bytes_per_token"] == 9.5
+    assert plan_of()["bytes_per_token"] is None
 
 
 def test_blocks_are_the_fewest_of_all_workers_and_bytes_are_per_worker() -> None:
@@ -117,8 +123,11 @@ def test_a_draft_layer_is_counted_with_a_whole_tuple(monkeypatch: pytest.MonkeyP
         (None, "concurrency"),
     ],
 )
-def test_what_a_release_prints_as_its_kv_cache_size(version: str | None, rule: str) -> None:
-    assert tokens_rule(version) == rule
+def test_what_a_release_prints_as_its_kv_cache_size(
+    version: str | None, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.version", SimpleNamespace(__version__=version))
+    assert plan_of(group(full(64), 2))["tokens_rule"] == rule
 
 
 def test_tokens_as_an_older_release_prints_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +181,6 @@ def test_a_layout_holds_numbers_and_words_only() -> None:
         )
         == {}
     )
-    assert context_parallel(SimpleNamespace()) == 1
 
 
 def _place(size: int, host: bool = False) -> Any:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.capture import communicators, components, neighbours
-from vllm_memprof.capture.components import Counters
-from vllm_memprof.capture.neighbours import Neighbours
-from vllm_memprof.capture.probe import Backend, Probe
+from tests.unit.capture.conftest import fake_torch
+from vllm_memprof.capture import communicators, owners
+from vllm_memprof.capture.driver_list import DriverError
+from vllm_memprof.capture.owners import Owners
+from vllm_memprof.capture.probe import Probe, with_later
 from vllm_memprof.capture.segments import divide
-from vllm_memprof.capture.snapshot import with_later
 
 MIB = 1 << 20
 
@@ -59,50 +59,47 @@ def test_fewer_segments_than_reserved_tell_nothing() -> None:
 
 def counters_with(
     rows: list[tuple[bytes, int, int]], status: int = 0, count: int | None = None
-) -> Counters:
-    def function(device: int, out: Any, capacity: int, written: Any) -> int:
-        assert capacity == len(out)
+) -> Owners:
+    def function(device: Any, out: Any, capacity: Any, written: Any) -> int:
+        assert (device.value, capacity.value) == (0, len(out))
         for index, (name, current, peak) in enumerate(rows):
             out[index].name, out[index].current, out[index].peak = name, current, peak
-        ctypes.cast(written, ctypes.POINTER(ctypes.c_size_t))[0] = (
-            len(rows) if count is None else count
-        )
+        written._obj.value = len(rows) if count is None else count
         return status
 
-    found = Counters()
+    found = Owners()
     found._function = function
     return found
 
 
 def test_counters_by_module() -> None:
-    read = counters_with([(b"APP", 5 * MIB, 6 * MIB), (b"HCCL", 0, MIB)]).read(0)
-    assert read == (
-        {"APP": {"bytes": 5 * MIB, "peak_bytes": 6 * MIB}, "HCCL": {"bytes": 0, "peak_bytes": MIB}},
-        None,
-    )
+    read = counters_with([(b"APP", 5 * MIB, 6 * MIB), (b"HCCL", 0, MIB)]).components(0)
+    assert read == {
+        "components": {
+            "APP": {"bytes": 5 * MIB, "peak_bytes": 6 * MIB},
+            "HCCL": {"bytes": 0, "peak_bytes": MIB},
+        }
+    }
 
 
 def test_a_count_beyond_what_was_asked_for_is_not_believed() -> None:
-    read, _ = counters_with([(b"APP", 1, 1)], count=10_000).read(0)
-    assert read is not None
+    read = counters_with([(b"APP", 1, 1)], count=10_000).components(0)["components"]
     assert read["APP"] == {"bytes": 1, "peak_bytes": 1}
 
 
 def test_counters_that_the_driver_refuses() -> None:
-    assert counters_with([], status=207000).read(0) == (
-        None,
-        "aclrtGetMemUsageInfo returned 207000",
-    )
+    with pytest.raises(DriverError, match="aclrtGetMemUsageInfo returned 207000"):
+        counters_with([], status=207000).components(0)
 
 
 def test_without_the_library_or_the_function_there_is_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert Counters().read(0) == (None, "libascendcl.so is not loaded in this process")
-    monkeypatch.setattr(components, "loaded_library", lambda: SimpleNamespace())
-    read, reason = Counters().read(0)
-    assert read is None
-    assert reason == "libascendcl.so does not export aclrtGetMemUsageInfo: an older CANN"
+    with pytest.raises(DriverError, match="is not loaded in this process"):
+        Owners().components(0)
+    monkeypatch.setattr(owners, "loaded_library", lambda: SimpleNamespace())
+    with pytest.raises(DriverError, match="not export aclrtGetMemUsageInfo: an older CANN"):
+        Owners().components(0)
 
 
 class Driver:
@@ -128,75 +125,91 @@ class Driver:
         return self.status
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> Neighbours:
-    monkeypatch.setattr(neighbours, "load_library", lambda: driver)
-    return Neighbours()
+def asked(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> Owners:
+    monkeypatch.setattr(owners, "load_library", lambda: driver)
+    return Owners()
 
 
 def test_own_and_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     reader = asked(monkeypatch, driver)
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "4,6")
-    assert reader.read(1) == reader.read(1) == (300, {"1": 40, "2": 2}, None)
+    for _ in range(2):
+        assert reader.processes(1) == {
+            "process_bytes": 300,
+            "other_processes_bytes": 42,
+            "other_processes": {"1": 40, "2": 2},
+        }
     assert driver.inits == 1
     assert driver.asked == [(6, 0), (6, 0)]
 
 
-def test_why_the_driver_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        asked(monkeypatch, None).read(0)[2] == "no libdcmi.so here: the driver's management library"
-    )
-    assert (
-        asked(monkeypatch, Driver(status=-8005)).read(0)[2]
-        == "dcmi_get_device_resource_info returned -8005"
-    )
-    assert "does not list process" in (asked(monkeypatch, Driver(own=0)).read(0)[2] or "")
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [
+        (None, "no libdcmi.so here: the driver's management library"),
+        (Driver(status=-8005), "dcmi_get_device_resource_info returned -8005"),
+        (Driver(own=0), "does not list process"),
+    ],
+)
+def test_why_the_driver_does_not_tell(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver | None, reason: str
+) -> None:
+    with pytest.raises(DriverError, match=reason):
+        asked(monkeypatch, driver).processes(0)
+
+
+def test_the_library_stays_out_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPROF_DCMI", "0")
     driver = Driver()
-    assert asked(monkeypatch, driver).read(0) == (None, None, "MEMPROF_DCMI=0")
+    with pytest.raises(DriverError, match="MEMPROF_DCMI=0"):
+        asked(monkeypatch, driver).processes(0)
     assert driver.inits == 0
 
 
 def test_a_refusing_driver_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(status=-8005)
     reader = asked(monkeypatch, driver)
-    assert reader.read(0) == reader.read(0)
+    for _ in range(2):
+        with pytest.raises(DriverError, match="returned -8005"):
+            reader.processes(0)
     assert len(driver.asked) == 1
 
 
-def probe_over(free: list[int]) -> Probe:
+def probe_over(monkeypatch: pytest.MonkeyPatch, free: list[int]) -> Probe:
     """A probe of a device whose free memory is, reading by reading, as given."""
-    stats = {"reserved_bytes": {"all": {"current": 8, "peak": 8}}}
-    backend = Backend(
-        name="npu",
-        is_ready=lambda: True,
-        is_capturing=lambda: False,
-        current_device=lambda: 0,
-        stats=lambda device: stats,
-        mem_info=lambda device: (free.pop(0) if len(free) > 1 else free[0], 100),
-        segments=None,
-        device_name=lambda device: None,
-        has_counters=True,
+    counters = {"current": 8, "peak": 8, "allocated": 8}
+    stats = {
+        "allocated_bytes": {"all": counters},
+        "reserved_bytes": {"all": counters},
+        "num_alloc_retries": 0,
+        "num_ooms": 0,
+    }
+    fake_torch(
+        monkeypatch,
+        lambda device: stats,
+        lambda device: (free.pop(0) if len(free) > 1 else free[0], 100),
     )
-    return Probe(backend=backend, _modules=counters_with([(b"APP", 8, 8)]))
+    return Probe("npu", owners=counters_with([(b"APP", 8, 8)]))
 
 
-def test_readings_of_a_snapshot_belong_together() -> None:
-    still, _ = probe_over([50]).snapshot()
-    assert (still["device_free_bytes"], "read_again" in still) == (50, False)
-    moved, _ = probe_over([50, 40, 40]).snapshot()
+def test_readings_of_a_snapshot_belong_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = probe_over(monkeypatch, [50]).snapshot()
+    assert (still["device_free_bytes"], still["read_again"]) == (50, 0)
+    moved = probe_over(monkeypatch, [50, 40, 40]).snapshot()
     assert (moved["device_free_bytes"], moved["read_again"]) == (40, 1)
-    restless, _ = probe_over([50, 49, 48, 47, 46, 45, 44]).snapshot()
+    restless = probe_over(monkeypatch, [50, 49, 48, 47, 46, 45, 44]).snapshot()
     assert restless["read_again"] == 2
     assert restless["components"] == {"APP": {"bytes": 8, "peak_bytes": 8}}
 
 
-def test_a_missing_reading_is_told_once() -> None:
-    probe = probe_over([50])
-    probe._modules = counters_with([], status=7)
-    assert probe.snapshot()[0]["components"] is None
+def test_a_missing_reading_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, told = probe_over(monkeypatch, [50]), []
+    probe.owners = counters_with([], status=7)
+    probe.on_unread = lambda what, reason: told.append((what, reason))
+    assert probe.snapshot()["components"] is None
     probe.snapshot()
-    assert probe.unread == [("components", "aclrtGetMemUsageInfo returned 7")]
+    assert told == [("components", "aclrtGetMemUsageInfo returned 7")]
 
 
 @pytest.mark.parametrize(
@@ -224,12 +237,8 @@ def test_where_the_size_of_a_communicator_s_buffers_comes_from(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(device=lambda name: name))
     options = SimpleNamespace(hccl_config=config)
     group = SimpleNamespace(_get_backend=lambda device: SimpleNamespace(options=options))
-    found = communicators.buffers(group, p2p, "npu")
-    assert (found["buffer_bytes"] // MIB, found["buffer_source"]) == expected
-    assert communicators.buffers(object(), p2p, "cuda") == {
-        "buffer_bytes": None,
-        "buffer_source": None,
-    }
+    found = communicators.buffers(group, p2p)
+    assert (found["buffer_bytes"], found["buffer_source"]) == (expected[0] * MIB, expected[1])
 
 
 def test_a_late_edge_takes_the_later_owners_and_keeps_its_own_torch() -> None:
@@ -241,7 +250,7 @@ def test_a_late_edge_takes_the_later_owners_and_keeps_its_own_torch() -> None:
                 "reserved_bytes": reserved, "unmapped_bytes": None,
                 "non_torch_bytes": workspace + hccl, "npu_workspace_bytes": workspace,
                 "npu_workspace_streams": {}, "other_processes_bytes": 0, "other_processes": {},
-                "process_bytes": app + hccl, "components": components}  # fmt: skip
+                "process_bytes": app + hccl, "components": components, "read_again": 0}  # fmt: skip
 
     merged = with_later(taken(100, 0, 0), taken(160, 40, 7))
     assert merged["reserved_bytes"] == 100

@@ -44,7 +44,7 @@ def test_loads_neither_the_launcher_s_libraries_nor_the_engine(run_engine: Run) 
     )
     assert (
         run_engine(code).out.strip()
-        == "[] ['capture', 'engines', 'errors', 'options', 'record', 'redact', 'text', 'units', 'version']"
+        == "[] ['capture', 'engines', 'errors', 'files', 'options', 'record', 'redact', 'units', 'version']"
     )
 
 

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.capture import ray_driver, ray_package, ray_worker
+from vllm_memprof.capture import ray_nodes
 from vllm_memprof.capture.hook import Call
-from vllm_memprof.capture.ray_collector import NODE_LOST, Collector
-from vllm_memprof.capture.ray_worker import Place, Sender, find_place
+from vllm_memprof.capture.ray_nodes import NODE_LOST, Collector, Place, Sender, find_place
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines.vllm.hooks import HOOKS
 from vllm_memprof.record.schema import (
@@ -93,7 +93,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=Affinity)
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)  # type: ignore[arg-type]
-    for name in (ENV_NODE_DIR, ENV_RAY_SHIP, ray_driver._SUBMITTED):
+    for name in (ENV_NODE_DIR, ENV_RAY_SHIP, ray_nodes._SUBMITTED):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(ENV_RUN_ID, "id-of-run")
     return fake
@@ -125,11 +125,11 @@ def test_what_is_sent_is_enough_for_the_plug_in_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    staged = ray_package.stage()
+    staged = ray_nodes.stage()
     files = [path for path in staged.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} == {".py", ".txt", ""}
+    assert {path.suffix for path in files} == {".py", ".json", ".txt", ""}
     assert {path.relative_to(staged).parts[1] for path in files if path.suffix == ".py"} == {
-        part.partition("/")[0] for part in ray_package.PARTS
+        part.partition("/")[0] for part in ray_nodes.PARTS
     }
     assert sum(path.stat().st_size for path in files) < 1 << 20
     code = """
@@ -137,7 +137,7 @@ import importlib.metadata as metadata, sys
 [entry] = [each for each in metadata.entry_points(group="vllm.general_plugins")]
 assert entry.name == "memprof", entry
 entry.load()
-import vllm_memprof.capture.observer, vllm_memprof.capture.ray_collector
+import vllm_memprof.capture.observer, vllm_memprof.capture.ray_nodes
 import vllm_memprof.capture.hooks.table
 others = {name.split(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
 print(sorted(others - {"__main__", "__mp_main__"}), sys.modules["vllm_memprof"].__file__)
@@ -155,8 +155,6 @@ print(sorted(others - {"__main__", "__mp_main__"}), sys.modules["vllm_memprof"].
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.split()[0] == "['vllm_memprof']"
-    assert all(ray_package.is_staged(module) for module in ray_package.modules_of(staged))
-    assert not ray_package.is_staged("/home/somebody/module")
 
 
 # --- what Ray is given ----------------------------------------------------------------------------
@@ -167,13 +165,13 @@ def test_the_package_belongs_to_the_job_while_the_engine_connects(ray: FakeRay, 
     given = {"env_vars": {"A": "1"}, "py_modules": ["/of/the/user"]}
     executor = SimpleNamespace(parallel_config=SimpleNamespace(ray_runtime_env=given))
     call = call_of(executor)
-    ray_driver.enter_executor(recorder, call)
+    ray_nodes.enter_executor(recorder, call)
     asked = executor.parallel_config.ray_runtime_env
     assert asked["env_vars"] == {"A": "1"}
     assert asked["py_modules"][0] == "/of/the/user"
     assert all(Path(module).is_dir() for module in asked["py_modules"][1:])
     ray.started = True
-    ray_driver.enter_workers(recorder, call_of(executor, "ray.workers"))
+    ray_nodes.enter_workers(recorder, call_of(executor, "ray.workers"))
     assert executor.parallel_config.ray_runtime_env == given  # an actor takes no folders
     [(cls, args)] = ray.actors
     assert (cls, args) == (Collector, (str(tmp_path),))
@@ -181,7 +179,7 @@ def test_the_package_belongs_to_the_job_while_the_engine_connects(ray: FakeRay, 
     assert ray.options["num_cpus"] == 0
     assert ray.options["scheduling_strategy"].node == "n0"
     assert "runtime_env" not in ray.options
-    ray_driver.leave_executor(recorder, call)
+    ray_nodes.leave_executor(recorder, call)
     assert executor.parallel_config.ray_runtime_env is given
     assert not Path(asked["py_modules"][1]).exists()
 
@@ -192,7 +190,7 @@ def test_nothing_is_sent_where_it_is_installed(
     monkeypatch.setenv(ENV_RAY_SHIP, "0")
     executor = SimpleNamespace(parallel_config=SimpleNamespace(ray_runtime_env=None))
     call = call_of(executor)
-    ray_driver.enter_executor(Recorder(tmp_path), call)
+    ray_nodes.enter_executor(Recorder(tmp_path), call)
     assert executor.parallel_config.ray_runtime_env is None
     assert call.token is None
 
@@ -201,7 +199,7 @@ def test_a_job_that_was_opened_before_is_left_alone(ray: FakeRay, tmp_path: Path
     ray.started = True
     recorder = Recorder(tmp_path)
     executor = SimpleNamespace(parallel_config=SimpleNamespace(ray_runtime_env=None))
-    ray_driver.enter_executor(recorder, call_of(executor))
+    ray_nodes.enter_executor(recorder, call_of(executor))
     assert executor.parallel_config.ray_runtime_env is None
     assert "installed" in events_of(recorder)[-1]["message"]
 
@@ -217,14 +215,14 @@ def test_variables_of_this_host_stay_here(monkeypatch: pytest.MonkeyPatch):
     for name in own:
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv(ENV_RUN_DIR, "x")
-    ray_driver.keep_at_home()
+    ray_nodes.keep_at_home()
     assert {*own, "OF_THE_USER"} <= left_out
     assert not left_out & set(TRAVELS)
     assert {"HF_TOKEN", *TRAVELS} == executor.ADDITIONAL_ENV_VARS
 
 
 def test_the_docs_list_what_travels():
-    text = (ray_package.PACKAGE.parent / "docs/develop/observing.md").read_text()
+    text = (ray_nodes.PACKAGE.parent / "docs/develop/observing.md").read_text()
     section = text.partition("## Workers on Ray nodes")[2].partition("\n## ")[0]
     listed = re.findall(r"`([A-Z_]+)`", section.partition("travel, which are")[2].partition(".")[0])
     assert [f"MEMPROF_{name}" for name in listed] == [*TRAVELS]
@@ -234,10 +232,10 @@ def test_the_docs_list_what_travels():
 
 
 def test_a_worker_that_sees_the_run_folder_writes_there(ray: FakeRay, tmp_path: Path):
-    assert find_place(str(tmp_path)) == Place(tmp_path)  # no actor
+    assert find_place(tmp_path) == Place(tmp_path)  # no actor
     ray.node = "n1"
     (tmp_path / "run.json").write_text(json.dumps({"id": "id-of-run"}))
-    assert find_place(str(tmp_path)) == Place(tmp_path, "n1")
+    assert find_place(tmp_path) == Place(tmp_path, "n1")
 
 
 @pytest.mark.parametrize("marker", [None, "{", json.dumps({"id": "of another run"})])
@@ -249,7 +247,7 @@ def test_any_other_worker_writes_on_its_own_node(
     monkeypatch.setenv("MEMPROF_HOST", "node-b")
     if marker is not None:
         (tmp_path / "run.json").write_text(marker)
-    place = find_place(str(tmp_path))
+    place = find_place(tmp_path)
     assert place.sent
     assert place.folder.is_dir()
     assert place.folder == tmp_path / "tmp" / "memprof-id-of-run" / f"node-b-{os.getpid()}"
@@ -261,7 +259,7 @@ def test_a_folder_that_the_node_names_comes_first(
     ray.node = "n1"
     (tmp_path / "run.json").write_text(json.dumps({"id": "id-of-run"}))
     monkeypatch.setenv(ENV_NODE_DIR, str(tmp_path / "node"))
-    assert (tmp_path / "node") in find_place(str(tmp_path)).folder.parents
+    assert (tmp_path / "node") in find_place(tmp_path).folder.parents
 
 
 def test_methods_that_ray_copied_into_the_class_of_an_actor_are_hooked(
@@ -275,11 +273,11 @@ def test_methods_that_ray_copied_into_the_class_of_an_actor_are_hooked(
         __ray_actor_class__ = object
 
         def init_worker(self) -> None:
-            ray_worker.send_back(recorder, Place(tmp_path, "n1"))
+            ray_nodes.send_back(recorder, Place(tmp_path, "n1"))
 
     actor = Actor()
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(Sender, "start", lambda self: None)
+    monkey.setattr(Sender, "run", lambda self: None)
     actor.init_worker()
     monkey.undo()
     assert bound == [actor]
@@ -301,7 +299,7 @@ def test_whole_lines_come_back_in_batches(
     sending: tuple[Sender, Any, Path, Path], monkeypatch: pytest.MonkeyPatch
 ):
     sender, collector, there, here = sending
-    monkeypatch.setattr(ray_worker, "BATCH_BYTES", 64)
+    monkeypatch.setattr(ray_nodes, "BATCH_BYTES", 64)
     name = "events/node-b-7.jsonl"
     (there / "events").mkdir(parents=True)
     lines = "".join(f'{{"n":{number}}}\n' for number in range(100)) + "x" * 200 + "\n"
@@ -352,14 +350,14 @@ def test_sending_that_fails_is_said_once_and_the_lines_stay(
 ):
     ray.node = "n1"
     for name in ("_APPEAR_S", "_GATHER_S"):
-        monkeypatch.setattr(ray_worker, name, 0.0)
+        monkeypatch.setattr(ray_nodes, name, 0.0)
     monkeypatch.setattr(FakeRay, "get_actor", _no_actor, raising=False)
     recorder = Recorder(tmp_path)
     place = Place(tmp_path, "n1", sent=True)
     sender = Sender(ray, recorder, place)
-    recorder.writer.written = sender.wake
+    recorder.writer.written = sender.news.set
     recorder.emit("ready", what="model")
-    sender._run()
+    sender.run()
     assert recorder.writer.written is None
     ready, error = events_of(recorder)[-2:]
     assert ready["what"] == "model"
@@ -400,8 +398,8 @@ def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
     executor = SimpleNamespace(is_failed=True, shutting_down=False, ray_worker_handles=handles)
     with socket.create_server(("127.0.0.1", 0)) as server:
         ray.port = server.getsockname()[1]
-        ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
-    ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))  # nothing listens now
+        ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
+    ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))  # nothing listens now
     assert collector.asked == []
     of_worker, of_node = events_of(recorder)[-2:]
     said = "RuntimeError: The actor died unexpectedly"
@@ -415,10 +413,10 @@ def test_an_end_in_good_order_waits_for_last_lines(ray: FakeRay, tmp_path: Path)
     handles = [SimpleNamespace(rank=0, node_id="n1", run_ref=RuntimeError("ended"))]
     executor = SimpleNamespace(is_failed=False, shutting_down=False, ray_worker_handles=handles)
     ray.started = True
-    ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
+    ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
     assert collector.asked == ["end", *["unfinished"] * 3]
     executor.shutting_down = True  # vLLM calls it more than once
-    ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
+    ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
     assert len(collector.asked) == 4
     assert not recorder.writer.path.exists()
 
@@ -427,7 +425,7 @@ def test_a_sender_sends_its_last_lines_when_it_is_asked(
     ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The request comes while it waits; what was written before it has come when it is done."""
-    monkeypatch.setattr(ray_worker, "_LOOK_S", 60.0)
+    monkeypatch.setattr(ray_nodes, "_LOOK_S", 60.0)
     ray.node = "n1"
     there, here = tmp_path / "there", tmp_path / "here"
     collector = Collector(str(here))
@@ -437,7 +435,7 @@ def test_a_sender_sends_its_last_lines_when_it_is_asked(
     monkeypatch.setattr(FakeRay, "get_actor", lambda self, name: actor, raising=False)
     monkeypatch.setattr(Collector, "_watch", lambda self: None)
     sender = Sender(ray, Recorder(there), Place(there, "n1", sent=True))
-    sender.start()
+    threading.Thread(target=sender.run, daemon=True).start()
     until_s = time.monotonic() + 20
     while not collector.unfinished() and time.monotonic() < until_s:
         time.sleep(0.01)
@@ -449,4 +447,4 @@ def test_a_sender_sends_its_last_lines_when_it_is_asked(
     assert (here / "events/b-1.jsonl").read_text() == "last\n"
     shutil.rmtree(there)
     sender._place = Place(there, "n1")  # the thread ends
-    sender.wake()
+    sender.news.set()

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.unit.capture.conftest import fake_torch
 from vllm_memprof.capture.hooks.table import HOOKS, rows_in_force
-from vllm_memprof.capture.probe import Backend, Probe
-from vllm_memprof.capture.sampler import Every, Sampler, parse_every
+from vllm_memprof.capture.probe import Probe
+from vllm_memprof.capture.sampler import Pace, Sampler, parse_pace
+from vllm_memprof.capture.writer import EventWriter
 from vllm_memprof.record.samples import Served, load_samples
 
 
@@ -30,7 +32,12 @@ class Device:
 
     def stats(self, index: int) -> dict[str, Any]:
         counters = {"current": self.allocated, "peak": self.peak, "allocated": self.total}
-        return {"allocated_bytes": {"all": counters}, "reserved_bytes": {"all": dict(counters)}}
+        return {
+            "allocated_bytes": {"all": counters},
+            "reserved_bytes": {"all": dict(counters)},
+            "num_alloc_retries": 0,
+            "num_ooms": 0,
+        }
 
 
 def output(
@@ -64,22 +71,13 @@ class Worker:
     """A worker that takes memory as it is told."""
 
     tmp_path: Path
-    every: Every = field(default_factory=lambda: Every(steps=1))
+    pace: Pace = field(default_factory=lambda: Pace(steps=1))
     device: Device = field(default_factory=Device)
     runner: Any = field(default_factory=lambda: SimpleNamespace(encoder_cache=None))
 
     def __post_init__(self) -> None:
-        backend = Backend(
-            name="npu",
-            is_ready=lambda: True,
-            is_capturing=lambda: False,
-            current_device=lambda: 0,
-            stats=self.device.stats,
-            mem_info=lambda device: (0, 0),
-            segments=None,
-            device_name=lambda device: None,
-        )
-        self.sampler = Sampler(self.tmp_path, Probe(backend=backend), self.every)
+        losses = EventWriter(self.tmp_path)
+        self.sampler = Sampler(self.tmp_path, Probe(backend="npu"), self.pace, losses)
 
     def step(self, scheduled: Any, *sizes: int) -> None:
         self.sampler.begin_step(scheduled, self.runner)
@@ -94,8 +92,15 @@ class Worker:
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Worker:
-    return Worker(tmp_path)
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = Device()
+    fake_torch(monkeypatch, found.stats)
+    return found
+
+
+@pytest.fixture
+def worker(tmp_path: Path, device: Device) -> Worker:
+    return Worker(tmp_path, device=device)
 
 
 def test_a_peak_is_exact_where_it_rose_and_unknown_where_it_did_not(worker: Worker) -> None:
@@ -175,8 +180,10 @@ def test_a_failed_step_writes_every_open_request_and_says_what_was_under_way(
     assert sampler.moment() is None
 
 
-def test_every_nth_step_is_sampled_and_a_peak_in_between_is_not_lost(tmp_path: Path) -> None:
-    worker = Worker(tmp_path, Every(steps=4))
+def test_every_nth_step_is_sampled_and_a_peak_in_between_is_not_lost(
+    tmp_path: Path, device: Device
+) -> None:
+    worker = Worker(tmp_path, Pace(steps=4), device)
     worker.step(output({"a": 4}, new=(new("a"),)))
     worker.step(output({"a": 1}), 90, -90)
     for _ in range(6):
@@ -196,8 +203,7 @@ def test_a_call_below_an_override_is_the_same_step(worker: Worker) -> None:
     worker.sampler.begin_step(scheduled, worker.runner)
     worker.sampler.leave_call(True, None)
     worker.sampler.leave_call(True, None)
-    assert worker.sampler.step == 1
-    assert len(worker.served().samples) == 1
+    assert [sample.step for sample in worker.served().samples] == [1]
 
 
 def test_the_size_of_an_image_and_the_cache_are_read(worker: Worker) -> None:
@@ -220,7 +226,7 @@ def test_the_size_of_an_image_and_the_cache_are_read(worker: Worker) -> None:
     later = output({}, finished=("a",))
     later.free_encoder_mm_hashes = ["h1"]
     worker.sampler.begin_step(later, worker.runner)
-    worker.sampler.cache_evicts(later)
+    del worker.runner.encoder_cache["h1"]
     worker.sampler.leave_call(True, None)
     served = worker.served()
     insert, evict = served.stages
@@ -232,15 +238,15 @@ def test_the_size_of_an_image_and_the_cache_are_read(worker: Worker) -> None:
     assert served.request_memory[0].items[0].size == (96, 128)
 
 
-@pytest.mark.parametrize(("text", "every"), [("16", Every(steps=16)), ("5s", Every(ns=5 * 10**9))])
-def test_how_often(text: str, every: Every) -> None:
-    assert parse_every(text) == every
+@pytest.mark.parametrize(("text", "pace"), [("16", Pace(steps=16)), ("5s", Pace(ns=5 * 10**9))])
+def test_how_often(text: str, pace: Pace) -> None:
+    assert parse_pace(text) == pace
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "0s", "often"])
 def test_a_rate_that_is_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"not above 0|could not convert|invalid literal"):
-        parse_every(text)
+        parse_pace(text)
 
 
 def test_rows_in_the_path_of_a_token_are_in_force_only_where_asked() -> None:

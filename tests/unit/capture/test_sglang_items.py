@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.capture.test_sampler import Worker
+from tests.unit.capture.conftest import fake_torch
+from tests.unit.capture.test_sampler import Device, Worker
 from vllm_memprof.capture import steps
 from vllm_memprof.capture.hook import Call, Hook
 from vllm_memprof.capture.items import describe
@@ -67,8 +68,8 @@ def test_an_item_has_its_pixels_and_its_tokens() -> None:
 class Scene:
     """A scheduler's process with two requests in a step: one of two images, one of text."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        self.worker = Worker(tmp_path)
+    def __init__(self, tmp_path: Path, device: Device) -> None:
+        self.worker = Worker(tmp_path, device=device)
         self.sampler, self.device = self.worker.sampler, self.worker.device
         self.images = [image([1, 4, 4], (1, 4), hash_=7), image([1, 2, 2], (6, 6), hash_=8)]
         self.requests = {"a": request("a", *self.images), "b": request("b")}
@@ -111,8 +112,10 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    made = Scene(tmp_path)
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    device = Device()
+    fake_torch(monkeypatch, device.stats)
+    made = Scene(tmp_path, device)
     made.begin()
     return made
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from inspect import signature
 
 import pytest
 
-from vllm_memprof.causes.book import BOOK, ORIGINS
+from vllm_memprof.causes.book import Row, read_book
 from vllm_memprof.causes.reader import SIGNALS, CauseReader
-from vllm_memprof.causes.rows import Row
 from vllm_memprof.logs.to_record import WORDS
 from vllm_memprof.record.cause import KINDS, NamedFailure
+
+ROWS = [row for rows in read_book().origins.values() for row in rows]
 
 
 def named(text: str) -> list[tuple[int, NamedFailure]]:
@@ -25,7 +27,7 @@ def only(text: str) -> NamedFailure:
     return failure
 
 
-@pytest.mark.parametrize("row", BOOK, ids=lambda row: f"{row.kind}: {row.title[:40]}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind}: {row.title[:40]}")
 def test_a_row_knows_its_example(row: Row) -> None:
     failure = only(row.example)
     assert (failure.kind, failure.title) == (row.kind, row.title)
@@ -34,21 +36,28 @@ def test_a_row_knows_its_example(row: Row) -> None:
 
 
 def test_rows_are_of_known_kinds_and_every_kind_has_one() -> None:
-    kinds = {row.kind for row in BOOK}
+    kinds = {row.kind for row in ROWS}
     assert kinds == KINDS.keys()
-    assert sum(map(len, ORIGINS.values())) == len(BOOK)
+
+
+def test_figures_are_computed_by_functions_that_take_what_the_pattern_names() -> None:
+    for row in ROWS:
+        named = {name.removesuffix("2") for name in re.compile(row.pattern).groupindex}
+        for function in [*row.values.values(), *([row.holds] if row.holds else [])]:
+            taken = set(signature(function).parameters)
+            assert taken <= named | {"reserved", "idle", "estimate"}, row.title
 
 
 def test_what_is_no_matter_of_memory_gets_no_advice_about_memory() -> None:
     about_memory = re.compile(r"memory-util|mem-fraction|batched|model-len|ALLOC_CONF")
-    for row in BOOK:
+    for row in ROWS:
         if row.kind == "not-memory-at-all":
             said = " ".join(f"{cure.argument} {cure.environment}" for cure in row.cures)
             assert about_memory.search(said) is None, row.title
 
 
 def test_nothing_is_called_enough_that_was_not_tried() -> None:
-    assert {cure.enough for row in BOOK for cure in row.cures} == {"unknown"}
+    assert {cure.enough for row in ROWS for cure in row.cures} == {"unknown"}
 
 
 def test_the_first_cause_counts() -> None:
@@ -192,7 +201,7 @@ def test_each_start_has_its_own_failure() -> None:
 
 
 def test_far_down_a_log_the_reader_still_gets_every_example() -> None:
-    missed = [row.title for row in BOOK if not any(each in row.example for each in SIGNALS)]
+    missed = [row.title for row in ROWS if not any(each in row.example for each in SIGNALS)]
     assert len(missed) < 20, missed
 
 

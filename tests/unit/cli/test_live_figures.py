@@ -19,7 +19,7 @@ def test_figures_of_a_rank_are_those_of_its_report() -> None:
     assert (first.label, second.label) == ("TP0", "TP1")
     assert first.granted_bytes is not None
     served_with = build_run(DATA / "graph_tp2").ranks[0].kv.planned_bytes
-    assert first.spare_bytes == (first.fits_device_bytes or 0) - (served_with or 0)
+    assert first.headroom_bytes == (first.fits_device_bytes or 0) - (served_with or 0)
     assert sum(first.owners.values()) == 65_452_113_920  # the device
     assert UNEXPLAINED in first.owners
     assert first.growth is None  # not sampled: nothing is known of it

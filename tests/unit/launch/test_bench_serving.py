@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench_serving import MOST_BYTES, Served, recorded, report
+from tests.support.bench_serving import MOST_BYTES, Served, recorded, report
 from tests.support.load import Load
 
 OPTIONS = argparse.Namespace(model="m", clients=32, minutes=5.0, pairs=2, sample="16")

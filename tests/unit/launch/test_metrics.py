@@ -66,8 +66,8 @@ def test_a_run_that_serves(exporter: Exporter) -> None:
     assert found["memprof_kv_cache_granted_bytes", ("TP0",)] == 41 * GIB
     assert found["memprof_kv_cache_fits_request_bytes", ("TP0",)] == 39 * GIB
     assert found["memprof_kv_cache_fits_device_bytes", ("TP0",)] == 45 * GIB
-    assert found["memprof_spare_bytes", ("TP0",)] == 5 * GIB
-    assert ("memprof_spare_bytes", ("TP1",)) not in found  # unknown is no sample, never a 0
+    assert found["memprof_headroom_bytes", ("TP0",)] == 5 * GIB
+    assert ("memprof_headroom_bytes", ("TP1",)) not in found  # unknown is no sample, never a 0
     assert found["memprof_owner_bytes", ("unexplained", "TP0")] == -5
     assert found["memprof_requests_running", ()] == 2
     assert found["memprof_kv_cache_used_bytes", ()] == 10 * GIB
@@ -192,8 +192,8 @@ def test_every_expression_of_the_dashboard_is_of_metrics_that_there_are() -> Non
 
 
 def test_the_check_of_expressions_can_fail() -> None:
-    assert unknown_words("memprof_spare_bytes") == []
-    assert unknown_words('min by (rank) (memprof_spare_bytes{rank="$rank"})') == []
-    assert unknown_words("memprof_spare") == ["memprof_spare", "memprof_spare"]
-    assert unknown_words("min by (owner) (memprof_spare_bytes)") == ["owner"]
-    assert unknown_words("irate(memprof_spare_bytes[5m])") == ["irate"]
+    assert unknown_words("memprof_headroom_bytes") == []
+    assert unknown_words('min by (rank) (memprof_headroom_bytes{rank="$rank"})') == []
+    assert unknown_words("memprof_headroom") == ["memprof_headroom", "memprof_headroom"]
+    assert unknown_words("min by (owner) (memprof_headroom_bytes)") == ["owner"]
+    assert unknown_words("irate(memprof_headroom_bytes[5m])") == ["irate"]

@@ -41,10 +41,10 @@ def served(*, ranks: int = 2) -> EngineProgress:
     return progress
 
 
-def budgets(*spare: int | None) -> list[RankBudget]:
+def budgets(*headroom: int | None) -> list[RankBudget]:
     return [
         RankBudget(f"TP{rank}", 10 + rank, 41 * GIB, 39 * GIB, 45 * GIB, size)
-        for rank, size in enumerate(spare)
+        for rank, size in enumerate(headroom)
     ]
 
 
@@ -94,18 +94,18 @@ def test_no_line_is_wider_than_the_terminal(width: int, sampled: bool) -> None:
         assert "KV 10.00/40.00" in shown or "KV cache in use" in shown or not sampled
 
 
-def test_spare_is_the_least_that_was_free_in_a_sample() -> None:
+def test_headroom_is_the_least_that_was_free_in_a_sample() -> None:
     progress = served()
     for seconds, free in ((60, 5 * GIB), (70, 3 * GIB), (80, 6 * GIB)):
         progress.fold("w1", event("device_sample", seconds, device_free_bytes=free))
     status = read_status(progress, budgets(5 * GIB, 4 * GIB))
-    assert [rank.spare_bytes for rank in status.ranks] == [5 * GIB, 3 * GIB]
-    assert status.spare_bytes == 3 * GIB
+    assert [rank.headroom_bytes for rank in status.ranks] == [5 * GIB, 3 * GIB]
+    assert status.headroom_bytes == 3 * GIB
     assert status.ranks[1].reading("device_free_bytes") == 6 * GIB
     # what accounting could not tell stays unknown, of that rank and of all
     status = read_status(progress, budgets(5 * GIB, None))
-    assert status.ranks[1].spare_bytes is None
-    assert status.spare_bytes is None
+    assert status.ranks[1].headroom_bytes is None
+    assert status.headroom_bytes is None
 
 
 def test_requests_that_ended_after_the_last_sample_do_not_run() -> None:

@@ -46,7 +46,7 @@ def test_one_start_is_one_report(explain):
     status, out, _ = explain("--format", "json", DATA / "vllm-project__vllm-27706.log")
     report = json.loads(out)
     assert status == 0
-    assert report["schema"] == "memprof.report/2"
+    assert report["schema"] == "memprof.report/3"
     assert report["run"]["source"] == "log"
     assert report["ranks"][0]["kv"]["tokens"] == 94784
     assert report["ranks"][0]["pid"] is None

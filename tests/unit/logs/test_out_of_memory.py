@@ -88,7 +88,7 @@ def test_what_the_process_held_is_divided_from_the_others() -> None:
     sizes = (oom.process_non_torch_bytes, oom.other_processes_bytes, oom.graph_pools_bytes)
     assert [round((size or 0) / GIB, 2) for size in sizes] == [1.26, 2.24, 0.12]
     evidence = only(report, "out-of-memory").evidence
-    assert "outside torch in this process 1.26 GiB, other processes 2.24 GiB" in evidence
+    assert "outside torch in this process 1.26 GiB; other processes 2.24 GiB" in evidence
     assert "outside this process's allocator" not in evidence
     bare = report_of(CUDA.format(process="")).ranks[0].oom
     assert bare is not None

@@ -15,7 +15,8 @@ import pytest
 from tests.unit.logs.dirt import LOSSY
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.budget.equations import EQUATIONS, evaluate, select
-from vllm_memprof.engines.sglang.server_args import Lines, read_server_args, settings
+from vllm_memprof.engines.line_format import Given
+from vllm_memprof.engines.sglang.log_lines import Lines, read_server_args, set_up
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.report import render_markdown
@@ -87,7 +88,7 @@ def test_tokens_sizes_and_budget_are_those_of_the_lines(name: str) -> None:
         allowed = digits + 0.01 * GIB + per_token * PAGE / 2
         assert budget.tolerance_bytes == pytest.approx(allowed, rel=0.001)
         assert budget.balanced
-        assert (budget.fits_device_bytes, budget.spare_bytes) == (None, None)
+        assert (budget.fits_device_bytes, budget.headroom_bytes) == (None, None)
         assert budget.fits_request_bytes is None  # what the first steps keep is not in the log
 
 
@@ -219,24 +220,30 @@ FULL = (DATA / "sglang_server_args.txt").read_text().split("\n")[:2]
 
 @pytest.mark.parametrize("line", FULL, ids=["ServerArgs", "dict"])
 def test_the_whole_line_of_a_release_is_read(line: str) -> None:
-    found = read_server_args(line)
+    found, closed = read_server_args(line)
+    assert closed
     assert found["tp_size"] == 1  # not that of attn or draft options
     assert found["page_size"] == 128  # not c128_page_size
     assert found["mem_fraction_static"] in (0.8, 0.791)
     assert found["device"] == "npu"
-    args = settings(found, whole=False)
-    assert args.complete
-    assert (args.world_size, args.draft_model, args.max_total_tokens) == (1, False, None)
+    given = set_up(found, whole=False)["given"]
+    assert given == Given("sglang", device="npu", arguments=found)
+    assert found["max_total_tokens"] is None
 
 
 @pytest.mark.parametrize("line", FULL, ids=["ServerArgs", "dict"])
 def test_a_cut_line_gives_the_same_or_nothing(line: str) -> None:
-    whole = read_server_args(line)
+    whole, _ = read_server_args(line)
     for end in range(20, len(line), 37):
-        found = read_server_args(line[:end]) if "server_args=" in line[:end] else {}
+        found, closed = read_server_args(line[:end])
         assert found.items() <= whole.items()
         if len(found) < len(whole):
-            assert not settings(found, whole=False).complete or "device" in found
+            assert not closed or not found
+            assert set_up(found, whole=False)["given"] == Given(
+                "sglang",
+                device=found.get("device"),
+                arguments=found if "speculative_algorithm" in found else {},
+            )
 
 
 @pytest.mark.parametrize("width", [64, 80, 133])
@@ -245,7 +252,7 @@ def test_a_wrapped_line_is_put_together(width: int) -> None:
     pieces = [line[at : at + width] for at in range(0, len(line), width)]
     fed = [lines.feed(piece) for piece in pieces]
     assert not any(fed[:-1])
-    found, whole = fed[-1], read_server_args(line)
+    found, (whole, _) = fed[-1], read_server_args(line)
     assert found.items() <= whole.items()
     assert len(found) >= len(whole) // 2  # a value across two lines is not read
     del pieces[3]

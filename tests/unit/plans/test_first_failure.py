@@ -24,14 +24,14 @@ GIB = 1 << 30
 RUN = RunSummary("1", "plan", "m", [], status="ok", until="ready")
 
 
-def rank(label: str, activation: int, kv_cache: int, spare: int | None) -> RankReport:
+def rank(label: str, activation: int, kv_cache: int, headroom: int | None) -> RankReport:
     held = [
         MemoryItem("reserved_peak", "", 5 * GIB + activation, "measured", ""),
         MemoryItem("non_torch_peak", "", GIB, "measured", ""),
         MemoryItem("late_device", "", None, "derived", "", "not reached"),
     ]
     budget = Budget(
-        spare_bytes=spare,
+        headroom_bytes=headroom,
         held_at_peak=held,
         terms=[
             TermRow("weights", 4 * GIB, True),

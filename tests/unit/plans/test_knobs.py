@@ -25,7 +25,7 @@ GIB = 1 << 30
 ROW = PlanRow(
     values={}, status="ok", tokens=500_000, kv_cache_bytes=40 * GIB, max_model_len=32768,
     max_concurrency=15.26,
-    concurrency_at={8192: 61.0, 65536: None}, spare_bytes=2 * GIB, spare_how="derived",
+    concurrency_at={8192: 61.0, 65536: None}, headroom_bytes=2 * GIB, headroom_how="derived",
 )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ SMALL_BATCH = "Value error, max_num_batched_tokens (512) must be greater than or
         ("max-model-len", ROW, ["tokens=500001"], TOO_MUCH),
         ("max-model-len", ROW, ["concurrency=1@65536"], TOO_LITTLE),
         ("max-num-seqs", ROW, ["tokens=500000"], HOLDS),
-        ("gpu-memory-utilization", replace(ROW, spare_bytes=-1), ["tokens=500001"],
+        ("gpu-memory-utilization", replace(ROW, headroom_bytes=-1), ["tokens=500001"],
          TOO_MUCH),
         ("gpu-memory-utilization", PlanRow({}, "failed",
          "ValueError: No available memory for the cache blocks. Try "

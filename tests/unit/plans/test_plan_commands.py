@@ -94,7 +94,7 @@ def test_a_sweep_has_a_row_for_each_combination(env: dict[str, str], tmp_path: P
                 "--tensor-parallel-size", size, "--max-num-seqs", seqs
             )
     data = json.loads(done.stdout)
-    assert data["schema"] == "memprof.sweep/2"
+    assert data["schema"] == "memprof.sweep/3"
     assert [row["status"] for row in data["rows"]] == [row["status"] for row in found]
     assert len(starts(tmp_path)) == 6
 

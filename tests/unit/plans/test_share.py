@@ -230,8 +230,8 @@ def test_instances_of_a_file(tmp_path) -> None:
     ]
     for text, said in (
         ("", "no \\[\\[instance\\]\\]"),
-        ("[[instance]]\n", "'model' is missing"),
-        ('[[instance]]\nmodel = "a"\nargs = "x"\n', "args: a list is wanted"),
+        ("[[instance]]\n", "missing required field `model`"),
+        ('[[instance]]\nmodel = "a"\nargs = "x"\n', "`array`, got `str` - at `.*args"),
         ('[[instance]]\nmodel = "a"\nflags = []\n', "not known: flags"),
         ('share = 1\n[[instance]]\nmodel = "a"\n', "share"),
         ("[[", "cannot read"),

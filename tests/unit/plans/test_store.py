@@ -118,8 +118,8 @@ def test_a_row_says_what_the_report_says(made: tuple[Path, PlanRow]) -> None:
     assert requested is not None
     assert row.fits_request_bytes is not None
     assert rank.kv.planned_bytes is not None
-    assert (row.spare_bytes, row.spare_how) == (rank.budget.spare_bytes, "modelled")
-    assert row.fits_device_bytes == row.spare_bytes + rank.kv.planned_bytes
+    assert (row.headroom_bytes, row.headroom_how) == (rank.budget.headroom_bytes, "modelled")
+    assert row.fits_device_bytes == row.headroom_bytes + rank.kv.planned_bytes
     assert from_json(PlanRow, json.loads(json.dumps(to_json(row)))) == row
 
 

@@ -153,7 +153,7 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
                     dict(task.plan.values),
                     "ok",
                     tokens=100 if good else 10,
-                    spare_bytes=1,
+                    headroom_bytes=1,
                 ),
             )
 
@@ -181,13 +181,13 @@ def test_notes_say_what_the_answer_rests_on(tmp_path: Path) -> None:
 def test_a_figure_that_is_not_even_is_said_where_the_next_value_is_that_close(
     tmp_path: Path,
 ) -> None:
-    spare = {1: 100, 2: 60, 3: 80, 4: 45, 5: 10, 6: 0, 7: 0, 8: 0}
+    sizes = {1: 100, 2: 60, 3: 80, 4: 45, 5: 10, 6: 0, 7: 0, 8: 0}
 
     def notes_with(headroom: int) -> tuple[str | None, str]:
         def pool(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
             for task in tasks:
-                size = spare[int(task.plan.values["max-num-seqs"])]
-                yield task, PlanRow(dict(task.plan.values), "ok", spare_bytes=size)
+                size = sizes[int(task.plan.values["max-num-seqs"])]
+                yield task, PlanRow(dict(task.plan.values), "ok", headroom_bytes=size)
 
         knob = find_knob("max-num-seqs")
         space = knob.space(search_request("1:8", "1"))
@@ -201,7 +201,7 @@ def test_a_figure_that_is_not_even_is_said_where_the_next_value_is_that_close(
     assert "not even: the headroom rises by up to 0.0000 GiB" in notes  # 20 bytes, and 5 short
     answer, notes = notes_with(5)
     assert (answer, "not even" in notes) == ("5", False)  # no rise among those tried
-    spare[2] = 90
+    sizes[2] = 90
     assert "not even" not in notes_with(50)[1]
 
 

@@ -14,7 +14,7 @@ GIB = 1 << 30
 ROW = PlanRow(
     values={}, status="ok", tokens=500_000, kv_cache_bytes=40 * GIB, max_model_len=32768,
     max_concurrency=15.26,
-    concurrency_at={8192: 61.0, 65536: None}, spare_bytes=2 * GIB, spare_how="derived",
+    concurrency_at={8192: 61.0, 65536: None}, headroom_bytes=2 * GIB, headroom_how="derived",
 )  # fmt: skip
 
 

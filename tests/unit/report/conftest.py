@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.browser import Browser, find_browser
+from tests.support.browser import Browser, browsing, find_browser
 
 
 @pytest.fixture(scope="module")
@@ -17,5 +17,5 @@ def chromium() -> Iterator[Browser]:
         if os.environ.get("MEMPROF_REQUIRE_BROWSER"):
             pytest.fail("MEMPROF_REQUIRE_BROWSER is set, and no Chromium or Chrome was found")
         pytest.skip("no Chromium or Chrome on this machine (apt-get install chromium)")
-    with Browser(path) as browser:
+    with browsing(path) as browser:
         yield browser

@@ -10,6 +10,11 @@ from pathlib import Path
 from string import Formatter
 
 import vllm_memprof
+from vllm_memprof.accounting.findings.table import FINDINGS
+from vllm_memprof.causes.book import read_book
+from vllm_memprof.engines import ENGINES
+from vllm_memprof.engines.equation import read_equations
+from vllm_memprof.report import language
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 _IN_PAGES = re.compile(r'\bsay\(\s*"((?:[^"\\]|\\.)*)"')
@@ -43,6 +48,11 @@ def in_source(source: str, where: str) -> Iterator[Template]:
         and node.func.id in ("text", "join")
         and node.args
     ]
+    for node in ast.walk(ast.parse(source)):  # lists of sentences
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "sentences":
+            for part in ast.walk(node.args[0]):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield Template(f"{where}:{part.lineno}", part.value, None)
     for node in ast.walk(ast.parse(source)):  # titles of columns, declared without a call of text
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Column":
             titles = [*node.args[:1], *(key.value for key in node.keywords if key.arg == "narrow")]
@@ -59,7 +69,7 @@ def in_source(source: str, where: str) -> Iterator[Template]:
             raise ValueError(f"{place}: {ast.unparse(first)} is not a literal")
         names = [keyword.arg for keyword in call.keywords]
         joined = ast.unparse(call.func) == "join"
-        unknown = joined or None in names or (tables and not names)
+        unknown = joined or None in names or (tables and not names) or len(call.args) > 1
         yield Template(place, first.value, None if unknown else frozenset(map(str, names)))
 
 
@@ -70,6 +80,26 @@ def every_template() -> list[Template]:
         source = path.read_text(encoding="utf-8")
         if path.name != "text.py" and re.search(r"vllm_memprof\.(text|tables) import", source):
             found += in_source(source, str(path.relative_to(PACKAGE)))
+    for rule in FINDINGS.values():
+        listed = [rule.title, *rule.evidence, *rule.action]
+        said = [one if isinstance(one, str) else one["say"] for part in listed for one in part]
+        # one that is a figure alone has no words of its own
+        words = [one for one in said if not re.fullmatch(r"\{\w+\}", one)]
+        found += [Template(rule.id, one, None) for one in (*words, *rule.needs.conditions.values())]
+    for row in (row for rows in read_book().origins.values() for row in rows):
+        sentences = [row.title, *(cure.why for cure in row.cures)]
+        sentences += [cure.action for cure in row.cures if cure.action is not None]
+        found += [Template(f"{row.kind}: {row.title}", words, frozenset()) for words in sentences]
+    titles = PACKAGE / "report" / "titles.toml"
+    found += [
+        Template(titles.name, words, frozenset())
+        for area in language.tomllib.loads(titles.read_text(encoding="utf-8")).values()
+        for words in area.values()
+    ]
+    for row in ENGINES.values():
+        said = [row.arguments.share_grounds, row.compared, *(what for *_, what in row.observing)]
+        said += [equation.base_title for equation in read_equations(row.folder)]
+        found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

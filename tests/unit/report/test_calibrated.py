@@ -44,10 +44,10 @@ def corrections():
     return Corrections(*sides, load_profile("910b")).rows
 
 
-def row(name: str, kv: int, spare: int) -> PlanRow:
+def row(name: str, kv: int, headroom: int) -> PlanRow:
     return PlanRow(
         values={"plan": name}, status="ok", kv_cache_bytes=kv, tokens=kv // 73728,
-        fits_device_bytes=kv + spare, spare_bytes=spare, spare_how="modelled", simulated=True,
+        fits_device_bytes=kv + headroom, headroom_bytes=headroom, headroom_how="modelled", simulated=True,
     )  # fmt: skip
 
 
@@ -115,8 +115,8 @@ def test_it_is_there_in_chinese_markdown_and_html() -> None:
 def test_its_json_obeys_the_schema_and_can_be_read() -> None:
     data = json.loads(render_result_json(FOUND))
     jsonschema.validate(data, schema_of("calibrated"))
-    assert data["schema"] == "memprof.calibrated/1"
-    assert {"with", "without"} <= data.keys()
+    assert data["schema"] == "memprof.calibrated/2"
+    assert {"corrected", "without"} <= data.keys()
     assert data["kv_cache_change_bytes"] == -98 * MIB
     one = next(each for each in data["corrections"] if each["owner"] == "non_torch")
     assert one["difference_bytes"] == one["applied_bytes"] == 102_173_245

@@ -53,7 +53,7 @@ def texts(diff: Diff) -> dict[str, str]:
 def test_all_reporters_give_the_same_figures(a: str, b: str) -> None:
     diff = diff_of(a, b)
     data = json.loads(render_result_json(diff))
-    assert data["schema"] == "memprof.diff/2"
+    assert data["schema"] == "memprof.diff/3"
     for where, text in texts(diff).items():
         if where == "table 60":
             continue  # so narrow that figures are folded

@@ -74,7 +74,6 @@ def test_the_answers_carry_this_run_s_figures() -> None:
     assert answers["Released"].startswith(
         "reserved, not allocated: 0.1953 GiB; operator workspace: 0.0000"
     )
-    assert "HCCL" in answers["Released"]
     left = answers["Releasable after warm-up"]
     assert "after warm_up: reserved, not allocated: 0.1250 GiB" in left
     assert "released 0.0977 GiB, measured by the experiment" in left

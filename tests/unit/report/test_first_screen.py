@@ -93,9 +93,9 @@ def test_a_deployment(tmp_path: Path) -> None:
 def test_it_says_what_the_report_says() -> None:
     (report,) = reports_of("recorded_023_tp2")
     text, rank = drawn(FirstScreen([report], "runs/a")), report.ranks[0]
-    size, spare = rank.budget.engine_kv_cache_bytes, rank.budget.spare_bytes
+    size, headroom = rank.budget.engine_kv_cache_bytes, rank.budget.headroom_bytes
     assert f"KV cache {format_size(size)} per rank = {rank.kv.tokens:,} tokens" in text
-    assert f"headroom {format_size(spare)} at the serving peak" in text
+    assert f"headroom {format_size(headroom)} at the serving peak" in text
     assert (
         "equation E4 (vllm-ascend 0.18+) reproduces it to the byte; 14 of 14 values match" in text
     )
@@ -117,7 +117,7 @@ def test_more_kv_cache_leaves_what_profiling_may_miss() -> None:
     more, budget = more_kv_cache(report.ranks), report.ranks[0].budget
     assert more is not None
     assert more.argument == "--gpu-memory-utilization 0.966"
-    assert more.bytes + more.left_bytes == budget.spare_bytes
+    assert more.bytes + more.left_bytes == budget.headroom_bytes
     assert budget.unprofiled_bytes is not None
     assert more.left_bytes >= budget.unprofiled_bytes
     assert more_kv_cache(reports_of("graph_tp2")[0].ranks) is None  # it does not fit as it is

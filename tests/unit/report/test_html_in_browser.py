@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.browser import Browser
+from tests.support.browser import Browser
 from tests.support.runs import oom_report, report_of
 from tests.unit.accounting.builders import DATA
 from tests.unit.report.test_html import HOSTILE, hostile_report
@@ -15,13 +15,11 @@ from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report.html import render_html
 
-ARROW_DOWN, SPACE = 40, 32
-
 
 @pytest.fixture
 def show(chromium: Browser, tmp_path: Path) -> Any:
     """Opens the page of a report; what the browser complains of fails the test at its end."""
-    chromium.events.clear()
+    chromium.complaints.clear()
 
     def show(*reports: Report, width: int = 1280, dark: bool = False) -> Browser:
         (tmp_path / "page.html").write_text(render_html(*reports), encoding="utf-8")
@@ -30,7 +28,7 @@ def show(chromium: Browser, tmp_path: Path) -> Any:
         return chromium
 
     yield show
-    assert chromium.complaints() == []
+    assert chromium.complaints == []
 
 
 def drawn(browser: Browser, name: str) -> Any:
@@ -60,15 +58,15 @@ def test_it_loads_from_the_disk_and_fits(show: Any, width: int, dark: bool) -> N
 
 def test_the_browser_hears_of_complaints(chromium: Browser, tmp_path: Path) -> None:
     """The other tests rest on it: an exception, a request and a dialog are each seen."""
-    chromium.events.clear()
+    chromium.complaints.clear()
     (tmp_path / "bad.html").write_text(
         "<img src='http://example.invalid/x.png'><script>nothing.at.all</script>"
     )
     chromium.open(tmp_path / "bad.html")
-    found = " ".join(chromium.complaints())
+    found = " ".join(chromium.complaints)
     assert "nothing is not defined" in found
     assert "request: http://example.invalid/x.png" in found
-    chromium.events.clear()
+    chromium.complaints.clear()
 
 
 def test_the_rank_selector_works_from_the_keyboard(show: Any) -> None:
@@ -79,7 +77,7 @@ def test_the_rank_selector_works_from_the_keyboard(show: Any) -> None:
     shown = f"{steps}.map(row => row.textContent).join(' ')"
     assert f"{granted[0]:,}" in browser.value(shown)
     browser.value("document.querySelector('select.ranks').focus()")
-    browser.press("ArrowDown", ARROW_DOWN)
+    browser.page.keyboard.press("ArrowDown")
     browser.wait(lambda: browser.value("document.querySelector('select.ranks').value") == "1")
     assert f"{granted[1]:,}" in browser.value(shown)
     visible = (
@@ -99,7 +97,7 @@ def test_equal_widths_from_the_keyboard(show: Any) -> None:
     places = "[...document.querySelector('.plot.timeline').data[0].x]"
     before = browser.value(places)
     browser.value("document.querySelector('.by-reading').focus()")
-    browser.press(" ", SPACE)
+    browser.page.keyboard.press(" ")
     browser.wait(lambda: bool(browser.value("document.querySelector('.by-reading').checked")))
     assert before != browser.value(places) == list(range(len(before)))
 
@@ -170,8 +168,9 @@ def test_every_control_and_table_has_a_name(show: Any) -> None:
     """As a screen reader sees it: the browser's own accessibility tree."""
     browser = show(report_of("skewed_tp2"))
     browser.value("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    tree = browser.page.context.new_cdp_session(browser.page)
     nodes = [
-        node for node in browser.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]
+        node for node in tree.send("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]
     ]
     roles: dict[str, list[str]] = {}
     for node in nodes:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from scripts.browser import Browser
+from tests.support.browser import Browser
 from tests.support.page import Page
 from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.document import Layout
@@ -42,8 +42,8 @@ def row(size: str, length: str, tokens: int | None, reason: str | None = None) -
         fits_request_bytes=None if held is None else held - GIB, fits_request_tokens=tokens,
         max_model_len=int(length), max_concurrency=None if tokens is None else tokens / int(length), simulated=True,
         fits_device_bytes=None if held is None else held + 5 * GIB - held // 8, fits_device_tokens=tokens,
-        spare_bytes=None if held is None else 5 * GIB - held // 8,
-        spare_how=None if held is None else "modelled",
+        headroom_bytes=None if held is None else 5 * GIB - held // 8,
+        headroom_how=None if held is None else "modelled",
         terms={"weights": 30 * GIB // int(size), "peak_activation": GIB, "non_torch": None}, balanced=True,
     )  # fmt: skip
 
@@ -149,8 +149,8 @@ def test_the_csv_is_tidy_and_unknown_is_empty() -> None:
     assert [line["tokens"] for line in rows] == ["", "", "200000", "180000", "500000", "480000"]
     assert rows[2]["weights_bytes"] == str(15 * GIB)
     assert {line["non_torch_bytes"] for line in rows} == {""}
-    assert [line["spare_bytes"] for line in rows] == [
-        "" if row.spare_bytes is None else str(row.spare_bytes) for row in SWEEP.rows
+    assert [line["headroom_bytes"] for line in rows] == [
+        "" if row.headroom_bytes is None else str(row.headroom_bytes) for row in SWEEP.rows
     ]
     assert (rows[2]["simulated"], rows[2]["cached"]) == ("true", "false")
 
@@ -174,7 +174,7 @@ def test_json_obeys_its_schema() -> None:
 
 def test_json_has_the_rows_whole() -> None:
     data = json.loads(render_result_json(SWEEP))
-    assert data["schema"] == "memprof.sweep/2"
+    assert data["schema"] == "memprof.sweep/3"
     assert [from_json(PlanRow, row) for row in data["rows"]] == SWEEP.rows
     assert json.loads(render_result_json(FIT))["flag"] == "--tensor-parallel-size 4"
 
@@ -254,7 +254,7 @@ def test_the_page_holds_every_plan_and_nothing_that_runs(sweep: Sweep) -> None:
 def test_the_page_in_a_browser(
     chromium: Browser, tmp_path: Path, sweep: Sweep, width: int, dark: bool
 ) -> None:
-    chromium.events.clear()
+    chromium.complaints.clear()
     (tmp_path / "sweep.html").write_text(render_html(layout(sweep)), encoding="utf-8")
     chromium.size(width, 900, dark)
     chromium.open(tmp_path / "sweep.html")
@@ -266,7 +266,7 @@ def test_the_page_in_a_browser(
         assert before[0][0] == [None, 200_000, 500_000]
         chromium.value("document.querySelector('select.figure').focus()")
         for _ in range([figure.name for figure in FIGURES].index("kv_cache_bytes")):
-            chromium.press("ArrowDown", 40)
+            chromium.page.keyboard.press("ArrowDown")
         chromium.wait(lambda: chromium.value(heights) != before)
         title = chromium.value("document.querySelector('.figure-title').textContent")
         assert title == "KV cache, GiB"
@@ -278,7 +278,7 @@ def test_the_page_in_a_browser(
         assert chromium.value(heights)[0][0][1:] == pytest.approx(
             [size for size in wanted if size is not None]
         )
-    assert chromium.complaints() == []
+    assert chromium.complaints == []
 
 
 @pytest.mark.parametrize("counts", [(500, 2), (40, 25), (10, 5, 5, 4)])
@@ -290,7 +290,7 @@ def test_a_page_of_1000_plans_is_soon_written_and_open(
     text = render_html(layout(sweep))
     assert time.process_time() - begin < 2
     assert len(text) - len(render_html(layout(SWEEP))) < 1_500_000
-    chromium.events.clear()
+    chromium.complaints.clear()
     (tmp_path / "sweep.html").write_text(text, encoding="utf-8")
     chromium.size(1280, 900)
     chromium.open(tmp_path / "sweep.html")
@@ -303,4 +303,4 @@ def test_a_page_of_1000_plans_is_soon_written_and_open(
     )
     assert points == [1000] * len(counts)
     assert chromium.value("document.querySelectorAll('svg *').length") < 12_000
-    assert chromium.complaints() == []
+    assert chromium.complaints == []

@@ -518,7 +518,7 @@ def test_ranks_by_the_hundred(tmp_path: Path) -> None:
         for i in range(512)
     ]
     text = table(build_report(replace(run, processes=ranks)), 120)
-    assert "TP0-TP511 alike" in text
+    assert "before → after, TP0-TP511" in text
     of_two = table(build_report(replace(run, processes=ranks[:2])), 120)
     assert len(text.splitlines()) <= len(of_two.splitlines()) + 2  # a longer label may wrap
 

@@ -14,7 +14,8 @@ from vllm_memprof.accounting import Report
 from vllm_memprof.accounting.model import RequestRow
 from vllm_memprof.record.samples import Item, RequestRecord
 from vllm_memprof.report.html import render_html
-from vllm_memprof.report.sections.requests import SHOWN_REQUESTS, request_sections
+from vllm_memprof.report.sections import sections
+from vllm_memprof.report.sections.serving import SHOWN_REQUESTS
 from vllm_memprof.report.serving import MOST_BARS, serving_of
 from vllm_memprof.units import GIB, MIB
 
@@ -43,7 +44,11 @@ def many(count: int) -> Report:
 
 
 def rows_of(report: Report, title: str, wide: bool = False) -> list[list[str]]:
-    [section] = [each for each in request_sections(report, wide) if title in str(each.title)]
+    [section] = [
+        each
+        for each in sections(report, 120 if wide else 80, ["requests"])
+        if title in str(each.title)
+    ]
     return [row.cells for row in section.rows]
 
 
@@ -51,12 +56,14 @@ def test_a_peak_that_is_a_reading_is_marked() -> None:
     rows = rows_of(many(3), "Requests", wide=True)
     assert [row[4] for row in rows] == ["1.00", "≥ 1.00", "1.00"]
     assert rows[1][5].startswith("≥ ")
-    assert [row[6:8] for row in rows][1] == ["-1.0", "0.0"]
+    assert [row[6:8] for row in rows][1] == ["-1.0", "0"]
 
 
 def test_of_many_the_ten_largest_by_each_are_shown_and_the_note_says_so() -> None:
     report = many(60)
-    [section] = [each for each in request_sections(report) if "Requests" in str(each.title)]
+    [section] = [
+        each for each in sections(report, 80, ["requests"]) if "Requests" in str(each.title)
+    ]
     names = [row.cells[0] for row in section.rows]
     assert {f"r{i}" for i in range(50, 60)} <= set(names)  # the highest peaks
     assert {f"r{i}" for i in range(10)} <= set(names)  # that left most
@@ -75,14 +82,16 @@ def test_no_line_is_longer_than_the_terminal(width: int, lang: str) -> None:
 
 def test_a_request_that_did_not_end_is_said() -> None:
     report = served(memory(1, finished=False))
-    [section] = [each for each in request_sections(report) if "Requests" in str(each.title)]
+    [section] = [
+        each for each in sections(report, 80, ["requests"]) if "Requests" in str(each.title)
+    ]
     assert any("did not end" in str(note) for note in section.notes)
 
 
 def test_what_the_files_no_longer_hold_is_said() -> None:
     report = many(2)
     rank = replace(report.ranks[0], dropped={"request_memory": 1234}, thinned=True)
-    [section] = request_sections(replace(report, ranks=[rank]))
+    [section] = sections(replace(report, ranks=[rank]), 80, ["requests"])
     notes = " ".join(map(str, section.notes))
     assert "1,234 older requests" in notes
     assert "thinned" in notes

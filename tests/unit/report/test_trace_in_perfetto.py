@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from scripts.browser import Browser
+from tests.support.browser import Browser
 from tests.support.runs import report_of
 from tests.unit.accounting.builders import SECOND, process, run_of, span
 from tests.unit.report.test_trace import taken
@@ -67,11 +67,6 @@ def perfetto(chromium: Browser) -> Iterator[Callable[[Report], Query]]:
         ("127.0.0.1", 0), partial(Served, directory=str(Path(found.origin).parent / "web_dist"))
     )
     threading.Thread(target=served.serve_forever, daemon=True).start()
-    online = {
-        "latency": 0,
-        "downloadThroughput": -1,
-        "uploadThroughput": -1,
-    }  # no name resolves all the same
 
     def ask(query: str) -> list[list[Any]]:
         rows: list[list[Any]] = json.loads(chromium.value(ASK % json.dumps(query)))
@@ -90,12 +85,10 @@ def perfetto(chromium: Browser) -> Iterator[Callable[[Report], Query]]:
         )
         return ask
 
-    chromium.call("Network.emulateNetworkConditions", offline=False, **online)
-    chromium.call("Page.navigate", url=f"http://127.0.0.1:{served.server_port}/index.html")
+    chromium.page.goto(f"http://127.0.0.1:{served.server_port}/index.html")
     chromium.wait(lambda: bool(chromium.value(READY)))
     yield show
-    chromium.call("Page.navigate", url="about:blank")
-    chromium.call("Network.emulateNetworkConditions", offline=True, **online)
+    chromium.page.goto("about:blank")
     served.shutdown()
     served.server_close()
 

@@ -158,7 +158,7 @@ def equation_budget(of: StartupReadings, kv: Kv, engine: Figures, command: Seque
         ],
         kv_cache_bytes=granted,
         tolerance_bytes=result.tolerance_bytes,
-        takes_fixed_size=equation.override is not None,
+        takes_fixed_size=equation.takes_fixed_size,
         checks=checks,
         not_subtracted=items,
         fits_request_bytes=fitting,
@@ -205,7 +205,7 @@ _PRINTED_FOR_DEVICE = (
 def fit_device(
     budget: Budget, of: StartupReadings, kv: Kv, *, oom: Oom | None = None, eager: bool = False
 ) -> Budget:
-    """Return a budget with the KV cache that fits the device, what is spare, and how each is known.
+    """Return a budget with the KV cache that fits the device, the headroom, and how each is known.
 
     Args:
         budget: with everything that the equation gives.
@@ -242,7 +242,7 @@ def fit_device(
             weakest([of_equation, *(each.how for each in budget.not_subtracted if each.bytes)]),
         ),
         "fits_device_bytes": (fits, weakest([DERIVED, peak.how])),
-        "spare_bytes": (minus(fits, serves_with), weakest([DERIVED, peak.how])),
+        "headroom_bytes": (minus(fits, serves_with), weakest([DERIVED, peak.how])),
         "suggested_bytes": (len(suggested) or None, of_equation),
     }
     suggestions = [
@@ -256,8 +256,8 @@ def fit_device(
         fits_device_bytes=fits,
         fits_device_tokens=tokens_for_bytes(kv, scaled(fits, counted)),
         fits_device_released_bytes=released,
-        spare_bytes=minus(fits, serves_with),
-        released_spare_bytes=minus(released, serves_with),
+        headroom_bytes=minus(fits, serves_with),
+        released_headroom_bytes=minus(released, serves_with),
         unprofiled_bytes=unprofiled(QUANTITIES["peak_activation"].reading(of).bytes),
         device_tolerance_bytes=of.rounding(*_PRINTED_FOR_DEVICE),
         suggestions=suggestions,

@@ -10,14 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from vllm_memprof.accounting.model import TermRow
 from vllm_memprof.engines import ENGINES
-from vllm_memprof.engines.equation import HALF_A_PAGE, WHOLE_PAGES, Equation, Figures, Term
+from vllm_memprof.engines.equation import (
+    FIXED_SIZE,
+    HALF_A_PAGE,
+    WHOLE_PAGES,
+    Equation,
+    Figures,
+    Term,
+    read_equations,
+)
 from vllm_memprof.text import text
 
 #: ``Budget.override`` of a start whose KV cache an earlier one had measured and kept.
@@ -26,10 +33,7 @@ STARTUP_PLAN = "startup_plan"
 #: The first row that fits a release counts; the last of an id where a log tells the form of its
 #: lines alone.
 EQUATIONS: tuple[Equation, ...] = tuple(
-    each
-    for row in ENGINES.values()
-    if row.equations is not None
-    for each in import_module(row.equations).EQUATIONS
+    each for row in ENGINES.values() for each in read_equations(row.folder)
 )
 
 
@@ -53,7 +57,7 @@ def ignoring_fixed_size(equation_id: str | None) -> str:
     return "; ".join(
         f"{row.engine} {row.read_in}"
         for row in EQUATIONS
-        if row.id == equation_id and row.override is None
+        if row.id == equation_id and not row.takes_fixed_size
     )
 
 
@@ -180,7 +184,7 @@ def evaluate(
         )
         for term in present
     ]
-    fixed = figures.get(equation.override) if equation.override else None
+    fixed = figures.get(FIXED_SIZE) if equation.takes_fixed_size else None
     if fixed is not None:
         by = STARTUP_PLAN if figures.get("startup_plan_bytes") else "kv_cache_memory_bytes"
         size = int(fixed)

@@ -88,11 +88,11 @@ def build_kv(
     padding = _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in groups)
     checks = _checks(kv, limits, shared)
     held = planned if planned is None or counted == 1.0 else round(planned / counted)
-    spare = whole("padding_bytes") or 0
+    padded = whole("padding_bytes") or 0
     if plan.get("kv_transfer"):
-        spare += padding
+        padded += padding
     over = minus(allocated_bytes, held)  # the allocator pads each tensor by some bytes
-    kept = None if over is None else 0 <= over <= (held or 0) // 100 + spare
+    kept = None if over is None else 0 <= over <= (held or 0) // 100 + padded
     checks.append(Check(ALLOCATED, held, allocated_bytes, kept))
     if printed is not None and kv.recorded:
         checks += _printed_checks(kv, printed)

@@ -1,4 +1,7 @@
-"""Arguments of the engine that answer a finding, to the byte where the engine takes bytes."""
+"""Arguments of the engine that answer a finding, to the byte where the engine takes bytes.
+
+Figures leave, by the names that the sentences of ``findings.toml`` have for them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from vllm_memprof.accounting.budget.engine_options import share_of
 from vllm_memprof.accounting.budget.equations import divisor_of, form_of
 from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.text import text
 from vllm_memprof.units import GIB
 
 #: Less KV cache than this is not worth a change.
@@ -33,8 +35,8 @@ def least_granted(ranks: Iterable[RankReport]) -> int | None:
 
 def leave_room(
     rank: RankReport, size: int, granted: int | None, by_utilization: bool = False
-) -> str:
-    """Return the arguments that take an amount off the KV cache, "" where there are none.
+) -> dict[str, str]:
+    """Return the arguments that take an amount off the KV cache: ``argument``, and an ``other``.
 
     Args:
         rank: that lacks the memory.
@@ -43,7 +45,7 @@ def leave_room(
         by_utilization: also say which --gpu-memory-utilization does it.
     """
     if granted is None or granted <= size:
-        return ""
+        return {}
     choices = []
     if rank.budget.takes_fixed_size:
         choices.append(f"--kv-cache-memory-bytes {granted - size}")
@@ -52,14 +54,7 @@ def leave_room(
     if by_utilization and total and utilization and rank.budget.override is None:
         lower = math.floor((utilization - size / total) * 10_000) / 10_000
         choices += [f"{asked.option} {lower:.4f}"] if lower > 0 else []
-    match choices:
-        case [first, second]:
-            return text(
-                "{argument} leaves room for it, as does {other}", argument=first, other=second
-            )
-        case [only]:
-            return text("{argument} leaves room for it", argument=only)
-    return ""
+    return dict(zip(("argument", "other"), choices, strict=False))
 
 
 def most_accepted(ranks: list[RankReport]) -> float | None:
@@ -83,39 +78,6 @@ def most_accepted(ranks: list[RankReport]) -> float | None:
     return most
 
 
-def make_up_for(rank: RankReport, size: int, ranks: list[RankReport]) -> str:
-    """Return the utilization that makes the request so much larger, or why none does.
-
-    Args:
-        rank: whose request it is about.
-        size: bytes.
-        ranks: all of the run: they have the utilization in common.
-
-    Returns:
-        "" where the device's total or the utilization is not known, or it would be 1 or more.
-    """
-    total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
-    if not total or not utilization:
-        return ""
-    share = _rounded_up(utilization + size / total)
-    if share >= 1:
-        return ""
-    most = most_accepted(ranks)
-    if most is None:
-        return text(
-            "--gpu-memory-utilization {share:.4f} makes up for it, where {asked:gib} GiB are free "
-            "at the start",
-            share=share,
-            asked=math.ceil(share * total),
-        )
-    if share > most:
-        return text(
-            "no utilization makes up for it: above {most:.4f} the engine refuses to start",
-            most=most,
-        )
-    return text("--gpu-memory-utilization {share:.4f} makes up for it", share=share)
-
-
 @dataclass(frozen=True)
 class MoreKvCache:
     """Headroom that the KV cache could take; bytes."""
@@ -136,10 +98,10 @@ def more_kv_cache(ranks: list[RankReport]) -> MoreKvCache | None:
         return None
     if any(item.name == "held_at_worst" for rank in ranks for item in rank.budget.held_at_peak):
         return None  # the engine ran no step of full size
-    rank = min(ranks, key=lambda each: each.budget.spare_bytes or 0)
+    rank = min(ranks, key=lambda each: each.budget.headroom_bytes or 0)
     budget, granted = rank.budget, least_granted(ranks)
-    spare = budget.spare_bytes or 0
-    size = spare - (budget.unprofiled_bytes or 0)
+    headroom = budget.headroom_bytes or 0
+    size = headroom - (budget.unprofiled_bytes or 0)
     asked, most = share_of(rank), most_accepted(ranks)
     argument = ""
     if granted is not None and budget.takes_fixed_size:
@@ -151,59 +113,56 @@ def more_kv_cache(ranks: list[RankReport]) -> MoreKvCache | None:
         argument = f"{asked.option} {share:g}"
     if not argument or size < _LEAST_GAIN_BYTES:
         return None
-    return MoreKvCache(argument, size, worth_in_tokens(rank.kv, size), spare - size)
+    return MoreKvCache(argument, size, worth_in_tokens(rank.kv, size), headroom - size)
 
 
-def keep_apart(rank: RankReport) -> str:
-    """Return what keeps other processes' memory out of a KV cache whose equation subtracts it."""
-    if rank.budget.equation == "E4p":
-        return text("move the other process to another device")
-    return text(
-        "move the other process to another device, or upgrade to vllm-ascend 0.18 or later, which "
-        "does not subtract it"
-    )
+def keep_apart(rank: RankReport) -> dict[str, object]:
+    """Return the ``equation`` where it takes other processes' memory from the KV cache.
+
+    And ``upgrade``, where a later release does not.
+    """
+    form = form_of(rank.budget.equation)
+    if form is None or not form.subtracts_neighbours:
+        return {}
+    return {"equation": form.id, "upgrade": form.id != "E4p" or None}
 
 
-def leave_a_kv_cache(rank: RankReport, missing: int, ranks: list[RankReport]) -> str:
-    """Return the utilization above which the KV cache is large enough, or by how much to raise it.
+def higher_share(
+    rank: RankReport, size: int, ranks: list[RankReport], beyond: bool = False
+) -> dict[str, object]:
+    """Return the utilization that makes the request so much larger, or what tells that none does.
+
+    Args:
+        rank: whose request it is about.
+        size: bytes.
+        ranks: all of the run: they have the utilization in common.
+        beyond: it takes more than that.
+
+    Returns:
+        ``share``; with ``start``, the bytes that have to be free then, where nothing tells whether
+        they are. Else ``most``, above which the engine refuses to start; ``none``, where it would
+        be 1 or more; ``more``, the size, where the device's total or the utilization is unknown.
+    """
+    total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
+    if not total or not utilization:
+        return {"more": size}
+    share, most = math.ceil((utilization + size / total) * 10_000) / 10_000, most_accepted(ranks)
+    if share >= 1:
+        return {"none": True}
+    if most is None:
+        return {"share": share, "start": math.ceil(share * total)}
+    return {"most": most} if share > most or (beyond and share == most) else {"share": share}
+
+
+def leave_a_kv_cache(rank: RankReport, missing: int, ranks: list[RankReport]) -> dict[str, object]:
+    """Return the utilization above which the KV cache is large enough, as ``higher_share``.
 
     Args:
         rank: whose budget leaves too little.
-        missing: bytes of the KV cache; 0 where they are not known.
-        ranks: all of the run: they have the utilization in common.
+        missing: bytes of the KV cache; 0 where they are not known, which is ``unknown`` then.
+        ranks: all of the run.
     """
     if not missing:
-        return text("raise --gpu-memory-utilization, or lower --max-num-batched-tokens")
-    total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
-    missing += rank.half_units.get("kv_cache_bytes", 0)
-    missing *= divisor_of(rank.budget.equation)
-    if not total or not utilization:
-        return text(
-            "raise --gpu-memory-utilization by more than {size:gib} / the device's GiB, where that "
-            "is free at the start",
-            size=missing,
-        )
-    share, most = _rounded_up(utilization + missing / total), most_accepted(ranks)
-    if share >= 1:
-        return text(
-            "no --gpu-memory-utilization below 1 is enough: lower --max-num-batched-tokens or use "
-            "more devices"
-        )
-    if most is None:
-        return text(
-            "more than --gpu-memory-utilization {share:.4f} is enough, where {asked:gib} GiB are "
-            "free at the start",
-            share=share,
-            asked=math.ceil(share * total),
-        )
-    if share >= most:
-        return text(
-            "no utilization is enough: above {most:.4f} the engine refuses to start; lower "
-            "--max-num-batched-tokens, use more devices, or move what else is on this one",
-            most=most,
-        )
-    return text("more than --gpu-memory-utilization {share:.4f} is enough", share=share)
-
-
-def _rounded_up(share: float) -> float:
-    return math.ceil(share * 10_000) / 10_000
+        return {"unknown": True}
+    size = missing + rank.half_units.get("kv_cache_bytes", 0)
+    return higher_share(rank, size * divisor_of(rank.budget.equation), ranks, beyond=True)

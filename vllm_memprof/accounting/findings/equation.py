@@ -1,4 +1,4 @@
-"""Findings about an equation that does not give the KV cache, and its terms beside readings."""
+"""Findings about the engine's equation: its result, its terms, and what it does not subtract."""
 
 from __future__ import annotations
 
@@ -6,86 +6,51 @@ from collections.abc import Iterator
 
 from packaging.specifiers import SpecifierSet
 
-from vllm_memprof.accounting.findings.needs import AUDITED, RECOMPUTED
-from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, RankContext, finding
-from vllm_memprof.accounting.model import Budget, Tried
-from vllm_memprof.accounting.readings.audit import audit_title
-from vllm_memprof.accounting.readings.quantities import title_of
-from vllm_memprof.text import join, text
-
-
-@finding(
-    "equation-unbalanced",
-    severity=ERROR,
-    title=text("The KV cache differs from what the engine's equation gives"),
-    needs=RECOMPUTED,
+from vllm_memprof.accounting.budget.engine_options import share_of
+from vllm_memprof.accounting.budget.serving_peak import MARGIN_BYTES
+from vllm_memprof.accounting.findings.advice import device_total, higher_share, leave_room
+from vllm_memprof.accounting.findings.rules import (
+    BY_BYTES,
+    INFO,
+    WARNING,
+    WARNING_BYTES,
+    Context,
+    Found,
 )
-def equation_unbalanced(context: RankContext) -> Iterator[Found]:
-    """Find budgets that the recorded figures do not give.
+from vllm_memprof.accounting.model import RankReport, Tried
+from vllm_memprof.accounting.readings.audit import audit_title
+from vllm_memprof.accounting.readings.quantities import HOW_TITLES, title_of
+from vllm_memprof.text import join, text
+from vllm_memprof.units import GIB
 
-    Meaning:
-        memprof recomputes the KV cache from the engine's own figures. A difference means that
-        another equation was at work, or that a figure was read at another moment. Of a log it is
-        a warning: its lines may come from two runs, or from another release than they say. Then
-        every equation of the engine is tried, and the only one that gives the printed KV cache is
-        used; where two do, none is.
+_SUGGESTION_FIGURES = (
+    "requested_bytes",
+    "consumed_bytes",
+    "printed_peak_activation_bytes",
+    "graph_bytes",
+)
 
-    Computed:
-        KV cache granted by the engine less the KV cache by the equation; more than the rounding of
-        the printed figures. `vllm_memprof/accounting/budget/equations.py::EQUATIONS` has the
-        equations, `vllm_memprof/accounting/budget/infer_equation.py::search` tries them.
 
-    To do:
-        Report it with the run folder: the row of the equation for this release needs a correction.
-        Of a log, check that all lines are of one run, and which release printed them.
-    """
-    budget = context.rank.budget
-    if budget.tried:
-        yield from _of_a_log(budget)
+def equation_unbalanced(rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find budgets that the recorded figures do not give."""
+    budget = rank.budget
+    if not budget.tried:
+        if budget.balanced is False:
+            yield Found(
+                budget.residual_bytes,
+                {
+                    "engine": budget.engine_kv_cache_bytes,
+                    "recomputed": budget.kv_cache_bytes,
+                    "cite": budget.cite,
+                    "equation": budget.equation,
+                },
+            )
         return
-    if budget.balanced is not False:
-        return
-    granted, given = budget.engine_kv_cache_bytes, budget.kv_cache_bytes
-    evidence = text(
-        "engine {granted:bytes}, recomputed {given:bytes} bytes ({cite})",
-        granted=granted,
-        given=given,
-        cite=budget.cite,
-    )
-    title = text(
-        "The engine granted another KV cache than its equation {equation} gives",
-        equation=budget.equation,
-    )
-    yield Found(evidence, budget.residual_bytes, title=title)
-
-
-def _of_a_log(budget: Budget) -> Iterator[Found]:
-    """Yield how far off the release's equation is, and every other one that can be computed."""
     given = next((one for one in budget.tried if one.given), None)
     if given is None or not (given.closes is False or given.leaves_less_than_nothing):
         return
-    closing = [one for one in budget.tried if one.closes]
-    if not closing:
-        title = text(
-            "The printed KV cache is not what equation {equation} gives with the printed figures: "
-            "the lines are of two runs, or of another release",
-            equation=given.equation,
-        )
-    elif budget.equation == given.equation and budget.balanced is not True:
-        title = text(
-            "The printed KV cache is not what equation {equation} gives, and rounding does not "
-            "tell which of {others} it is: {names}",
-            equation=given.equation,
-            others=len(closing),
-            names=join(", ", [_name(one) for one in closing]),
-        )
-    else:
-        title = text(
-            "The printed figures fit equation {found}, not {equation} of the release or the form "
-            "of the lines",
-            found=_name(closing[0]),
-            equation=given.equation,
-        )
+    closing = [_name(one) for one in budget.tried if one.closes]
+    several = budget.equation == given.equation and budget.balanced is not True
     said = [  # what each gives, or leaves for the figure that it lacks
         text(
             "{equation}: leaves {size:gib} GiB for {term}, which the log does not give",
@@ -105,9 +70,17 @@ def _of_a_log(budget: Budget) -> Iterator[Found]:
         )
         for one in budget.tried
     ]
-    evidence = join("; ", said)
-    size = given.residual_bytes if given.residual_bytes is not None else given.missing_bytes
-    yield Found(evidence, size, title=title, severity=WARNING)
+    yield Found(
+        given.missing_bytes if given.residual_bytes is None else given.residual_bytes,
+        {
+            "given": given.equation,
+            "found": closing[0] if closing and not several else None,
+            "others": len(closing) or None,
+            "names": join(", ", closing),
+            "tried": join("; ", said),
+        },
+        severity=WARNING,
+    )
 
 
 def _name(tried: Tried) -> str:
@@ -121,46 +94,111 @@ def _name(tried: Tried) -> str:
     )
 
 
-@finding(
-    "engine-term-off",
-    severity=WARNING,
-    title=text("A figure of the engine is not what memprof read of the same memory"),
-    needs=AUDITED,
-)
-def engine_term_off(context: RankContext) -> Iterator[Found]:
-    """Find figures of the engine that memprof's own readings contradict.
+def engine_term_off(rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find figures of the engine that memprof's own readings contradict."""
+    off = [row for row in rank.budget.audit if row.agrees is False]
+    if off:
+        said = [
+            text(
+                "{term}: engine {engine:gib4} GiB, read {own:gib4} GiB ({difference:bytes} bytes; "
+                "{source})",
+                term=audit_title(row),
+                engine=row.engine_bytes,
+                own=row.own_bytes,
+                difference=row.difference_bytes,
+                source=row.source,
+            )
+            for row in off
+        ]
+        of_kv_cache = [row for row in off if row.term == "kv_cache"]
+        worst = max(of_kv_cache or off, key=lambda row: abs(row.difference_bytes or 0))
+        yield Found(worst.difference_bytes, {"rows": join("; ", said)})
 
-    Meaning:
-        The engine sizes its KV cache by figures that it reads itself. memprof reads the same
-        memory at its own phase edges. A difference beyond what can lie between both moments means
-        that the KV cache is too large or too small by as much, although the equation, recomputed
-        from the engine's figures, is equal.
 
-    Computed:
-        The engine's figure less memprof's reading, beyond the tolerance of the row
-        (`vllm_memprof/accounting/readings/audit.py::audit`). The bytes are those of the KV cache:
-        granted less what the equation gives with memprof's readings; where that is within its
-        tolerance, the largest difference of a figure.
-
-    To do:
-        Look at the edges that the audit names. Where another process took or released memory
-        meanwhile, start again without it. Otherwise report it to the engine, with the run folder.
-    """
-    off = [row for row in context.rank.budget.audit if row.agrees is False]
-    if not off:
-        return
-    parts = [
-        text(
-            "{term}: engine {engine:gib4} GiB, read {own:gib4} GiB ({difference:bytes} bytes; "
-            "{source})",
-            term=audit_title(row),
-            engine=row.engine_bytes,
-            own=row.own_bytes,
-            difference=row.difference_bytes,
-            source=row.source,
+def item_not_subtracted(name: str, rank: RankReport, run: Context) -> Iterator[Found]:
+    """Find an item that the equation does not subtract, where it takes a KV block at least."""
+    item = next((item for item in rank.budget.not_subtracted if item.name == name), None)
+    if item is not None and item.bytes is not None and item.bytes > 0 and item.kv_tokens != 0:
+        yield Found(
+            item.bytes,
+            {
+                "formula": item.formula,
+                "size": item.bytes,
+                "source": item.source,
+                "how": HOW_TITLES.get(item.how, item.how),
+                **leave_room(rank, item.bytes, run.least_granted_bytes, by_utilization=True),
+            },
+            severity=INFO if _only_exceeds_request(rank, item.bytes) else BY_BYTES,
+            kv_tokens=item.kv_tokens,
         )
-        for row in off
-    ]
-    of_kv_cache = [row for row in off if row.term == "kv_cache"]
-    worst = max(of_kv_cache or off, key=lambda row: abs(row.difference_bytes or 0))
-    yield Found(join("; ", parts), worst.difference_bytes)
+
+
+def _only_exceeds_request(rank: RankReport, size: int) -> bool:
+    """Return whether the device holds an item beside the KV cache: only the request is exceeded.
+
+    Where the KV cache that fits the device is unknown: whether the share of the device that was
+    never requested holds it.
+    """
+    if rank.budget.device_verdict is not None:
+        return rank.budget.device_verdict in ("fits", "narrow")
+    total, asked = share_of(rank).base_bytes or device_total(rank), rank.budget.requested_bytes
+    return total is not None and asked is not None and size <= total - asked
+
+
+def graph_estimate_high(rank: RankReport, run: Context) -> Iterator[Found]:
+    """Find estimates of graph memory that the capture did not use."""
+    rows = (row for row in rank.budget.terms if row.name == "graph_estimate" and row.subtracted)
+    estimate, actual = next((row.bytes for row in rows), None), rank.figures.get("graph_bytes")
+    if estimate is not None and actual is not None:
+        over = estimate - max(0, int(actual))
+        if over >= WARNING_BYTES:
+            advice = higher_share(rank, over, run.ranks)
+            yield Found(over, {"estimate": estimate, "actual": actual, **advice})
+
+
+def engine_suggestion_wrong(rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find suggested KV caches from which graph memory was taken twice."""
+    figures, rounded = rank.figures, "suggested_requested_printed_bytes"
+    parts = [size for name in _SUGGESTION_FIGURES if (size := figures.get(name)) is not None]
+    estimate = int(figures.get("graph_estimate_bytes") or 0)
+    printed = figures.get("suggested_requested_bytes", figures.get(rounded))
+    if rank.budget.equation != "E6" or not estimate or printed is None or len(parts) < 4:
+        return
+    asked, consumed, peak, graph = parts
+    slack = sum(rank.half_units.get(name, 0) for name in (*_SUGGESTION_FIGURES, rounded))
+    if abs(asked - consumed - peak - graph - MARGIN_BYTES - printed) <= slack + 1:
+        right = int(printed) + estimate
+        yield Found(
+            estimate,
+            {
+                "asked": asked,
+                "consumed": consumed,
+                "peak": peak,
+                "graph": graph,
+                "printed": printed,
+                "estimate": estimate,
+                "right": right if right > 0 else None,
+            },
+        )
+
+
+def requested_base_mistaken(rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find notes in a log that take the request for a share of the free memory."""
+    claimed = "claimed_request_base_bytes"
+    base, asked = rank.figures.get(claimed), rank.figures.get("requested_bytes")
+    share, total = rank.budget.gpu_memory_utilization, device_total(rank)
+    if base is None or asked is None or share is None or total is None:
+        return
+    off = round(asked - base * share)
+    if abs(off) > sum(rank.half_units.get(name, 0) for name in ("requested_bytes", claimed)):
+        yield Found(
+            off,
+            {"base": base, "share": share, "wrong": base * share, "asked": asked, "total": total},
+        )
+
+
+def gb_is_gib(rank: RankReport, run: Context) -> Iterator[Found]:
+    """Find weights that vllm-ascend prints as GB; other lines print two digits, and GiB."""
+    size, half_unit = rank.figures.get("weights_bytes"), rank.half_units.get("weights_bytes", GIB)
+    if run.run.info.engine == "vllm-ascend" and size is not None and half_unit <= GIB // 10_000:
+        yield Found(round(size - size / GIB * 10**9), {"value": size / GIB, "size": round(size)})

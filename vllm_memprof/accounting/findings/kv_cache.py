@@ -1,181 +1,153 @@
-"""Findings about the engine's plan of the KV cache, and about what was allocated for it."""
+"""Findings about the KV cache that the engine granted and planned."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from vllm_memprof.accounting.budget.equations import divisor_of
-from vllm_memprof.accounting.budget.kv import ALLOCATED, is_hybrid, tokens_for_blocks
-from vllm_memprof.accounting.findings.advice import keep_apart
-from vllm_memprof.accounting.findings.needs import KV_ALLOCATED, NOTHING
-from vllm_memprof.accounting.findings.registry import (
-    INFO,
-    WARNING,
-    Context,
-    Found,
-    RankContext,
-    finding,
-    finding_of_run,
+from vllm_memprof.accounting.budget.kv import (
+    ALLOCATED,
+    is_hybrid,
+    tokens_for_blocks,
+    worth_in_tokens,
 )
-from vllm_memprof.text import join, text
+from vllm_memprof.accounting.findings.advice import keep_apart, leave_a_kv_cache, most_accepted
+from vllm_memprof.accounting.findings.rules import Context, Found
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.units import minus, sum_or_none
 
 
-@finding(
-    "block-override-beyond-budget",
-    severity=WARNING,
-    title=text("--num-gpu-blocks-override plans more KV blocks than the budget holds"),
-    needs=NOTHING,
-)
-def block_override_beyond_budget(context: RankContext) -> Iterator[Found]:
-    """Find plans with more blocks than the KV cache of the budget holds.
-
-    Meaning:
-        The engine takes the number of `--num-gpu-blocks-override` as it is, and allocates more
-        than its equation granted.
-
-    Computed:
-        Blocks asked for less the blocks that the budget holds
-        (`vllm/v1/core/kv_cache_utils.py::may_override_num_blocks`), times bytes per block.
-
-    To do:
-        Leave the option out, or ask for the number that the budget holds.
-    """
-    kv = context.rank.kv
-    asked, fitting = kv.override_blocks, kv.fitting_blocks
-    if asked is None or fitting is None or asked <= fitting:
+def negative_kv(rank: RankReport, run: Context) -> Iterator[Found]:
+    """Find ranks whose KV cache is zero or less."""
+    budget = rank.budget
+    granted, refused = budget.engine_kv_cache_bytes, rank.figures.get("no_cache_blocks") or None
+    if refused is None and (granted is None or granted > 0):
         return
-    over = asked - fitting
-    evidence = text(
-        "{asked:,} blocks, and the budget holds {fitting:,}: {over:,} too many",
-        asked=asked,
-        fitting=fitting,
-        over=over,
-    )
+    sizes = [row.bytes for row in budget.terms if row.subtracted]
+    missing = max(0, -(granted or 0))
+    if sizes and not missing:
+        missing = max(0, minus(sum_or_none(sizes), budget.requested_bytes) or 0)
     yield Found(
-        evidence,
-        None if kv.bytes_per_block is None else over * kv.bytes_per_block,
-        text("--num-gpu-blocks-override {count} fits, as does none at all", count=fitting),
-        kv_tokens=tokens_for_blocks(kv, over),
+        granted,
+        {
+            "asked": budget.requested_bytes,
+            "weights": rank.figures.get("weights_bytes"),
+            "given": -missing if missing and not granted else None,
+            "granted": granted,
+            "refused": refused,
+            **leave_a_kv_cache(rank, missing, run.ranks),
+            **keep_apart(rank),
+        },
     )
 
 
-@finding(
-    "kv-allocation-off-plan",
-    severity=WARNING,
-    title=text("The KV cache took another amount of memory than the engine planned for it"),
-    needs=KV_ALLOCATED,
-)
-def kv_allocation_off_plan(context: RankContext) -> Iterator[Found]:
-    """Find KV caches whose tensors took more or less than the plan.
-
-    Meaning:
-        The engine sized the KV cache by its plan, and the tensors on the device have another size:
-        some layouts allocate a tensor per layer where the plan shares one between groups.
-
-    Computed:
-        Growth of allocated memory in kv_cache_alloc less the planned bytes, where it is negative,
-        or more than 1 % and the padding of a KV connector
-        (`vllm_memprof/accounting/budget/kv.py::ALLOCATED`).
-
-    To do:
-        Report it with the run folder; until then give the KV cache a fixed size that leaves the
-        difference free.
-    """
-    rows = context.rank.kv.checks
-    check = next((row for row in rows if row.name == ALLOCATED and row.ok is False), None)
-    if check is None or check.found is None or check.expected is None:
+def kv_too_small(rank: RankReport, run: Context) -> Iterator[Found]:
+    """Find engines that refused to serve because not even one request fits."""
+    figures, granted = rank.figures, rank.budget.engine_kv_cache_bytes
+    asked, stored = figures.get("kv_cache_minimum_tokens"), figures.get("kv_cache_stored_tokens")
+    if asked is not None and stored is not None and asked > stored:
+        yield Found(None, {"asked": asked, "stored": stored, "length": stored})
         return
-    evidence = text(
-        "planned {expected:gib} GiB, allocated {found:gib} GiB",
-        expected=check.expected,
-        found=check.found,
-    )
-    yield Found(evidence, check.found - check.expected)
+    wanted = figures.get("kv_cache_minimum_bytes")
+    if wanted is not None and (granted is None or granted < wanted):
+        missing = 0 if granted is None else int(wanted) - granted  # None: the line was cut
+        yield Found(
+            missing or None,
+            {
+                "wanted": wanted,
+                "granted": granted,
+                "length": figures.get("estimated_max_model_len") or None,
+                **leave_a_kv_cache(rank, missing, run.ranks),
+            },
+        )
 
 
-@finding_of_run(
-    "hybrid-concurrency",
-    severity=INFO,
-    title=text(
-        "KV cache tokens over max_model_len is not the number of requests that fit: some layers "
-        "do not grow with the length of a request"
-    ),
-    needs=NOTHING,
-)
-def hybrid_concurrency(context: Context) -> Iterator[Found]:
-    """Find plans whose printed size does not tell how many requests fit.
+def startup_refused(rank: RankReport, run: Context) -> Iterator[Found]:
+    """Find engines that ended at the start because the device was in use."""
+    total, free = rank.device_total_bytes, rank.initial_free_bytes
+    asked, most = rank.budget.requested_bytes, most_accepted(run.ranks)
+    if rank.figures.get("startup_refused") and total and free is not None:
+        large = asked is not None and most is not None and most * total * 2 >= asked
+        yield Found(
+            minus(asked, free),
+            {
+                "total": total,
+                "free": free,
+                "used": total - free,
+                "asked": asked,
+                "share": rank.budget.gpu_memory_utilization,
+                "fitting": most if large else None,
+            },
+        )
 
-    Meaning:
-        Sliding-window and state-space layers hold a bounded number of blocks per request. The size
-        in tokens and the concurrency that the engine prints then do not belong together by a
-        division.
 
-    Computed:
-        Tokens / max_model_len differs from the engine's concurrency by more than 1 %
-        (`vllm/v1/core/kv_cache_utils.py::get_max_concurrency_for_kv_cache_config`).
+def rank_skew(run: Context) -> Iterator[Found]:
+    """Find ranks of one replica and pipeline stage that were granted unequal KV caches."""
+    peers: dict[tuple[int | None, int | None], list[tuple[int, RankReport]]] = {}
+    for rank in run.ranks:
+        granted = rank.budget.engine_kv_cache_bytes
+        if granted is not None and rank.rank is not None:  # a log may print an unnamed one twice
+            peers.setdefault((rank.dp_rank, rank.pp_rank), []).append((granted, rank))
+    for group in peers.values():
+        low, least = min(group, key=lambda pair: pair[0])
+        high, most = max(group, key=lambda pair: pair[0])
+        if high > low and worth_in_tokens(least.kv, high - low) != 0:
+            yield Found(
+                high - low,
+                {"least": least.label, "low": low, "most": most.label, "high": high},
+                about=least,
+            )
 
-    To do:
-        Go by the concurrency. `memprof plan` computes it for other lengths.
-    """
-    for rank in context.ranks:
-        kv = rank.kv
+
+def block_override_beyond_budget(rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find plans with more blocks than the KV cache of the budget holds."""
+    kv = rank.kv
+    asked, fitting = kv.override_blocks, kv.fitting_blocks
+    if asked is not None and fitting is not None and asked > fitting:
+        over = asked - fitting
+        yield Found(
+            None if kv.bytes_per_block is None else over * kv.bytes_per_block,
+            {"asked": asked, "fitting": fitting, "over": over},
+            kv_tokens=tokens_for_blocks(kv, over),
+        )
+
+
+def kv_allocation_off_plan(rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find KV caches whose tensors took more or less than the plan."""
+    for row in rank.kv.checks:
+        if row.name == ALLOCATED and row.ok is False:
+            yield Found(
+                minus(row.found, row.expected), {"expected": row.expected, "found": row.found}
+            )
+
+
+def hybrid_concurrency(run: Context) -> Iterator[Found]:
+    """Find plans whose printed size does not tell how many requests fit."""
+    for kv in (rank.kv for rank in run.ranks):
         if is_hybrid(kv) and kv.tokens and kv.max_model_len:
             yield Found(
-                text(
-                    "{tokens:,} / {length:,} = {quotient:.2f}, the engine's concurrency is "
-                    "{concurrency:.2f}x",
-                    tokens=kv.tokens,
-                    length=kv.max_model_len,
-                    quotient=kv.tokens / kv.max_model_len,
-                    concurrency=kv.max_concurrency,
-                )
+                None,
+                {
+                    "tokens": kv.tokens,
+                    "length": kv.max_model_len,
+                    "quotient": kv.tokens / kv.max_model_len,
+                    "concurrency": kv.max_concurrency,
+                },
             )
             return  # the plan is the same on every rank
 
 
-@finding(
-    "budget-halved",
-    severity=INFO,
-    title=text(
-        "On this device the engine grants half of its budget and keeps as much for operator "
-        "workspace"
-    ),
-    needs=NOTHING,
-)
-def budget_halved(context: RankContext) -> Iterator[Found]:
-    """Find KV caches of 310P devices, which get half of the budget.
-
-    Meaning:
-        On 310P the engine keeps half of what its equation leaves for operator workspace.
-
-    Computed:
-        The engine's line ends with "halved for workspace", or a log's device total is that of a
-        310P (`vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory`). The
-        bytes are those of the granted half.
-
-    To do:
-        Nothing, where the device is this engine's own. A byte more of the request gives half a byte
-        of KV cache, and a byte of another process takes half a byte of it.
-    """
-    granted = context.rank.budget.engine_kv_cache_bytes
-    halved = context.rank.figures.get("halved")
-    if halved is None:
-        halved = divisor_of(context.rank.budget.equation) != 1
-    if halved and granted is not None and granted > 0:
-        evidence = text("KV cache {size:gib} GiB, halved for workspace", size=granted)
-        left = context.rank.budget.implied_term(divisor_of(context.rank.budget.equation))
-        if left is not None and left[0] == "cleared":
-            context_of = text(
-                "twice that leaves {size:gib} GiB for what was in use at the start and freed by "
-                "empty_cache: the context of a 310P alone is about 1 GiB",
-                size=left[1],
-            )
-            evidence = join("; ", [evidence, context_of])
-        neighbours = text(
-            "if other processes are on the device: equation {equation} subtracts what they hold; "
-            "{advice}",
-            equation="E4p",
-            advice=keep_apart(context.rank),
+def budget_halved(rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find KV caches of 310P devices, which get half of the budget."""
+    budget, divisor = rank.budget, divisor_of(rank.budget.equation)
+    granted = budget.engine_kv_cache_bytes
+    if rank.figures.get("halved", divisor != 1) and granted is not None and granted > 0:
+        name, left = budget.implied_term(divisor) or ("", None)
+        yield Found(
+            granted,
+            {
+                "granted": granted,
+                "cleared": left if name == "cleared" else None,
+                "unknown": True if rank.initial_free_bytes is None else None,
+            },
         )
-        unknown = context.rank.initial_free_bytes is None
-        yield Found(evidence, granted, neighbours if unknown else "")

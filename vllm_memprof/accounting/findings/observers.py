@@ -4,51 +4,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from vllm_memprof.engines import ENGINES
-from vllm_memprof.text import Text, text
+from vllm_memprof.text import text, titled
 
-
-@dataclass(frozen=True)
-class ObservingCall:
-    """Functions that read memory or write a log: ``empty_cache`` there changes what is observed."""
-
-    module: str  # pattern of the whole module name
-    function: str  # pattern of the function's name, without its class
-    what: Text
-
-
-_READING = text("a memory reading")
-#: The most specific first.
-OBSERVERS: tuple[ObservingCall, ...] = (
-    ObservingCall(
-        r"vllm\.platforms\.\w+",
-        r"get_current_memory_usage",
-        text("vLLM's reading of memory around the weight load"),
+#: Patterns of module and of function, without its class, and what they do: ``empty_cache`` there
+#: changes what is observed. The most specific first.
+OBSERVERS = (
+    *(
+        (module, function, titled(what))
+        for row in ENGINES.values()
+        for module, function, what in row.observing
     ),
-    ObservingCall(
-        r"vllm\.utils(\.mem_utils)?", r"(measure|current_memory_usage|__enter__|__exit__)", _READING
-    ),
-    *(ObservingCall(*each) for row in ENGINES.values() for each in row.observing),
-    ObservingCall(
+    (
         r"(logging|loguru|structlog|prometheus_client)(\..*)?",
         r".*",
         text("writing a log or a metric"),
     ),
-    ObservingCall(
+    (
         r".*",
         r"_?(get|read|query|check|log|print|report|dump|show|current|available)_"
         r"(\w+_)?(memory|mem|hbm|vram)(_\w+)?",
-        _READING,
+        text("a memory reading"),
     ),
 )
 #: vLLM empties the cache before it measures what is left for the KV cache: on purpose.
 _ON_PURPOSE = re.compile(r"(:|\.)(memory_profiling|determine_available_memory)$")
 
 
-def observer_of(chain: Sequence[str]) -> tuple[str, Text] | None:
+def observer_of(chain: Sequence[str]) -> tuple[str, str] | None:
     """Return the first observer in a call chain, from the innermost outwards.
 
     Returns:
@@ -57,17 +42,17 @@ def observer_of(chain: Sequence[str]) -> tuple[str, Text] | None:
     for entry in chain:
         if _ON_PURPOSE.search(entry):
             return None
-        row = _observer(entry)
-        if row is not None:
-            return entry, row.what
+        what = _observer(entry)
+        if what is not None:
+            return entry, what
     return None
 
 
 @lru_cache(maxsize=4096)  # every rank has the same few
-def _observer(entry: str) -> ObservingCall | None:
+def _observer(entry: str) -> str | None:
     module, _, name = entry.partition(":")
     function = name.rpartition(".")[2]
-    for row in OBSERVERS:
-        if re.fullmatch(row.module, module) and re.fullmatch(row.function, function):
-            return row
+    for in_module, called, what in OBSERVERS:
+        if re.fullmatch(in_module, module) and re.fullmatch(called, function):
+            return what
     return None

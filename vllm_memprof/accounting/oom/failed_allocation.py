@@ -25,7 +25,7 @@ from vllm_memprof.record.failures import PROFILE, Pool, StepItem, StepReading, S
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import BEFORE, ancestors, first_of, last_of
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, text
 from vllm_memprof.units import GIB, format_gib, minus
 
 #: What the allocator asks the device for on behalf of a small request (up to 1 MiB, which is
@@ -320,25 +320,14 @@ def _free(pools: list[Pool]) -> int:
     return sum(pool.free_bytes for pool in pools)
 
 
-def where(oom: Oom) -> list[str]:
-    """Return the part of the step that failed, and the request and images that it was for."""
-    parts: list[str] = []
-    if oom.at_request is not None:
-        at = text("request {at}", at=oom.at_request)
-        if oom.request_count is not None:
-            at = text("{request} of {count}", request=at, count=oom.request_count)
-        parts.append(at)
-    if oom.stage is not None:
-        parts.append(text("in the part {stage}", stage=STAGE_TITLES[oom.stage]))
-    sizes = [
-        f"{item.size[0]}x{item.size[1]}"
+def images_of(oom: Oom) -> list[tuple[int, int]]:
+    """Return width and height of the images that the encoder got in the step, where known."""
+    return [
+        (item.size[0], item.size[1])
         for request in oom.requests or []
         for item in request.items
         if item.encoded and item.size is not None
     ]
-    if sizes:
-        parts.append(text("images encoded in the step: {sizes}", sizes=", ".join(sizes[:8])))
-    return [join(", ", parts)] if parts else []
 
 
 def merge_not_profiled(oom: Oom) -> Text | None:

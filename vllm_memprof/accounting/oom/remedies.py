@@ -26,12 +26,17 @@ from vllm_memprof.accounting.model import (
     RankReport,
     Remedy,
 )
-from vllm_memprof.accounting.oom.failed_allocation import NOT_YET, gib_of, kv_cache_state, phases_of
+from vllm_memprof.accounting.oom.failed_allocation import (
+    NOT_YET,
+    gib_of,
+    images_of,
+    kv_cache_state,
+    phases_of,
+)
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.cause import NamedFailure
-from vllm_memprof.record.failures import StepItem
 from vllm_memprof.record.spans import first_of
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, join, text, titled
 from vllm_memprof.units import MIB
 
 #: Less than this is not worth a row.
@@ -87,16 +92,6 @@ class Case:
         names = ("oom_requested_bytes", "oom_free_bytes")
         rounded = sum(self.rank.half_units.get(name, 0) for name in names)
         return size + max(rounded, self.oom.requested_half_unit_bytes)
-
-    @property
-    def images(self) -> list[StepItem]:
-        """Return the images that the encoder got in the step, of known size."""
-        return [
-            item
-            for request in self.oom.requests or []
-            for item in request.items
-            if item.encoded and item.size is not None
-        ]
 
 
 @dataclass(frozen=True)
@@ -216,16 +211,16 @@ def kv_cache_memory(case: Case) -> Iterator[RemedyEstimate]:
 def room_for_the_peak(case: Case) -> Iterator[RemedyEstimate]:
     """The KV cache that leaves what the serving peak needs, where that is more than was missing."""
     budget, needed = case.rank.budget, case.needed
-    granted, spare = budget.engine_kv_cache_bytes, budget.spare_bytes
+    granted, headroom = budget.engine_kv_cache_bytes, budget.headroom_bytes
     if case.has_kv_cache is False or not budget.takes_fixed_size or granted is None:
         return
-    if spare is None or granted <= -spare or -spare <= (needed or 0):
+    if headroom is None or granted <= -headroom or -headroom <= (needed or 0):
         return
     grounds = text("the reserved peak of the profile run, and what came after it, fit then")
     how = MODELLED if case.simulated else DERIVED
     unsure = case.has_kv_cache is None
-    argument = f"--kv-cache-memory-bytes {granted + spare}"
-    yield RemedyEstimate(argument, grounds, -spare, EXACT, how, unsure)
+    argument = f"--kv-cache-memory-bytes {granted + headroom}"
+    yield RemedyEstimate(argument, grounds, -headroom, EXACT, how, unsure)
 
 
 def utilization(case: Case) -> Iterator[RemedyEstimate]:
@@ -245,7 +240,7 @@ def utilization(case: Case) -> Iterator[RemedyEstimate]:
         return
     parts, share_asked = divisor_of(budget.equation), asked.value
     share_needed = needed * parts / total
-    grounds = row_of_run(case.engine).arguments.share_grounds
+    grounds = titled(row_of_run(case.engine).arguments.share_grounds)
     unsure = case.has_kv_cache is None
     if unsure:
         grounds = text("{grounds}, if it was allocated already", grounds=grounds)
@@ -266,13 +261,17 @@ def image_size(case: Case) -> Iterator[RemedyEstimate]:
     """The failed allocation itself, where it grows with the pixels of the images in the step."""
     if not _multimodal(case):
         return
-    option, requested, images = "--mm-processor-kwargs", case.oom.requested_bytes, case.images
+    option, requested, images = (
+        "--mm-processor-kwargs",
+        case.oom.requested_bytes,
+        images_of(case.oom),
+    )
     if case.oom.stage not in _BY_PIXELS or requested is None or not images:
         argument = text('{option} with a lower "max_pixels"', option=option)
         reason = text("the images of the step, or the part of it that failed, are not known")
         yield RemedyEstimate(argument, reason)
         return
-    pixels = [width * height for width, height in (item.size or [0, 0] for item in images)]
+    pixels = [width * height for width, height in images]
     share = 0.5
     while True:
         limit = int(max(pixels) * share)

@@ -49,7 +49,7 @@ def divided_device(rank: RankReport) -> DividedDevice | None:
     if rank.oom is not None and sum(row.bytes is not None for row in rank.oom.owners) >= 2:
         owners = _at_the_failure(rank)
         return DividedDevice(FAILURE, None, rank.oom.device_total_bytes or total, owners, memory)
-    if rank.budget.held_at_peak and rank.budget.spare_bytes is not None:
+    if rank.budget.held_at_peak and rank.budget.headroom_bytes is not None:
         return DividedDevice(SERVING_PEAK, None, total, _at_the_peak(rank), memory)
     if at is not None and memory is not None:
         return DividedDevice(LAST_READING, at[0].phase, total, _as_read(memory), memory)
@@ -98,7 +98,7 @@ def _at_the_peak(rank: RankReport) -> list[DeviceOwner]:
     def row(name: str, title: str, size: int | None, how: str = DERIVED) -> None:
         rows.append((name, title, size, how))
 
-    in_use = minus(budget.fits_device_bytes, budget.spare_bytes)  # what all ranks serve with
+    in_use = minus(budget.fits_device_bytes, budget.headroom_bytes)  # what all ranks serve with
     row("kv_cache", text("KV cache"), in_use, MEASURED)
     row("weights", text("weights"), None if weights is None else int(weights), MEASURED)
     known = int(weights or 0)
@@ -120,9 +120,9 @@ def _at_the_peak(rank: RankReport) -> list[DeviceOwner]:
         row("held_later", text("more at a later moment"), sizes.get("held_later"))
     else:
         row("rest", text("all else in use"), sizes.get("held_at_worst", 0) - known, ESTIMATED)
-    spare = budget.spare_bytes or 0
-    how = budget.how.get("spare_bytes", DERIVED)
-    row(HEADROOM if spare >= 0 else OVER, text("headroom"), spare, how)
+    headroom = budget.headroom_bytes or 0
+    how = budget.how.get("headroom_bytes", DERIVED)
+    row(HEADROOM if headroom >= 0 else OVER, text("headroom"), headroom, how)
     return [DeviceOwner(name, title, size, how) for name, title, size, how in rows if size]
 
 

@@ -22,7 +22,7 @@ from vllm_memprof.accounting.readings.startup import (
     made_of,
     unread,
 )
-from vllm_memprof.engines.equation import Equation, Figures, Term
+from vllm_memprof.engines.equation import FIXED_SIZE, Equation, Figures, Term
 from vllm_memprof.record.spans import weakest
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import MIB
@@ -181,7 +181,7 @@ def _granted(
 ) -> Reading:
     """Evaluate the equation with memprof's readings; an estimate is the engine's, and named."""
     replaced = text("a fixed size replaced the equation")
-    if equation.override and engine.get(equation.override) is not None:
+    if equation.takes_fixed_size and engine.get(FIXED_SIZE) is not None:
         return unread(replaced)
     if request.bytes is None:
         return request

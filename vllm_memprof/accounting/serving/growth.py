@@ -191,19 +191,19 @@ def _growth(owner: str, samples: Iterable[Sample], read: _Reading, clock: _Clock
     )
 
 
-def with_room(rows: list[OwnerGrowth], spare_bytes: int | None) -> list[OwnerGrowth]:
+def with_room(rows: list[OwnerGrowth], headroom_bytes: int | None) -> list[OwnerGrowth]:
     """Return the rows of a rank with what is left until the device is full, of those that grow.
 
     Args:
         rows: of ``device_growth``.
-        spare_bytes: the headroom at the serving peak before anything grew; None: unknown.
+        headroom_bytes: the headroom at the serving peak before anything grew; None: unknown.
     """
-    if spare_bytes is None:
+    if headroom_bytes is None:
         return rows
     found = []
     for row in rows:
         if row.verdict == GROWING and not row.bounded:
-            room = spare_bytes - (row.grown_bytes or 0)
+            room = headroom_bytes - (row.grown_bytes or 0)
             row = replace(
                 row,
                 requests_until_full=_until(room, row.bytes_per_request),

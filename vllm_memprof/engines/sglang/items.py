@@ -82,7 +82,7 @@ class EmbeddingCacheItems(Mapping[int, Any]):
 def enter_encoder(recorder: Recorder, call: Call) -> None:
     """Open the stage of one call of the model's encoder."""
     given = call.argument("items")
-    if recorder.sampler is not None and isinstance(given, list):
+    if isinstance(given, list):
         call.token = recorder.sampler.begin_stage("mm_encoder", _inputs(recorder, given))
 
 
@@ -94,7 +94,7 @@ def enter_embedding(recorder: Recorder, call: Call) -> None:
 def leave_embedding(recorder: Recorder, call: Call) -> None:
     """Open the merge where the batch has embeddings of items; ``embed_mm_inputs`` ends it."""
     embedding = call.result[0] if isinstance(call.result, tuple) and call.result else None
-    if recorder.sampler is not None and call.error is None and embedding is not None:
+    if call.error is None and embedding is not None:
         inputs = _inputs(recorder, _in_chunk(call.kwargs))
         kept(recorder).mm_merge = recorder.sampler.begin_stage("mm_merge", inputs)
 
@@ -105,17 +105,15 @@ def leave_embed(recorder: Recorder, call: Call) -> None:
 
 def _end_merge(recorder: Recorder, error: BaseException | None) -> None:
     opened, kept(recorder).mm_merge = kept(recorder).mm_merge, None
-    if recorder.sampler is not None and opened is not None:
+    if opened is not None:
         recorder.sampler.end_stage(opened, error)
 
 
 def leave_cache_set(recorder: Recorder, call: Call) -> None:
     """Write what the cache of embeddings has taken, and what it gave up for it."""
-    sampler, key = recorder.sampler, call.argument("mm_hash")
-    if sampler is None or call.error is not None or not recorder.notes.serving:
-        return
-    found = next(((name, at) for name, at, item in _known(recorder) if item.hash == key), None)
-    sampler.cache_took(EmbeddingCacheItems(call.subject.mm_cache), key, found)
+    if call.error is None and recorder.notes.serving:
+        places = {item.hash: (name, at) for name, at, item in _known(recorder)}
+        recorder.sampler.cache_changed(EmbeddingCacheItems(call.subject.mm_cache), places)
 
 
 def _known(recorder: Recorder) -> Iterator[tuple[str, int, Any]]:

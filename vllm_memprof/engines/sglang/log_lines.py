@@ -1,210 +1,200 @@
-"""SGLang's log lines that print a memory figure, on NPU and CUDA.
+"""SGLang's log: its lines (``log_lines.toml``), its arguments, and what follows from all ranks.
 
-Where a line says GB, SGLang has divided by 2^30. Each "avail mem" is free memory of the device,
-read right after empty_cache. Read in 0.5.6, 0.5.10.post1, 0.5.18 and 0.5.23; the lines of older
-releases differ in what stands between the figures.
+The arguments stand in ``server_args=ServerArgs(...)`` or ``server_args={...}``: Python's own text
+of a few hundred values. It is walked as text and never evaluated; only the arguments of the row's
+``set_up`` are read, so that no other value, a secret for one, leaves this module. An argument
+counts where something follows it, because lines get cut.
+
+SGLang sizes the KV cache by the least free memory of all ranks, and rounds it down to whole pages;
+the pool holds one page more than the tokens that it serves (``MHATokenToKVPool``: size +
+page_size). The printed sizes are those of the pool.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence, Set
+from math import ceil
+from pathlib import Path
 
-from vllm_memprof.engines.line_format import (
-    CAPTURE,
-    ENGINE,
-    GRANT,
-    INIT,
-    LOAD,
-    PLAN,
-    READY,
-    LineFormat,
-    LogLines,
-    row,
-)
-from vllm_memprof.engines.sglang.log_ranks import complete, notes
-from vllm_memprof.engines.sglang.server_args import COMMAND, Lines, set_up
+from vllm_memprof.engines import ENGINES
+from vllm_memprof.engines.line_format import Given, PrintedRank, read_log_lines
+from vllm_memprof.options import Value, typed
+from vllm_memprof.text import text
 
-#: Figures that SGLang alone prints. Bytes unless the name says otherwise.
-FIGURES: dict[str, str] = {
-    "init_growth_bytes": "device memory taken by the set-up of torch.distributed",
-    "free_before_load_bytes": "free before the weights are loaded",
-    "free_after_load_bytes": "free after the weights are loaded",
-    "k_pool_bytes": "keys of the KV pool, with its spare page",
-    "v_pool_bytes": "values of the KV pool, with its spare page",
-    "kv_pool_bytes": "KV pool that holds keys and values together (MLA), with its spare page",
-    "pool_tokens": "tokens of the KV pool of this rank",
-    "mm_reserved_bytes": "set aside for multimodal input before the KV cache is sized",
-    "pools_budget_bytes": "what the pools of DeepSeek-V4 may take, as SGLang sizes them",
-    "pools_tokens": "tokens that the pools of DeepSeek-V4 hold (tokens)",
-    "free_after_pools_bytes": "free after the KV pools",
-    "free_before_capture_bytes": "free before decode graphs are captured",
-    "free_after_capture_bytes": "free after decode graphs are captured",
-    "graph_prefill_bytes": "graphs of prefill",
-    "free_ready_bytes": "free at the end of the start-up",
-    "chunked_prefill_tokens": "longest chunk of a prefill (tokens)",
-    "max_prefill_tokens": "most tokens of a prefill batch (tokens)",
-    "max_running_requests": "most requests at a time (a count)",
-    "free_at_update_bytes": "free before a weight update, the least",
-    "emptied_before_bytes": "reserved before continue_generation called empty_cache, the last time",
-    "emptied_after_bytes": "reserved after it",
-    "emptied_bytes": "what it released",
-    "static_refused": "1: SGLang refused to start: the static share holds no KV cache",
-    "mem_fraction_static": "share of what was free before the model, for weights and KV cache",
-    "least_static_fraction": "share above which a KV cache fits, according to SGLang",
+_OPENS = re.compile(r"server_args=\s*(?:ServerArgs\(|\{)")
+#: Between the lines on which a long line was wrapped: a number or a name across it is not read.
+_TORN = "\x00"
+#: The line has up to 16 kB.
+_MOST = 1 << 16
+_RECORD = re.compile(r"^\W{0,3}\d{4}-\d\d-\d\d")
+#: Text in quotes, also where its end was cut off; brackets, commas.
+_MARK = re.compile(r"'(?:\\.|[^'\\])*'?|\"(?:\\.|[^\"\\])*\"?|[()\[\]{},]")
+_ARGUMENT = re.compile(r"[\s\x00]*['\"]?(?P<name>\w+)['\"]?[\s\x00]*[=:](?P<value>[^\x00]*)$")
+_TYPES = {option.field: option.kind for option in ENGINES["sglang"].set_up}
+#: Argument -> field of ``logs.config.Config``.
+_FIELDS = {
+    "model_path": "model",
+    "served_model_name": "served_model_name",
+    "tp_size": "tensor_parallel_size",
+    "pp_size": "pipeline_parallel_size",
+    "dp_size": "data_parallel_size",
+    "context_length": "max_model_len",
+    "page_size": "block_size",
 }
+#: Arguments without which nothing is recomputed: each may have set the KV cache.
+_NEEDED = {"mem_fraction_static", "max_total_tokens", "tp_size", "pp_size", "speculative_algorithm"}
+#: The largest page that SGLang takes by default, on an NPU; 1 on CUDA.
+_LARGEST_PAGE = 128
 
-SGLANG = "sglang"
-_RUNNER = "sglang/srt/model_executor/model_runner.py::ModelRunner"
-_POOL = "sglang/srt/mem_cache/memory_pool.py"
-_GRAPHS = "(?:NPU|CUDA|npu|cuda) graph"
-#: What stands between the words of one line. A colon or a bar is not among it: the prefix of the
-#: next line has one, where a log's lines are joined.
-_GAP = r"[\w ,.=\[\]-]"
-#: As older releases have it, with a colon.
-_ELAPSED = "(?: Time elapsed:)?"
-_KV = r"KV Cache is allocated\. (?:dtype: [\w.]+ , )?#tokens: "
 
-# fmt: off
-FORMATS: tuple[LineFormat, ...] = (
-    row(INIT, "Init torch distributed ends",
-        rf"Init torch distributed ends\.{_GAP}{{0,40}}?\bmem usage={{init_growth_bytes GB}}",
-        engine=SGLANG, cite=f"{_RUNNER}.init_torch_distributed (to 0.5.18)"),
-    row(INIT, "Memory baseline taken", r"Memory baseline taken\. mem usage={init_growth_bytes GB}",
-        engine=SGLANG, cite="sglang/srt/model_executor (0.5.23)"),
-    # --- weights
-    row(LOAD, "Load weight begin", r"Load weight begin\. avail mem={free_before_load_bytes GB}",
-        equation="S1", engine=SGLANG, cite=f"{_RUNNER}.load_model"),
-    row(LOAD, "Load weight end",
-        rf"Load weight end\.{_GAP}{{0,200}}?\bavail mem={{free_after_load_bytes GB}}",
-        equation="S1", engine=SGLANG, cite=f"{_RUNNER}.load_model"),
-    row(LOAD, "Load weight end",
-        rf"Load weight end\.{_GAP}{{0,240}}?\bmem usage={{weights_bytes GB}}",
-        equation="S1", engine=SGLANG, cite=f"{_RUNNER}.load_model: growth of used device memory"),
-    # --- KV cache
-    row(GRANT, "KV Cache is allocated", _KV + "{pool_tokens} ,",
-        equation="S1", engine=SGLANG, cite=f"{_POOL}::MHATokenToKVPool"),
-    row(GRANT, "KV Cache is allocated", _KV + r"\d+ , K size: {k_pool_bytes GB}",
-        equation="S1", engine=SGLANG),
-    row(GRANT, "KV Cache is allocated",
-        _KV + r"\d+ , K size: [\d.]+ GB , V size: {v_pool_bytes GB}", equation="S1", engine=SGLANG),
-    row(GRANT, "KV Cache is allocated", _KV + r"\d+ , KV size: {kv_pool_bytes GB}",
-        equation="S1", engine=SGLANG, cite=f"{_POOL}::MLATokenToKVPool"),
-    row(GRANT, "of the KV budget for", r"Reserving {mm_reserved_bytes GB} of the KV budget for",
-        engine=SGLANG, cite="sglang/srt/mem_cache/kv_cache_configurator.py"
-        "::mm_runtime_reservation_gb (0.5.23)"),
-    row(GRANT, "4 memory calculation",
-        rf"DS[Vv]4 memory calculation:{_GAP}{{0,300}}?\b(?:raw_)?available_bytes="
-        r"{pools_budget_bytes GB}",
-        engine=SGLANG, cite="sglang/srt/model_executor/pool_configurator.py"
-        "::DSV4PoolConfigurator.calculate_pool_sizes"),
-    row(GRANT, "4 pool sizes", r"DS[Vv]4 pool sizes: full={pools_tokens} , swa=",
-        engine=SGLANG, cite="pool_configurator.py::DSV4PoolConfigurator._to_config"),
-    row(GRANT, "Loaded weights leave no GPU memory",
-        r"Loaded weights leave no GPU memory", engine=SGLANG, sets=("static_refused",),
-        cite="sglang/srt/mem_cache/kv_cache_configurator.py"
-        "::KVCacheConfigurator._profile_available_bytes (0.5.23)"),
-    row(GRANT, "under --mem-fraction-static",
-        r"under --mem-fraction-static={mem_fraction_static}\. Raise", engine=SGLANG),
-    row(GRANT, "Raise --mem-fraction-static above",
-        r"Raise --mem-fraction-static above {least_static_fraction} \(", engine=SGLANG),
-    row(GRANT, "Please try to increase --mem-fraction-static",
-        r"Not enough memory\. Please try to increase --mem-fraction-static", engine=SGLANG,
-        sets=("static_refused",), cite="sglang/srt/model_executor/pool_configurator.py"
-        "::MemoryPoolConfig; model_runner.py in older releases"),
-    row(PLAN, "Memory pool end", r"Memory pool end\. avail mem={free_after_pools_bytes GB}",
-        engine=SGLANG, cite=f"{_RUNNER}.init_memory_pool"),
-    # --- graphs
-    row(CAPTURE, "raph begin",
-        rf"Capture (?:target (?:decode|verify) )?{_GRAPHS} begin\.{_GAP}{{0,1500}}?\bavail"
-        r" mem={free_before_capture_bytes GB}", engine=SGLANG,
-        cite=f"{_RUNNER}.init_cuda_graphs; cuda_graph_setup.py (0.5.18, 0.5.23)"),
-    row(CAPTURE, "raph end",
-        rf"Capture (?:target (?:decode|verify) )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bmem"
-        r" usage={graph_bytes GB}", engine=SGLANG),
-    row(CAPTURE, "raph end",
-        rf"Capture (?:target (?:decode|verify) )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bavail"
-        r" mem={free_after_capture_bytes GB}", engine=SGLANG),
-    row(CAPTURE, "raph end",
-        rf"Capture (?:target prefill|piecewise) {_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bmem"
-        r" usage={graph_prefill_bytes GB}", engine=SGLANG),
-    # --- ready: a number is trusted where something follows it, because lines get cut
-    row(PLAN, "max_total_num_tokens=", r"\bmax_total_num_tokens={tokens} , chunked_prefill_size",
-        scope=ENGINE, engine=SGLANG, cite="sglang/srt/managers/scheduler.py::Scheduler"),
-    row(PLAN, "context_len=",
-        r"max_running_requests=\d+ , context_len={max_model_len} , available_gpu_mem",
-        scope=ENGINE, engine=SGLANG),
-    row(READY, "chunked_prefill_size=",
-        r"max_total_num_tokens=\d+ , chunked_prefill_size={chunked_prefill_tokens} ,",
-        engine=SGLANG),
-    row(READY, "max_prefill_tokens=",
-        r", max_prefill_tokens={max_prefill_tokens} , max_running_requests", engine=SGLANG),
-    row(READY, "max_running_requests=",
-        r", max_running_requests={max_running_requests} , context_len", engine=SGLANG),
-    row(READY, "available_gpu_mem=",
-        r", context_len=\d+ , available_gpu_mem={free_ready_bytes GB}", engine=SGLANG),
-    # --- while it serves
-    row(None, "Update engine weights online from disk",
-        r"Update engine weights online from disk begin\. avail mem={free_at_update_bytes GB}",
-        engine=SGLANG, cite="sglang/srt/model_executor::WeightUpdater.update_weights_from_disk"),
-    # where a terminal wraps before the ">" of the arrow, that reads as the mark of a quotation
-    row(None, "_cache() called",
-        r"empty_cache\(\) called: reserved {emptied_before_bytes MB.1} -(?:>)?"
-        r" {emptied_after_bytes MB.1} \(freed {emptied_bytes MB.1}\)", engine=SGLANG,
-        cite="sglang/srt/managers/scheduler.py::Scheduler.continue_generation"),
-)
-# fmt: on
-_LATEST = frozenset({"emptied_before_bytes", "emptied_after_bytes", "emptied_bytes"})
-_LEAST = frozenset({"free_at_update_bytes"})
-_ONCE_PER_MODEL = frozenset({"free_before_load_bytes", "free_after_load_bytes", "weights_bytes"})
-LOG = LogLines(
-    engine=SGLANG,
-    formats=FORMATS,
-    figures=FIGURES,
-    needles=(
-        b"avail mem",
-        b"KV Cache is",
-        b"KV budget",
-        b"4 pool sizes",
-        b"total_num_tokens",
-        b"mem usage",
-        b"_cache() called",
-        b"server_args=",
-    ),
-    ready="The server is fired up and ready to roll",
-    speaks=re.compile(
-        r"sglang[/.](?:srt|launch)|\bsglang\b(?!\s*(?:==|:|\d|-))|Scheduler hit an exception"
-        r"|mem[-_]fraction[-_]static|sgl_kernel/"
-    ),
-    broken=("Scheduler hit an exception", "Received sigquit from a child process"),
-    phase_of={
-        "load_model": "weight_load",
-        "_profile_available_bytes": "kv_cache_plan",
-        "profile_max_num_token": "kv_cache_plan",
-        "init_memory_pool": "kv_cache_alloc",
-        "_init_pools": "kv_cache_alloc",
-        "_create_buffers": "kv_cache_alloc",
-        "init_cuda_graphs": "graph_capture",
-        "init_device_graphs": "graph_capture",
-        "capture_decode_graph": "graph_capture",
-        "forward_batch_generation": "request",
-        "update_weights_from_disk": "weight_update",
-        "update_weights_from_tensor": "weight_update",
-        "update_weights_from_distributed": "weight_update",
-    },
-    latest=_LATEST,
-    least=_LEAST,
-    once_per_model=_ONCE_PER_MODEL,
-    free_around_load=("free_before_load_bytes", "free_after_load_bytes"),
-    contradiction_is_unknown=frozenset(FIGURES) - _LATEST - _LEAST - _ONCE_PER_MODEL,
-    looked_for='"Load weight end", "KV Cache is allocated", "Memory pool end", '
-    "max_total_num_tokens",
-    refused={"static_refused": "the static share holds no KV cache"},
-    # "[2026-11-21 23:58:59 DP0 TP0 EP0]"
-    ranks=re.compile(r"[ \]](?P<ranks>(?:(?:DP|PP|TP|EP|ATTN_CP|MOE_DP)\d+ ?)+)\] "),
-    pool_tokens="pool_tokens",
-    command=COMMAND,
-    argument_lines=Lines,
-    set_up=set_up,
-    complete=complete,
-    notes=notes,
+def read_server_args(line: str) -> tuple[dict[str, Value], bool]:
+    """Return the arguments in a line that may be cut, and whether their bracket is closed."""
+    found: dict[str, Value] = {}
+    opening = _OPENS.search(line)
+    if opening is None:
+        return found, True
+    depth, begin = 0, opening.end()
+    for match in _MARK.finditer(line, begin):
+        mark = match[0]
+        if mark in "([{":
+            depth += 1
+        elif mark in ")]}" and depth:
+            depth -= 1
+        elif mark in ")]}," and not depth:
+            said = _ARGUMENT.match(line[begin : match.start()])
+            if said is not None and said["name"] in _TYPES and said["name"] not in found:
+                found[said["name"]] = typed(said["value"], _TYPES[said["name"]])
+            begin = match.end()
+            if mark != ",":
+                return found, True
+    return found, False
+
+
+class Lines:
+    """Puts a ``server_args=`` line together that a terminal or a mail program has wrapped."""
+
+    opens = "server_args="
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._text)
+
+    def feed(self, line: str) -> Mapping[str, Value]:
+        """Return the arguments of a line, or of as much as there is; none where more may follow."""
+        ended = False
+        if self.opens in line:
+            self._text = line
+        elif not line.strip() or _RECORD.match(line) or len(self._text) > _MOST:
+            ended = True
+        else:
+            self._text += _TORN + line
+        found, closed = read_server_args(self._text)
+        if not ended and not closed:
+            return {}
+        self._text = ""
+        return found
+
+
+def set_up(found: Mapping[str, Value], whole: bool) -> dict[str, object]:
+    """Return the fields of ``logs.config.Config`` that arguments say.
+
+    Args:
+        found: by ``read_server_args``, or of a command.
+        whole: what is not there was not given: a command says all that a person asked for, and a
+            cut line does not.
+    """
+    said = [found.get(name) for name in ("disable_cuda_graph", "disable_decode_cuda_graph")]
+    eager = any(said) or found.get("cuda_graph_backend_decode") == "disabled"
+    device = found.get("device")
+    return {
+        **{field: found[name] for name, field in _FIELDS.items() if found.get(name)},
+        "enforce_eager": eager if eager or "disable_cuda_graph" in found else None,
+        "engine": "sglang",
+        "given": Given(
+            engine="sglang",
+            draft_model=found.get("speculative_algorithm") is not None,
+            device=None if device is None else str(device),
+            arguments=found if whole or found.keys() >= _NEEDED else {},
+        ),
+    }
+
+
+def complete(ranks: Sequence[PrintedRank], given: Given | None) -> None:
+    """Add to each rank's figures what the equation takes; what is not known is left out.
+
+    Args:
+        ranks: those that agree on one KV cache.
+        given: of their start; None where no line of its own tells it.
+    """
+    args = {} if given is None else given.arguments
+    fraction = args.get("mem_fraction_static")
+    for rank in ranks:
+        _add_kv_cache(rank, args)
+        if isinstance(fraction, float):
+            rank.figures["mem_fraction_static"] = fraction
+    if given is None or not args or given.draft_model or (args.get("pp_size") or 1) != 1:
+        return  # pipeline stages hold other layers: the equation of one tells not the tokens of all
+    places = sorted(rank.place or 0 for rank in ranks)
+    if places != [*range(int(args.get("tp_size") or 1))]:
+        return
+    for name in ("free_before_load_bytes", "free_after_load_bytes"):
+        sizes = [(rank.figures.get(name), rank.half_units.get(name, 0)) for rank in ranks]
+        known = [(int(size), half) for size, half in sizes if size is not None]
+        if len(known) == len(ranks):
+            for rank in ranks:
+                rank.figures[f"least_{name}"], rank.half_units[f"least_{name}"] = min(known)
+
+
+def notes(drafts: bool, several: Set[str]) -> list[str]:
+    """Return what lines that are printed twice mean for the figures."""
+    found: list[str] = []
+    if drafts:
+        found.append(
+            text(
+                "speculative decoding: figures that the draft model prints again are left out, and "
+                "the equation, which takes both models, is not recomputed"
+            )
+        )
+    if several & {"k_pool_bytes", "v_pool_bytes", "kv_pool_bytes", "pool_tokens"}:
+        found.append(text("a rank prints KV pools of several sizes: their sizes are left out"))
+    return found
+
+
+def _add_kv_cache(rank: PrintedRank, args: Mapping[str, Value]) -> None:
+    """Add the KV cache of the served tokens, without the pool's page more, and half a page."""
+    figures, half_units = rank.figures, rank.half_units
+    page, limit = (int(args.get(name) or 0) for name in ("page_size", "max_total_tokens"))
+    tokens = figures.get("pool_tokens") or 0
+    if limit and page and tokens == limit // page * page:
+        figures["limited_tokens"] = int(tokens)
+    together = "kv_pool_bytes" in figures
+    parts = ("kv_pool_bytes",) if together else ("k_pool_bytes", "v_pool_bytes")
+    pool = sum(int(figures.get(part) or 0) for part in parts)
+    half = sum(half_units.get(part, 0) for part in parts)
+    if not tokens or pool <= half or any(figures.get(part) is None for part in parts):
+        # else below the digits: its size is not known. What pools of DeepSeek-V4 take together is
+        # printed, not rounded to pages; a limit of tokens makes them smaller: two sizes, and none
+        budget = figures.get("pools_budget_bytes")
+        if budget is not None and figures.get("pools_tokens"):
+            figures["kv_cache_bytes"] = int(budget)
+            half_units["kv_cache_bytes"] = half_units.get("pools_budget_bytes", 0)
+            figures["half_page_bytes"] = 0
+        return
+    largest = pool + half
+    if not page:  # anything up to the largest page
+        least = (pool - half) * tokens / (tokens + _LARGEST_PAGE)
+        size, half = round((least + largest) / 2), ceil((largest - least) / 2)
+    else:
+        size = round(pool * tokens / (tokens + page))
+        in_page = ceil(largest * page / (tokens + page))
+        figures["half_page_bytes"], half_units["half_page_bytes"] = in_page // 2, ceil(in_page / 2)
+    figures["kv_cache_bytes"], half_units["kv_cache_bytes"] = size, half
+
+
+LOG = read_log_lines(
+    Path(__file__).parent, argument_lines=Lines, set_up=set_up, complete=complete, notes=notes
 )

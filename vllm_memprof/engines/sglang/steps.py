@@ -53,7 +53,7 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
     """Begin a step with the requests of a batch."""
     sampler = recorder.sampler
     requests = getattr(call.argument("batch"), "reqs", None)
-    if sampler is None or not recorder.notes.serving or not requests:
+    if not recorder.notes.serving or not requests:
         return
     known = recorder.notes.requests
     batch = SchedulerBatch({name for name, request in known.items() if request.finished()})
@@ -70,7 +70,7 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
             batch.scheduled_new_reqs.append(new)
             if _is_first_rank(recorder):
                 # how many pixels a patch has
-                sampler.request_begins(new, reach(call.subject, "model_config.hf_config"))
+                sampler.core.request_begins(new, reach(call.subject, "model_config.hf_config"))
         else:
             done = len(request.origin_input_ids) + len(request.output_ids) - tokens
             batch.scheduled_cached_reqs.req_ids.append(name)
@@ -87,14 +87,14 @@ def leave_batch(recorder: Recorder, call: Call) -> None:
 def leave_result(recorder: Recorder, call: Call) -> None:
     """End the requests that this result has finished, also where no batch follows."""
     sampler = recorder.sampler
-    if sampler is None or call.error is not None or not recorder.notes.serving:
+    if call.error is not None or not recorder.notes.serving:
         return
     known = recorder.notes.requests
     ended = {name for name, request in known.items() if request.finished()}
     if _is_first_rank(recorder):
         for name in ended:
-            sampler.request_ends(SampledRequest(known[name]))
-        sampler.core_stepped(scheduler_state(call.subject))
+            sampler.core.request_ends(SampledRequest(known[name]))
+        sampler.core.stepped(scheduler_state(call.subject))
     if not ended:
         return
     for name in ended:

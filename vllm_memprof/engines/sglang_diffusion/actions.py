@@ -59,8 +59,7 @@ def enter_launcher(recorder: Recorder, call: Call) -> None:
 
 def leave_device_init(recorder: Recorder, call: Call) -> None:
     """Groups are made and the device is chosen: identity, observer of failed allocations."""
-    backend = recorder.probe.backend
-    if call.error is None and recorder.notes.label is None and backend is not None:
+    if call.error is None and recorder.notes.label is None and recorder.probe.is_ready():
         # the ranks are those of torch's process group
         world = getattr(sys.modules.get("torch"), "distributed", None)
         label, rank, size = identity.label(None, None, None, None), None, None
@@ -68,7 +67,7 @@ def leave_device_init(recorder: Recorder, call: Call) -> None:
             rank, size = int(world.get_rank()), int(world.get_world_size())
             # it may be one of tensor, sequence or guidance parallelism: its number is what counts
             label = f"rank {rank}"
-        device = backend.current_device()
+        device = recorder.probe.index
         identity.tell(recorder, device, label, size, rank=rank, local_rank=device)
     end_phase(recorder, call)
     if call.error is None:

@@ -13,7 +13,6 @@ from vllm_memprof.capture.hook import END, FIRST_STEPS, OPTIONAL, Hook
 from vllm_memprof.capture.hooks.rows import rows_of
 from vllm_memprof.capture.hooks.shared import shared_rows
 from vllm_memprof.engines.sglang_diffusion import actions
-from vllm_memprof.engines.sglang_diffusion.row import ROW
 
 #: Releases that were read.
 _VERSIONS = ">=0.5.23"
@@ -21,7 +20,7 @@ _GEN = "sglang.multimodal_gen.runtime"
 _WORKER = f"{_GEN}.managers.gpu_worker"
 
 
-_phase, _marker = rows_of(ROW.name, "sgd.", _VERSIONS)
+_phase, _marker = rows_of("sglang-diffusion", "sgd.", _VERSIONS)
 
 
 # fmt: off
@@ -57,6 +56,6 @@ HOOKS: tuple[Hook, ...] = (
             leave=actions.leave_event_loop, need=OPTIONAL, due=END),
 
     # --- The allocator's own functions, and the first collective of each device group.
-    *shared_rows(ROW.name, FIRST_STEPS, prefix="sgd."),
+    *shared_rows("sglang-diffusion", FIRST_STEPS, prefix="sgd."),
 )
 # fmt: on

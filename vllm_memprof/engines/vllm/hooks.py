@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture import actions, failure, grants, ray_driver, residency, steps
+from vllm_memprof.capture import actions, failure, figures, ray_nodes, residency, steps
 from vllm_memprof.capture.hook import (
     END,
     ENGINE_READY,
@@ -83,12 +83,12 @@ HOOKS: tuple[Hook, ...] = (
 
     # --- Workers on Ray nodes: what reaches them, and which of them are gone.
     marker("ray.executor", f"{_RAY}._init_executor", f"{_RAY_V2}._init_executor",
-           enter=ray_driver.enter_executor, leave=ray_driver.leave_executor,
+           enter=ray_nodes.enter_executor, leave=ray_nodes.leave_executor,
            need=OPTIONAL, role="engine_core", due=ENGINE_READY),
     marker("ray.workers", f"{_RAY}._init_workers_ray", f"{_RAY_V2}._build_runtime_env",
-           enter=ray_driver.enter_workers, need=OPTIONAL, role="engine_core", due=ENGINE_READY),
+           enter=ray_nodes.enter_workers, need=OPTIONAL, role="engine_core", due=ENGINE_READY),
     marker("ray.shutdown", f"{_RAY}.shutdown", f"{_RAY_V2}.shutdown",
-           enter=ray_driver.enter_shutdown, need=OPTIONAL, role="engine_core", due=END),
+           enter=ray_nodes.enter_shutdown, need=OPTIONAL, role="engine_core", due=END),
 
     # --- Start-up of a worker.
     *_worker_phase("w.device_init", "device_init", "init_device",
@@ -142,18 +142,18 @@ HOOKS: tuple[Hook, ...] = (
            leave=actions.keep_profile_result, kind="context", backends=CUDA),
     # What newer releases make of the budget before they return it.
     marker("w.startup_plan", "vllm_ascend.worker.worker:maybe_apply_startup_plan",
-           enter=grants.enter_startup_plan, leave=grants.leave_startup_plan,
+           enter=figures.enter_startup_plan, leave=figures.leave_startup_plan,
            need=OPTIONAL, backends=NPU, versions=">=0.27"),
     marker("w.kv_groups", "vllm_ascend.worker.worker:get_kv_cache_groups",
-           leave=grants.keep_groups, need=OPTIONAL, backends=NPU, versions=">=0.28",
+           leave=figures.keep_groups, need=OPTIONAL, backends=NPU, versions=">=0.28",
            until=PROFILED),
     marker("w.multi_group", f"{_NPU_WORKER}._scale_kv_cache_memory_for_multi_group",
-           leave=grants.leave_multi_group, need=OPTIONAL, backends=NPU, versions=">=0.28"),
+           leave=figures.leave_multi_group, need=OPTIONAL, backends=NPU, versions=">=0.28"),
     marker("w.kv_planner",
            f"{_NPU_WORKER}.update_available_memory_for_sparse_kv_offload",
            f"{_NPU_WORKER}._apply_kv_offload_decode_memory_constraints",
            f"{_NPU_WORKER}._apply_kvpp_memory_budget",
-           leave=grants.leave_planner, need=OPTIONAL, backends=NPU, versions=">=0.26"),
+           leave=figures.leave_planner, need=OPTIONAL, backends=NPU, versions=">=0.26"),
     # Multimodal profiling is inline code: it starts here and ends at the full-size dummy run.
     phase("r.mm_batch", "mm_profile", f"{_GPU_RUNNER}._get_mm_dummy_batch",
           "vllm.v1.worker.gpu.model_runner:get_dummy_encoder_profile_inputs",

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_memprof.capture.components import loaded_library
+from vllm_memprof.capture.owners import loaded_library
 
 #: Opens a context on the device argv[1] of the library argv[2], says so, and stays until its input
 #: is closed.

@@ -60,11 +60,10 @@ from vllm_memprof.tables import (
     fold,
     group_ranks,
     modelled,
-    printed_gib,
     table,
 )
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import GIB, MIB, format_size, one_line
+from vllm_memprof.units import GIB, MIB, format_gib, format_size, one_line
 
 #: Width of a line -> lines that a first screen has at most; the widest that fits counts.
 MOST_LINES = {100: 45, 0: 55}
@@ -140,10 +139,10 @@ def _by_room(rank: RankReport) -> tuple[bool, float, float]:
     """Return the order of ranks: one that ran out of memory, then by their headroom."""
     budget = rank.budget
     known = [
-        size for size in (budget.spare_bytes, budget.engine_kv_cache_bytes) if size is not None
+        size for size in (budget.headroom_bytes, budget.engine_kv_cache_bytes) if size is not None
     ]
-    spare = inf if budget.spare_bytes is None else float(budget.spare_bytes)
-    return rank.oom is None, spare, float(known[-1]) if known else inf
+    headroom = inf if budget.headroom_bytes is None else float(budget.headroom_bytes)
+    return rank.oom is None, headroom, float(known[-1]) if known else inf
 
 
 def _worst(report: Report) -> RankReport | None:
@@ -292,24 +291,25 @@ def _fits(report: Report) -> Line | None:
         case "fits":
             word, style = "", PLAIN
             said = text(
-                "fits the device; headroom {size:size} at the serving peak", size=budget.spare_bytes
+                "fits the device; headroom {size:size} at the serving peak",
+                size=budget.headroom_bytes,
             )
         case "narrow":
             said = text(
                 "fits the device narrowly: headroom {size:size} at the serving peak, less than "
                 "profiling may miss",
-                size=budget.spare_bytes,
+                size=budget.headroom_bytes,
             )
         case "release":
             said = text(
                 "fits the device only if the allocator releases unused blocks: {size:size} over at "
                 "the serving peak",
-                size=-(budget.spare_bytes or 0),
+                size=-(budget.headroom_bytes or 0),
             )
         case _:
-            over = budget.released_spare_bytes or budget.spare_bytes or 0
+            over = budget.released_headroom_bytes or budget.headroom_bytes or 0
             said = text("does not fit the device: {size:size} over at the serving peak", size=-over)
-    said = modelled(said, budget.how.get("spare_bytes") == MODELLED)
+    said = modelled(said, budget.how.get("headroom_bytes") == MODELLED)
     runs_none = any(item.name == "held_at_worst" for item in budget.held_at_peak)
     if runs_none or not any(each.samples for each in report.ranks):
         said = text("{verdict}; estimated: no full batch ran", verdict=said)
@@ -319,7 +319,7 @@ def _fits(report: Report) -> Line | None:
 
 
 def _printed_room(rank: RankReport) -> str:
-    return format_size(rank.budget.spare_bytes)
+    return format_size(rank.budget.headroom_bytes)
 
 
 def _checked(report: Report) -> list[Line]:
@@ -526,14 +526,14 @@ def _device(report: Report, rank: RankReport | None, width: int) -> list[Section
 def _role(report: Report, rank: RankReport) -> str:
     if rank.oom is not None:
         return text("{label}, which failed", label=rank.label)
-    if rank.budget.spare_bytes is not None:
+    if rank.budget.headroom_bytes is not None:
         return text("{label}, the least headroom", label=rank.label)
     return rank.label
 
 
 def _gib_or_mib(size: int) -> str:
     """Return GiB without the unit; with it below 0.1 GiB, in MiB."""
-    return printed_gib(size) if abs(size) >= 0.1 * GIB else format_size(size)
+    return format_gib(size) if abs(size) >= 0.1 * GIB else format_size(size)
 
 
 def _percent(size: int, total: int | None) -> str:
@@ -588,8 +588,8 @@ def _groups(report: Report) -> list[tuple[list[str], RankReport]]:
     def key(rank: RankReport) -> tuple[object, ...]:
         divided = divided_device(rank)
         rows = [] if divided is None else divided.owners
-        figures = [printed_gib(size) for _, size in _figures(rank)]
-        return (*figures, *((row.name, printed_gib(row.bytes)) for row in rows))
+        figures = [format_gib(size) for _, size in _figures(rank)]
+        return (*figures, *((row.name, format_gib(row.bytes)) for row in rows))
 
     found = group_ranks(report.ranks, key)
     return [([rank.label for rank in group], group[0]) for group in found]
@@ -601,7 +601,7 @@ def _figures(rank: RankReport) -> list[tuple[str, int | None]]:
     graph = rank.figures.get("graph_bytes")
     return [
         (text("KV cache"), budget.engine_kv_cache_bytes),
-        (text("headroom"), budget.spare_bytes),
+        (text("headroom"), budget.headroom_bytes),
         *((title_of(row.name), row.bytes) for row in budget.terms if row.subtracted),
         (text("graph memory"), None if graph is None else int(graph)),
         (text("free at the start"), rank.initial_free_bytes),
@@ -630,7 +630,7 @@ def _differing(report: Report, less: int) -> tuple[list[Section], int]:
     titles = list(dict.fromkeys(title for figures in per_rank for title in figures))
     rows = []
     for title in titles:
-        cells = [printed_gib(figures.get(title)) for figures in per_rank]
+        cells = [format_gib(figures.get(title)) for figures in per_rank]
         if len(set(cells)) > 1:
             rows.append(Row([title, *cells], indent=1))
     kept = rows[: max(1, min(_RANK_ROWS, len(rows) - less))]
@@ -673,7 +673,7 @@ def _start_up(
     def edges(name: str) -> Column:
         def cell(each: Passage) -> str:
             sizes = each.edges(name)
-            return "-" if sizes == [None, None] else " → ".join(map(printed_gib, sizes))
+            return "-" if sizes == [None, None] else " → ".join(map(format_gib, sizes))
 
         title, mark, _ = _START_UP[name]
         return Column(modelled(title, mark and simulated), cell, right=True)
@@ -733,7 +733,7 @@ def _telling(rows: list[Passage]) -> list[Passage]:
 def _cells(each: Passage) -> tuple[list[str], list[str]]:
     """Return what is printed of a passage, before and after."""
     edges = [each.edges(name) for name in _START_UP]
-    return [printed_gib(edge[0]) for edge in edges], [printed_gib(edge[1]) for edge in edges]
+    return [format_gib(edge[0]) for edge in edges], [format_gib(edge[1]) for edge in edges]
 
 
 # The equation

@@ -2,52 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
-from vllm_memprof.accounting.evidence import EVIDENCE
-from vllm_memprof.accounting.model import Report
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.document import Section
-from vllm_memprof.report.sections.allocations import allocation_sections
-from vllm_memprof.report.sections.audit import audit_sections
-from vllm_memprof.report.sections.budget import budget_sections
-from vllm_memprof.report.sections.communicators import communicator_sections
-from vllm_memprof.report.sections.cycles import cycle_sections
-from vllm_memprof.report.sections.deployment import deployment_sections
-from vllm_memprof.report.sections.device import device_sections
-from vllm_memprof.report.sections.empty_cache import empty_cache_sections
-from vllm_memprof.report.sections.growth import growth_sections
-from vllm_memprof.report.sections.kv import kv_sections
-from vllm_memprof.report.sections.oom import oom_sections
-from vllm_memprof.report.sections.phases import phase_section
-from vllm_memprof.report.sections.printed import printed_sections
-from vllm_memprof.report.sections.requests import request_sections
-from vllm_memprof.report.sections.serving_growth import serving_growth_sections
-from vllm_memprof.tables import WIDE
+from vllm_memprof.report.sections import (
+    audit,
+    budget,
+    deployment,
+    empty_cache,
+    kv,
+    oom,
+    owners,
+    phases,
+    printed,
+    serving,
+)
+from vllm_memprof.report.sections.base import Draw, Sheet, per_rank
 
 
-def _phases(report: Report, width: int) -> list[Section]:
-    """Return the table of phases; few logs name one."""
-    phases = phase_section(report, width >= WIDE)
-    return [phases] if phases.rows or not EVIDENCE[report.run.source].partial else []
+def _by_grant(rank: RankReport) -> tuple[bool, int]:
+    """Return what puts the rank with the least KV cache first, one without any last."""
+    granted = rank.budget.engine_kv_cache_bytes
+    return granted is None, granted or 0
 
 
 #: Name for ``--section`` -> the tables, in the order in which they are read.
-SECTIONS: dict[str, Callable[[Report, int], list[Section]]] = {
-    "oom": lambda report, width: oom_sections(report),
-    "hosts": deployment_sections,
-    "equation": lambda report, width: budget_sections(report),
-    "device": lambda report, width: device_sections(report, width >= WIDE),
-    "phases": _phases,
-    "growth": growth_sections,
-    "cross-check": lambda report, width: audit_sections(report, width >= WIDE),
-    "kv-cache": lambda report, width: kv_sections(report),
-    "printed": lambda report, width: printed_sections(report),
-    "communicators": lambda report, width: communicator_sections(report),
-    "empty-cache": lambda report, width: empty_cache_sections(report, width >= WIDE),
-    "requests": lambda report, width: request_sections(report, width >= WIDE),
-    "serving": lambda report, width: serving_growth_sections(report, width >= WIDE),
-    "cycles": lambda report, width: cycle_sections(report),
-    "allocations": lambda report, width: allocation_sections(report),
+SECTIONS: dict[str, tuple[Draw, ...]] = {
+    "oom": (
+        per_rank(oom.failed_allocation, oom.owners, oom.free_blocks, oom.readings, oom.remedies),
+        per_rank(oom.counters),
+    ),
+    "hosts": (
+        deployment.hosts,
+        deployment.cores,
+        deployment.ranks,
+        deployment.skew,
+        deployment.matrix,
+    ),
+    "equation": (
+        per_rank(
+            budget.equation,
+            budget.fits_request,
+            budget.fits_device,
+            budget.budgets,
+            order=_by_grant,
+        ),
+    ),
+    "device": (per_rank(owners.device),),
+    "phases": (phases.phases,),
+    "growth": (per_rank(owners.growth),),
+    "cross-check": (per_rank(audit.audit),),
+    "kv-cache": (per_rank(kv.kv_cache),),
+    "printed": (per_rank(printed.printed),),
+    "communicators": (per_rank(owners.communicators),),
+    "empty-cache": (empty_cache.calls, empty_cache.experiments, empty_cache.effect),
+    "requests": (
+        per_rank(serving.stages),
+        per_rank(serving.multimodal),
+        per_rank(serving.requests),
+    ),
+    "serving": (per_rank(serving.device_growth), serving.host_growth),
+    "cycles": tuple(
+        per_rank(partial(serving.cycles, kind)) for kind in ("sleep", "pause", "weight_update")
+    ),
+    "allocations": (serving.allocations,),
 }
 
 
@@ -56,7 +76,8 @@ def sections(report: Report, width: int, names: Iterable[str] = SECTIONS) -> lis
 
     Args:
         report: of one run.
-        width: characters that a line has; from ``WIDE`` on, tables gain columns.
+        width: characters that a line has; from ``tables.WIDE`` on, tables gain columns.
         names: of ``SECTIONS``; all by default.
     """
-    return [section for name in names for section in SECTIONS[name](report, width)]
+    sheet = Sheet(report, width)
+    return [section for name in names for draw in SECTIONS[name] for section in draw(sheet)]

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.evidence import EVIDENCE
+from collections.abc import Iterator
+
 from vllm_memprof.accounting.model import MODELLED, AuditRow, RankReport, Report
 from vllm_memprof.accounting.readings.audit import audit_title
 from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.document import BAD, MUTED, PLAIN, TOTAL, Section
-from vllm_memprof.tables import (
-    COUNT,
-    GIB4,
-    Column,
-    Look,
-    alike,
-    fold,
-    modelled,
-    signed,
-    table,
-    wide_only,
-)
+from vllm_memprof.report.sections.base import Sheet
+from vllm_memprof.tables import COUNT, GIB4, Column, Look, fold, modelled, signed, wide_only
 from vllm_memprof.text import Text, join, text
 
 _AUDIT = (
@@ -31,92 +22,64 @@ _AUDIT = (
 )
 
 
-def audit_sections(report: Report, wide: bool) -> list[Section]:
-    """Return a table per group of ranks; none where nothing is compared, as of a log."""
-
-    def draw(rank: RankReport, labels: str) -> list[Section]:
-        rows = rank.budget.audit
-        title = text("Audit: the engine's figures and memprof's readings, {labels}", labels=labels)
-        known = [row for row in rows if row.own_bytes is not None or row.engine_bytes is not None]
-        return [table(title, _AUDIT, known, _notes(rows), wide, look=_look)]
-
-    known = [
-        rank
-        for rank in report.ranks
-        if any(row.difference_bytes is not None for row in rank.budget.audit)
-    ]
-    return alike(known, draw, lambda rank: repr(rank.budget.audit))
+def audit(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
+    """Return the figures of both; nothing where none is compared, as of a log."""
+    rows = rank.budget.audit
+    if all(row.difference_bytes is None for row in rows):
+        return
+    known = [row for row in rows if row.own_bytes is not None or row.engine_bytes is not None]
+    title = text("Audit: the engine's figures and memprof's readings")
+    yield sheet.table(title, _AUDIT, known, _notes(rows), _look)
 
 
 def _look(row: AuditRow) -> Look:
     mark = "?" if row.undecided else "✗" if row.agrees is False else ""
-    if row.agrees is None:
-        return Look(MUTED, mark)
-    if not row.agrees:
-        return Look(BAD, mark)
-    return Look(TOTAL if row.term == "kv_cache" else PLAIN, mark)
+    agreeing = TOTAL if row.term == "kv_cache" else PLAIN
+    return Look({None: MUTED, False: BAD, True: agreeing}[row.agrees], mark)
 
 
-def recomputed_from(report: Report, rank: RankReport) -> list[str]:
-    """Say what the recomputed equation shows, and what it does not; none where it is not."""
+def _notes(rows: list[AuditRow]) -> Iterator[str]:
+    """Say why a figure is missing and what a tolerance is for, each reason once."""
+    for reason in dict.fromkeys(row.reason for row in rows if row.reason is not None):
+        titles = join(", ", [audit_title(row) for row in rows if row.reason == reason])
+        yield text("{titles}: {reason}", titles=titles, reason=reason)
+    for row in rows:
+        if row.tolerance_bytes and row.term != "kv_cache" and row.between is not None:
+            yield text("tolerance of {title}: {between}", row, title=audit_title(row))
+    if any(row.engine_bytes is not None for row in rows if row.term in QUANTITIES):
+        yield text(
+            "difference and tolerance in bytes; where nothing is said, nothing lies between the "
+            "engine's reading and memprof's"
+        )
+
+
+def recomputed_from(sheet: Sheet, rank: RankReport) -> Iterator[str]:
+    """Say what the recomputed equation shows, and what it does not; nothing where it is not."""
     budget = rank.budget
     if budget.balanced is not True or budget.override:
-        return []
+        return
     terms = {term.name for term in budget.terms if term.subtracted}
-    kept = [row for row in budget.audit if row.term in terms and row.engine_bytes is not None]
-    if (note := EVIDENCE[report.run.source].recomputed) is not None:
-        return [note]
-    if kept:
-        note = text(
+    if sheet.evidence.recomputed is not None:
+        yield sheet.evidence.recomputed
+    elif any(row.term in terms and row.engine_bytes is not None for row in budget.audit):
+        yield text(
             "recomputed from the engine's own figures: its arithmetic and release are understood; "
             "the audit compares the figures"
         )
     else:
-        note = text("recomputed from memprof's readings: the engine keeps no figure of its terms")
-    return [note]
+        yield text("recomputed from memprof's readings: the engine keeps no figure of its terms")
 
 
 def audited(report: Report) -> Text | None:
     """Return the outcome in a few words; None where nothing could be compared."""
-    rows = [(rank, row) for rank in report.ranks for row in rank.budget.audit]
-    if off := [(rank, row) for rank, row in rows if row.agrees is False]:
-        labels = list(dict.fromkeys(rank.label for rank, _ in off))
-        titles = list(dict.fromkeys(audit_title(row) for _, row in off))
-        return text(
-            "cross-check: {terms} differ on {labels}",
-            labels=fold(labels),
-            terms=join(", ", titles),
-        )
-    agreeing = [row for _, row in rows if row.agrees]
-    if not agreeing:
+    rows = [(rank.label, row) for rank in report.ranks for row in rank.budget.audit]
+    if off := [(label, row) for label, row in rows if row.agrees is False]:
+        titles = join(", ", dict.fromkeys(audit_title(row) for _, row in off))
+        labels = fold(list(dict.fromkeys(label for label, _ in off)))
+        return text("cross-check: {terms} differ on {labels}", labels=labels, terms=titles)
+    agree = {row.term for _, row in rows if row.agrees}
+    if not agree:
         return None
     compared = {row.term for _, row in rows if row.engine_bytes is not None}
-    agree = {row.term for row in agreeing} - {row.term for _, row in rows if row.undecided}
-    return text(
-        "{agree} of {count} values match",
-        agree=len(agree),
-        count=len(compared),
-    )
-
-
-def _notes(rows: list[AuditRow]) -> list[str]:
-    """Say why a figure is missing and what a tolerance is for, each reason once."""
-    notes: list[str] = []
-    reasons = dict.fromkeys(row.reason for row in rows if row.reason is not None)
-    for reason in reasons:
-        titles = [audit_title(row) for row in rows if row.reason == reason]
-        notes.append(text("{titles}: {reason}", titles=join(", ", titles), reason=reason))
-    for row in rows:
-        if row.tolerance_bytes and row.term != "kv_cache" and row.between is not None:
-            notes.append(
-                text("tolerance of {title}: {between}", title=audit_title(row), between=row.between)
-            )
-    if not any(row.engine_bytes is not None for row in rows if row.term in QUANTITIES):
-        return notes
-    notes.append(
-        text(
-            "difference and tolerance in bytes; where nothing is said, nothing lies between the "
-            "engine's reading and memprof's"
-        )
-    )
-    return notes
+    agree -= {row.term for _, row in rows if row.undecided}
+    return text("{agree} of {count} values match", agree=len(agree), count=len(compared))

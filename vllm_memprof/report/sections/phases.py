@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from statistics import median_high
 
-from vllm_memprof.accounting.evidence import EVIDENCE
-from vllm_memprof.accounting.model import NotMeasured, RankReport, Report
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.document import BAD, MUTED, NOT_MEASURED, PLAIN, Row, Section
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span
+from vllm_memprof.report.sections.base import Sheet
 from vllm_memprof.tables import (
     LABELS,
     PHASE_COLUMNS,
@@ -21,20 +22,18 @@ from vllm_memprof.tables import (
     Folded,
     fold,
     fold_rows,
-    group_ranks,
+    foremost,
     labels_of,
-    printed_gib,
-    table,
 )
 from vllm_memprof.text import Text, text
-from vllm_memprof.units import GIB
+from vllm_memprof.units import GIB, format_gib, sum_or_none
 
-#: Passages of the same phase in a row that are still listed one by one.
+#: Passages through the same place that are still listed one by one.
 _LISTED_PASSAGES = 8
 #: Ranks, or ranges of them, that a row names.
 _LISTED_RANKS = 4
 
-_PhaseKey = tuple[str, ...]  # names from the outermost phase inwards, each with its count
+_PhaseKey = tuple[str | int, ...]  # names from the outermost phase inwards, and a count
 
 
 @dataclass(frozen=True)
@@ -53,24 +52,23 @@ class Passage:
         return [None if at is None else getattr(at, name) for at in (self.before, self.after)]
 
 
-def phase_section(report: Report, wide: bool) -> Section:
+def phases(sheet: Sheet) -> Iterator[Section]:
     """Return phases x memory, before and after, in the order in which they occurred.
 
-    Ranks that print alike share a row.
+    Ranks that print alike share a row. Few logs name a phase.
     """
-    evidence = EVIDENCE[report.run.source]
+    report, evidence = sheet.report, sheet.evidence
     digits = _digits(report)
     per_rank = {rank.label: passages_of(rank) for rank in report.ranks}
     everyone = fold(list(per_rank))
-    fields = [column for column in PHASE_COLUMNS if column.shown([], wide)]
+    fields = [column for column in PHASE_COLUMNS if column.shown([], sheet.wide)]
 
     def columns(ranks: bool) -> list[Column]:
-        arrow = "→" if ranks and not wide else " → "  # with the ranks no room is left for blanks
+        arrow = "→" if ranks and not sheet.wide else " → "  # no room is left for blanks
 
         def edges(sizes: list[int | None]) -> str:
-            if sizes == [None, None]:
-                return "-"
-            return arrow.join(printed_gib(size, digits) for size in sizes)
+            known = sizes != [None, None]
+            return arrow.join(format_gib(size, digits) for size in sizes) if known else "-"
 
         return [
             Column("Phase", "name"),
@@ -94,27 +92,21 @@ def phase_section(report: Report, wide: bool) -> Section:
     for key in _merged_order(list(per_rank.values())):
         passages = {label: [own[key]] for label, own in per_rank.items() if key in own}
         groups = fold_rows(columns(False), passages)
-        shown = _extremes(groups, [str(column.value) for column in fields])
-        hidden |= len(shown) < len(groups)
-        rows += shown
-    gaps: dict[str, list[str]] = {}
-    for gap in (
-        [] if evidence.partial else report.not_measured
-    ):  # few logs print a moment: a note has the others
-        labels = list(per_rank) if gap.labels is None else gap.labels
-        gaps.setdefault(gap.phase, []).extend(labels)
-    unread = {
-        phase: fold([label for label in per_rank if label in lacking])
-        for phase, lacking in gaps.items()
+        rows += _extremes(groups, [str(column.value) for column in fields])
+        hidden |= len(groups) > SHOWN_GROUPS
+    unread: dict[str, list[str]] = {}
+    for gap in [] if evidence.partial else report.not_measured:
+        unread.setdefault(gap.phase, []).extend(gap.labels or per_rank)
+    if evidence.partial and not rows:
+        return
+    gaps = {
+        phase: fold([each for each in per_rank if each in own]) for phase, own in unread.items()
     }
-    told = {*(fold(row.labels) for row in rows), *unread.values()}
-    several = bool(told - {everyone})
+    several = bool({*(fold(row.labels) for row in rows), *gaps.values()} - {everyone})
     title = text("Phases, GiB before → after")
-    if not several and len(report.ranks) == 1:
-        title = text("Phases, GiB before → after, {labels}", labels=labels_of(report.ranks))
-    elif not several and everyone:
-        title = text("Phases, GiB before → after, {labels} alike", labels=everyone)
-    notes = _phase_notes(report)
+    if everyone and not several:
+        title = text("{title}, {labels}", title=title, labels=labels_of(report.ranks))
+    notes = [*_notes(sheet)]
     if hidden:
         notes.append(
             text(
@@ -124,116 +116,83 @@ def phase_section(report: Report, wide: bool) -> Section:
             )
         )
     blank = [""] * (len(fields) - 1)
-    lines = [
+    missing = [
         Row([phase, *([_short(ranks)] if several else []), "", NOT_MEASURED, *blank], 0, MUTED)
-        for phase, ranks in unread.items()
+        for phase, ranks in gaps.items()
     ]
-    return table(
-        title,
-        columns(several),
-        [*rows, *lines],
-        notes,
-        wide,
-        report.run.simulated,
-        look=lambda row: BAD if row.open else PLAIN,
+    style = {True: BAD, False: PLAIN}
+    yield sheet.table(
+        title, columns(several), [*rows, *missing], notes, lambda row: style[row.open]
     )
 
 
 def _extremes(groups: list[Folded], names: list[str]) -> list[Folded]:
     """Return the groups that are shown: the largest, and those farthest from the median."""
-    if len(groups) <= SHOWN_GROUPS:
-        return groups
-    readings = [
-        [*(group.rows[0].edges(name)[side] for side in (0, 1) for name in names)]
+    readings: dict[int, list[int | None]] = {
+        id(group): [size for name in names for size in group.rows[0].edges(name)]
         for group in groups
-    ]
-    everyone = [own for own, group in zip(readings, groups, strict=True) for _ in group.labels]
+    }
+    every = [readings[id(group)] for group in groups for _ in group.labels]
     middle: list[int | None] = []
-    for column in zip(*everyone, strict=True):
-        known = sorted(size for size in column if size is not None)
-        middle.append(known[len(known) // 2] if known else None)
+    for column in zip(*every, strict=True):
+        known = [size for size in column if size is not None]
+        middle.append(median_high(known) if known else None)
+    largest = max(groups, key=lambda group: len(group.labels))
 
-    def distance(at: int) -> float:
+    def distance(group: Folded) -> float:
         """Return the bytes by which a figure differs most; inf for an open or a missing one."""
-        pairs = list(zip(readings[at], middle, strict=True))
-        if groups[at].rows[0].open or any(
-            (size is None) != (usual is None) for size, usual in pairs
-        ):
+        pairs = list(zip(readings[id(group)], middle, strict=True))
+        missing = any((size is None) != (usual is None) for size, usual in pairs)
+        if group is largest or group.rows[0].open or missing:
             return inf
-        return float(max(abs((size or 0) - (usual or 0)) for size, usual in pairs))
+        return max(abs((size or 0) - (usual or 0)) for size, usual in pairs)
 
-    places = range(len(groups))
-    largest = max(places, key=lambda at: len(groups[at].labels))
-    others = sorted((at for at in places if at != largest), key=distance, reverse=True)
-    kept = {largest, *others[: SHOWN_GROUPS - 1]}
-    return [groups[at] for at in places if at in kept]
+    return foremost(groups, SHOWN_GROUPS, distance)
 
 
 def _short(labels: str) -> str:
     """Return the ranks of a row, as many as a column has room for."""
     parts = labels.split(", ")
     return (
-        labels if len(parts) <= _LISTED_RANKS else f"{', '.join(parts[: _LISTED_RANKS - 1])}, ..."
+        labels if len(parts) <= _LISTED_RANKS else ", ".join([*parts[: _LISTED_RANKS - 1], "..."])
     )
 
 
-def _phase_notes(report: Report) -> list[str]:
-    notes: list[str] = []
+def _notes(sheet: Sheet) -> Iterator[str]:
+    report = sheet.report
     if not report.ranks:
-        notes.append(text("no worker got far enough to report anything"))
-    if len(report.ranks) > 1 and EVIDENCE[report.run.source].no_times is None:
-        notes.append(text("seconds are those of the slowest rank"))
-    for members in group_ranks(report.ranks, lambda rank: tuple(rank.open_phases)):
-        if phases := " > ".join(members[0].open_phases):
-            labels = labels_of(members)
-            notes.append(
-                text("{labels}: {phases} was under way", labels=labels, phases=phases)
-                if report.run.status == "running"
-                else text("{labels}: {phases} was not finished", labels=labels, phases=phases)
-            )
-    notes += _folded_notes((rank, _raised(rank)) for rank in report.ranks)
-    notes += _folded_notes(
-        (rank, [text("memprof's hook failed, {error}", error=error) for error in rank.errors])
-        for rank in report.ranks
-    )
-    gaps: dict[tuple[str, str], list[NotMeasured]] = {}
+        yield text("no worker got far enough to report anything")
+    if len(report.ranks) > 1 and sheet.evidence.no_times is None:
+        yield text("seconds are those of the slowest rank")
+    running = report.run.status == "running"
+    told: dict[Text, dict[str, RankReport]] = {}
+    for rank in report.ranks:
+        for note in _rank_notes(rank, running):
+            told.setdefault(note, {})[rank.label] = rank
+    for note, ranks in told.items():
+        yield text("{labels}: {note}", labels=labels_of(ranks.values()), note=note)
+    gaps: dict[tuple[str, str], list[str]] = {}
     for gap in report.not_measured:
-        gaps.setdefault((gap.reason, fold(gap.labels or [])), []).append(gap)
-    for (reason, labels), members_of in gaps.items():
-        what = ", ".join(gap.phase for gap in members_of)
-        notes.append(
-            text(
-                "NOT MEASURED on {labels}: {what} ({reason})",
-                labels=labels,
-                what=what,
-                reason=reason,
-            )
-            if labels
-            else text("NOT MEASURED: {what} ({reason})", what=what, reason=reason)
+        gaps.setdefault((fold(gap.labels or []), gap.reason), []).append(gap.phase)
+    for (labels, reason), names in gaps.items():
+        note = text("NOT MEASURED: {what} ({reason})", what=", ".join(names), reason=reason)
+        yield text("{labels}: {note}", labels=labels, note=note) if labels else note
+
+
+def _rank_notes(rank: RankReport, running: bool) -> Iterator[Text]:
+    """Return what was under way, what raised, and where a hook failed."""
+    if phases := " > ".join(rank.open_phases):
+        yield (
+            text("{phases} was under way", phases=phases)
+            if running
+            else text("{phases} was not finished", phases=phases)
         )
-    return notes
-
-
-def _raised(rank: RankReport) -> list[Text]:
-    """Return the exceptions that left a phase, each where it began, not where it was passed on."""
     inner = {row.parent: row.error for row in rank.phases if row.error}
-    return [
-        text("{phase} raised {error}", phase=row.phase, error=row.error)
-        for row in rank.phases
-        if row.error and inner.get(row.order) != row.error
-    ]
-
-
-def _folded_notes(per_rank: Iterable[tuple[RankReport, list[Text]]]) -> list[Text]:
-    """Return each note once, with the ranks that it holds for."""
-    labels: dict[Text, list[str]] = {}
-    for rank, found in per_rank:
-        for note in found:
-            labels.setdefault(note, []).append(rank.label)
-    return [
-        text("{labels}: {note}", labels=fold(list(dict.fromkeys(names))), note=note)
-        for note, names in labels.items()
-    ]
+    for row in rank.phases:
+        if row.error and inner.get(row.order) != row.error:  # where it began
+            yield text("{phase} raised {error}", row)
+    for error in rank.errors:
+        yield text("memprof's hook failed, {error}", error=error)
 
 
 def _digits(report: Report) -> int:
@@ -244,54 +203,41 @@ def _digits(report: Report) -> int:
 
 
 def passages_of(rank: RankReport) -> dict[_PhaseKey, Passage]:
-    """Return a rank's phases by name, by start; many of a kind within one parent become one."""
-    keys: dict[int | None, _PhaseKey] = {None: ()}
+    """Return a rank's phases by start; many of a kind in the same place become one."""
+    paths: dict[int | None, _PhaseKey] = {None: ()}
+    places: dict[_PhaseKey, list[Span]] = {}
+    for span in rank.phases:  # parents come first
+        paths[span.order] = (*paths[span.parent], span.name)
+        places.setdefault(paths[span.order], []).append(span)
     found: list[tuple[int, _PhaseKey, Passage]] = []
-    for depth in range(max((row.depth for row in rank.phases), default=-1) + 1):
-        groups: dict[tuple[_PhaseKey, str], list[Span]] = {}
-        for row in rank.phases:
-            if row.depth == depth:
-                groups.setdefault((keys[row.parent], row.name), []).append(row)
-        for (parent, name), rows in groups.items():
-            for number, bundle in enumerate(_bundles(rows)):
-                key = (*parent, f"{name}#{number}")
-                keys.update(dict.fromkeys((row.order for row in bundle), key))
-                shown = f"{name} x{len(bundle)}" if len(bundle) > 1 else name
-                found.append((bundle[0].order, key, _bundle(shown, bundle)))
+    for path, spans in places.items():
+        ended = [span for span in spans if not span.open]
+        bundles = [[span] for span in spans]
+        if len(ended) > _LISTED_PASSAGES:
+            bundles = [ended, *([span] for span in spans if span.open)]
+        for number, bundle in enumerate(bundles):
+            first, last = bundle[0], bundle[-1]
+            passage = Passage(
+                name=f"{first.name} x{len(bundle)}" if len(bundle) > 1 else first.name,
+                indent=first.depth,
+                seconds=sum_or_none(span.seconds for span in bundle),
+                before=first.before,
+                after=last.after,
+                open=last.open,
+            )
+            found.append((first.order, (*path, number), passage))
     return {key: passage for _, key, passage in sorted(found, key=lambda entry: entry[0])}
-
-
-def _bundles(rows: list[Span]) -> list[list[Span]]:
-    """Return rows one by one, or those that ended as one where they are many."""
-    ended = [row for row in rows if not row.open]
-    if len(ended) <= _LISTED_PASSAGES:
-        return [[row] for row in rows]
-    return [ended, *([row] for row in rows if row.open)]
-
-
-def _bundle(name: str, rows: list[Span]) -> Passage:
-    seconds = [row.seconds for row in rows if row.seconds is not None]
-    return Passage(
-        name=name,
-        indent=rows[0].depth,
-        seconds=sum(seconds) if seconds else None,
-        before=rows[0].before,
-        after=rows[-1].after,
-        open=rows[-1].open,
-    )
 
 
 def _merged_order(per_rank: list[dict[_PhaseKey, Passage]]) -> list[_PhaseKey]:
     """Return one order for all ranks: a phase of one rank alone comes after its previous one."""
     order: list[_PhaseKey] = []
-    known: set[_PhaseKey] = set()
     for passages in per_rank:
         place = 0
         for key in passages:
-            if key in known:
-                place = order.index(key) + 1
+            if key in order:
+                place = order.index(key)
             else:
                 order.insert(place, key)
-                known.add(key)
-                place += 1
+            place += 1
     return order

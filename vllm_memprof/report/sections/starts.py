@@ -28,23 +28,22 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
     def name(report: Report) -> str:
         return f"#{report.run.id.rpartition('#')[2]}" if len(files) == 1 else report.run.id
 
-    notes: list[str] = [text("GiB; of several ranks, the one with the least KV cache")]
+    def look(report: Report) -> str:
+        well = report.run.status in ("ok", "truncated") or not report.ranks
+        return PLAIN if well else BAD
+
+    notes = [text("GiB; of several ranks, the one with the least KV cache")]
     if (more := len(reports) - LISTED_STARTS) > 0:
         notes.append(text("{count} more engine starts", count=more))
     title = text("{count} engine starts", count=len(reports))
     columns = (Column("Start", name), *_STARTS)
-    return table(title, columns, reports[:LISTED_STARTS], notes, width >= _WIDE, look=_style)
+    return table(title, columns, reports[:LISTED_STARTS], notes, width >= _WIDE, look=look)
 
 
 def starts_document(reports: Sequence[Report], width: int) -> Document:
     """Return the table that the reports of several engine starts follow."""
     section = starts_section(reports, width)
     return Document(kind="starts", title=section.title, head=[], sections=[section], verdict="")
-
-
-def _style(report: Report) -> str:
-    well = report.run.status in ("ok", "truncated") or not report.ranks
-    return PLAIN if well else BAD
 
 
 def _of_rank(read: Callable[[RankReport], object]) -> Callable[[Report], object]:
@@ -66,9 +65,7 @@ def _result(report: Report) -> str:
     results = {rank.budget.balanced for rank in report.ranks}
     if False in results:
         return text("equation differs")
-    if results == {True}:
-        return text("equation equal")
-    return text("not recomputed")
+    return text("equation equal") if results == {True} else text("not recomputed")
 
 
 _STARTS = (

@@ -11,10 +11,10 @@ from tests.unit.accounting.builders import gib, recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.findings.advice import (
     device_total,
+    higher_share,
     least_granted,
     leave_a_kv_cache,
     leave_room,
-    make_up_for,
     most_accepted,
 )
 from vllm_memprof.accounting.model import RankReport
@@ -31,21 +31,22 @@ def test_the_smallest_kv_cache_of_all_ranks_sets_the_size(ranks: list[RankReport
     assert grants[0] != grants[1]
     for rank in ranks:
         said = leave_room(rank, gib(1), least_granted(ranks))
-        assert said == f"--kv-cache-memory-bytes {size} leaves room for it"
+        assert said == {"argument": f"--kv-cache-memory-bytes {size}"}
         both = leave_room(rank, gib(1), least_granted(ranks), by_utilization=True)
-        assert both.startswith(f"{said}, as does --gpu-memory-utilization 0.9")
+        assert both["argument"] == said["argument"]
+        assert both["other"].startswith("--gpu-memory-utilization 0.9")
 
 
 def test_more_than_there_is_leaves_no_room(ranks: list[RankReport]) -> None:
-    assert leave_room(ranks[0], gib(64), least_granted(ranks)) == ""
+    assert leave_room(ranks[0], gib(64), least_granted(ranks)) == {}
     ignored = replace(ranks[0], budget=replace(ranks[0].budget, takes_fixed_size=False))
-    assert leave_room(ignored, gib(1), least_granted(ranks)) == ""
+    assert leave_room(ignored, gib(1), least_granted(ranks)) == {}
 
 
 def test_a_utilization_of_1_or_more_makes_up_for_nothing(ranks: list[RankReport]) -> None:
     share, total = ranks[0].budget.gpu_memory_utilization or 0, device_total(ranks[0]) or 0
-    assert make_up_for(ranks[0], gib(1), ranks).startswith("--gpu-memory-utilization 0.9")
-    assert make_up_for(ranks[0], round((1 - share) * total), ranks) == ""
+    assert 0.9 < float(str(higher_share(ranks[0], gib(1), ranks)["share"])) < 1
+    assert higher_share(ranks[0], round((1 - share) * total), ranks) == {"none": True}
 
 
 def test_a_total_that_was_not_recorded_is_the_request_over_its_share(
@@ -59,21 +60,21 @@ def test_a_total_that_was_not_recorded_is_the_request_over_its_share(
 
 
 def test_how_much_more_a_kv_cache_takes(ranks: list[RankReport]) -> None:
-    assert "raise --gpu-memory-utilization, or" in leave_a_kv_cache(ranks[0], 0, ranks)
+    assert leave_a_kv_cache(ranks[0], 0, ranks) == {"unknown": True}
     budget = replace(ranks[0].budget, gpu_memory_utilization=0.5)
     half = replace(ranks[0], device_total_bytes=gib(60), budget=budget)
 
-    def said(rank: RankReport, missing: int) -> str:
+    def said(rank: RankReport, missing: int) -> dict[str, object]:
         return leave_a_kv_cache(rank, missing, [rank])
 
-    assert said(half, gib(6)) == "more than --gpu-memory-utilization 0.6000 is enough"
-    assert "no --gpu-memory-utilization below 1" in said(half, gib(31))
+    assert said(half, gib(6)) == {"share": 0.6}
+    assert said(half, gib(31)) == {"none": True}
     bare = replace(half, device_total_bytes=None, figures={})
-    assert "by more than 6.00 / the device's GiB" in said(bare, gib(6))
+    assert said(bare, gib(6)) == {"more": gib(6)}
     e4p = replace(half, budget=replace(budget, equation="E4p"))
-    assert "more than --gpu-memory-utilization 0.7000 " in said(e4p, gib(6))
+    assert said(e4p, gib(6)) == {"share": 0.7}
     printed = replace(half, half_units={"kv_cache_bytes": gib(0.005)})
-    assert "more than --gpu-memory-utilization 0.6001 " in said(printed, gib(6))
+    assert said(printed, gib(6)) == {"share": 0.6001}
 
 
 def test_no_suggestion_asks_for_more_than_is_free(ranks: list[RankReport]) -> None:
@@ -83,21 +84,17 @@ def test_no_suggestion_asks_for_more_than_is_free(ranks: list[RankReport]) -> No
         ranks[0], device_total_bytes=gib(60), initial_free_bytes=gib(40), budget=budget
     )
     roomy = replace(crowded, initial_free_bytes=gib(59))
-    assert make_up_for(crowded, gib(6), [crowded]) == (
-        "--gpu-memory-utilization 0.6000 makes up for it"
-    )
-    refused = "no utilization makes up for it: above 0.6666 the engine refuses to start"
-    assert make_up_for(crowded, gib(12), [crowded]) == refused
-    assert make_up_for(roomy, gib(12), [roomy, crowded]) == refused
-    assert "0.7000 makes up" in make_up_for(roomy, gib(12), [roomy])
-    assert leave_a_kv_cache(crowded, gib(12), [crowded]).startswith("no utilization is enough")
-    assert "0.7000 is enough" in leave_a_kv_cache(roomy, gib(12), [roomy])
+    assert higher_share(crowded, gib(6), [crowded]) == {"share": 0.6}
+    refused = {"most": 0.6666}
+    assert higher_share(crowded, gib(12), [crowded]) == refused
+    assert higher_share(roomy, gib(12), [roomy, crowded]) == refused
+    assert higher_share(roomy, gib(12), [roomy]) == {"share": 0.7}
+    assert leave_a_kv_cache(crowded, gib(12), [crowded]) == refused
+    assert leave_a_kv_cache(roomy, gib(12), [roomy]) == {"share": 0.7}
     unknown = replace(crowded, initial_free_bytes=None)
-    assert make_up_for(unknown, gib(12), [unknown]).endswith(
-        "where 42.00 GiB are free at the start"
-    )
+    assert higher_share(unknown, gib(12), [unknown]) == {"share": 0.7, "start": gib(42)}
     e2 = replace(crowded, budget=replace(budget, equation="E2"))  # does not check
-    assert make_up_for(e2, gib(12), [e2]) == "--gpu-memory-utilization 0.7000 makes up for it"
+    assert higher_share(e2, gib(12), [e2]) == {"share": 0.7}
 
 
 @pytest.mark.parametrize(("free", "total"), [(52.63, 79.32), (19.77, 22.05), (50.0, 60.96)])

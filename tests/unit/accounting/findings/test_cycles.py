@@ -58,7 +58,7 @@ def test_sleeps_of_a_log_are_printed_and_their_growth_is_found(tmp_path: Path) -
     finding = one(grown, "residue-per-cycle")
     assert "in use while asleep +7639.0, +13752.3 MiB over 3 cycles" in finding.evidence
     shown = table(grown, 120)
-    assert "43.8200  11.5700   +7639.0" in shown
+    assert "43.8200  11.5700   +7,639.0" in shown
     assert "empty_cache" not in shown  # a log does not tell
     steady = report("4.11", "4.63", "4.63", "4.63")
     assert "residue-per-cycle" not in found(steady)

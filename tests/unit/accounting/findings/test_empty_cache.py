@@ -23,7 +23,7 @@ def test_a_call_in_a_step_is_priced_and_a_call_between_requests_is_not() -> None
     finding = one(hot, "empty-cache-in-hot-path")
     assert finding.bytes == 64 * MIB
     assert (
-        "4 calls at runner.py:7 (Runner.step), 4 of them inside a step, up to 2 request(s) held"
+        "4 call(s) at runner.py:7 (Runner.step), 4 of them inside a step, up to 2 request(s) held"
         in finding.evidence
     )
     assert "8.00 ms in all, 2.00 ms at most" in finding.evidence
@@ -128,5 +128,5 @@ def test_an_observation_says_what_it_freed_in_which_phase() -> None:
     ]
     finding = one(report_of([load, *calls]), "observation-empties-cache")
     assert finding.bytes == 98 * MIB
-    assert "3 calls, 6.00 ms, freed 0.0957 GiB before it read" in finding.evidence
+    assert "3 call(s), 6.00 ms, freed 0.0957 GiB before it read" in finding.evidence
     assert finding.evidence.endswith("weight_load 0.0938, no phase 0.0020")

@@ -276,7 +276,7 @@ FROM_HOOKS = {
     "reserved-grows-without-empty-cache": "findings/test_cycles.py::"
     "test_reserved_memory_that_grows_with_every_update",
     "kv-cache-beyond-device": "findings/test_fits_device.py::test_one_verdict_one_finding",
-    "spare-small": "findings/test_fits_device.py::test_one_verdict_one_finding",
+    "headroom-small": "findings/test_fits_device.py::test_one_verdict_one_finding",
     "engine-suggestion-beyond-device": "findings/test_fits_device.py::"
     "test_the_engine_s_own_suggestions_are_held_against_the_device",
     "residue-per-cycle": "findings/test_cycles.py::test_a_leak_of_each_cycle",

@@ -15,7 +15,7 @@ from vllm_memprof.units import MIB
 
 TOTAL = 8000 * MIB
 WEIGHTS, START, PEAK, RESERVED, GRAPHS = 1000, 300, 1400, 1900, 200
-VERDICTS = ("kv-cache-beyond-device", "reserved-peak-beyond-device", "spare-small")
+VERDICTS = ("kv-cache-beyond-device", "reserved-peak-beyond-device", "headroom-small")
 #: Spare: 8000 - 1900 reserved - 300 non-torch - 200 that came later; released 500 more.
 FITS, FITS_RELEASED = 8000 - 2400, 8000 - 1900
 
@@ -68,8 +68,8 @@ def found_in(report: Report) -> dict[str, Finding]:
     ("kv_cache", "verdict", "finding"),
     [
         (FITS - 150, "fits", None),
-        (FITS - 149, "narrow", "spare-small"),
-        (FITS, "narrow", "spare-small"),
+        (FITS - 149, "narrow", "headroom-small"),
+        (FITS, "narrow", "headroom-small"),
         (FITS + 1, "release", "reserved-peak-beyond-device"),
         (FITS_RELEASED, "release", "reserved-peak-beyond-device"),
         (FITS_RELEASED + 1, "exceeds", "kv-cache-beyond-device"),
@@ -80,7 +80,7 @@ def test_one_verdict_one_finding(kv_cache: int, verdict: str, finding: str | Non
     budget = report.ranks[0].budget
     assert budget.fits_device_bytes == FITS * MIB
     assert budget.fits_device_released_bytes == FITS_RELEASED * MIB
-    assert budget.spare_bytes == (FITS - kv_cache) * MIB
+    assert budget.headroom_bytes == (FITS - kv_cache) * MIB
     assert budget.device_verdict == verdict
     assert [name for name in VERDICTS if name in found_in(report)] == ([finding] if finding else [])
 
@@ -93,7 +93,7 @@ def test_the_verdict_has_the_size_that_fits() -> None:
     assert (release.severity, release.bytes) == ("warning", 7 * MIB)
     assert "8000" not in release.evidence
     assert "7.81 GiB - (1.86 reserved, peak of the profile run + " in release.evidence
-    small = found_in(start_up(FITS))["spare-small"]
+    small = found_in(start_up(FITS))["headroom-small"]
     assert (small.severity, small.bytes) == ("warning", 0)
     assert f"--kv-cache-memory-bytes {(FITS - 150) * MIB} " in small.action
 
@@ -119,7 +119,7 @@ def test_the_engine_s_own_suggestions_are_held_against_the_device() -> None:
     budget = report.ranks[0].budget
     taken = WEIGHTS + (PEAK - WEIGHTS) + GRAPHS + 150
     assert budget.suggested_bytes == [(4000 - taken) * MIB, (8000 - START - taken) * MIB]
-    assert [each.spare_bytes for each in budget.suggestions] == [
+    assert [each.headroom_bytes for each in budget.suggestions] == [
         FITS * MIB - size for size in budget.suggested_bytes
     ]
     found = found_in(report)["engine-suggestion-beyond-device"]

@@ -8,16 +8,8 @@ import pytest
 
 from tests.unit.accounting.builders import process, recorded, run_of
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.accounting.findings.needs import (
-    DEVICE_BUDGET,
-    GRANTED,
-    HOOKS,
-    KV_ALLOCATED,
-    NOTHING,
-    RECOMPUTED,
-    Need,
-    item_known,
-)
+from vllm_memprof.accounting.findings.needs import Need
+from vllm_memprof.accounting.findings.table import FINDINGS
 
 
 @pytest.fixture(scope="module")
@@ -32,28 +24,29 @@ def bare() -> Report:
 
 
 @pytest.mark.parametrize(
-    ("need", "reason"),
+    ("finding", "reason"),
     [
-        (HOOKS, "a log does not tell"),
-        (GRANTED, "no KV cache was granted"),
-        (RECOMPUTED, "the equation could not be checked"),
-        (DEVICE_BUDGET, "no KV cache was granted"),
-        (KV_ALLOCATED, "the KV cache was not allocated"),
+        ("hook-not-bound", "a log does not tell"),
+        ("rank-skew", "no KV cache was granted"),
+        ("equation-unbalanced", "the equation could not be checked"),
+        ("headroom-small", "no KV cache was granted"),
+        ("kv-allocation-off-plan", "the KV cache was not allocated"),
     ],
 )
 def test_a_need_is_met_or_has_a_reason(
-    need: Need, reason: str, whole: Report, bare: Report
+    finding: str, reason: str, whole: Report, bare: Report
 ) -> None:
+    need = FINDINGS[finding].needs
     assert need.lacking(whole, whole.ranks[0]) is None
     assert need.lacking(bare, bare.ranks[0]) == reason
-    assert NOTHING.lacking(bare, bare.ranks[0]) is None
+    assert FINDINGS["gb-is-gib"].needs.lacking(bare, bare.ranks[0]) is None
 
 
 def test_an_item_is_known_or_does_not_apply(whole: Report) -> None:
     planned = build_report(recorded("plan_tp2"))
-    graph = item_known("graph")
+    graph = Need("", item="graph")
     assert graph.lacking(whole, whole.ranks[0]) is None
     assert graph.lacking(planned, planned.ranks[0])
     eager = replace(planned, run=replace(planned.run, eager=True))
     assert graph.lacking(eager, eager.ranks[0]) is None
-    assert item_known("of no equation").lacking(whole, whole.ranks[0]) is None
+    assert Need("", item="of no equation").lacking(whole, whole.ranks[0]) is None

@@ -74,7 +74,7 @@ def test_before_the_kv_cache_its_size_is_not_to_blame(
     assert found.title == f"The device ran out of memory in {title}"
     assert (found.severity, found.bytes) == ("error", gib(1))
     assert found.evidence == (
-        "2.0000 GiB were asked for, 1.0000 GiB free, reserved 58.0000 GiB, allocated 55.0000 GiB, "
+        "2.0000 GiB were asked for; 1.0000 GiB free; reserved 58.0000 GiB; allocated 55.0000 GiB; "
         "outside this process's allocator 1.0000 GiB; the largest: tensors, 55.0000 GiB"
     )
     assert flag in found.action
@@ -103,7 +103,7 @@ def test_after_it_the_kv_cache_gives_way() -> None:
 def test_free_memory_in_pieces_has_no_price() -> None:
     found = finding(run_out_in("weight_load", wanted=1, free=3))
     assert (found.bytes, found.kv_tokens) == (None, None)
-    assert "1.0000 GiB were asked for, 3.0000 GiB free" in found.evidence
+    assert "1.0000 GiB were asked for; 3.0000 GiB free" in found.evidence
 
 
 def test_a_failure_without_a_phase_is_found_as_well() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import _C
 
 initialized = False
@@ -20,6 +22,11 @@ def mem_get_info(device: int) -> tuple[int, int]:
     assert initialized, "a reading initialised the device"
     assert not capturing, "a device reading while capturing"
     return _C.free(), _C.TOTAL
+
+
+def memory_snapshot() -> list[dict[str, Any]]:
+    segments: list[dict[str, Any]] = _C._npu_memorySnapshot()["segments"]
+    return segments
 
 
 def get_device_name(device: int) -> str:

@@ -1,0 +1,143 @@
+"""Rules of findings: rows of ``findings.toml``, each with the function that finds it.
+
+A function yields bytes and figures by name; the row has the words in which they are said, the
+severity, and what a run must have measured before the absence of the finding means anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
+
+from vllm_memprof.accounting.budget.kv import worth_in_tokens
+from vllm_memprof.accounting.findings.advice import least_granted
+from vllm_memprof.accounting.findings.needs import Need
+from vllm_memprof.accounting.model import Finding, RankReport
+from vllm_memprof.files import read_table
+from vllm_memprof.record.loader import Identity, Run
+from vllm_memprof.text import Part, Sentence, sentences
+from vllm_memprof.units import MIB
+
+ERROR, WARNING, INFO = "error", "warning", "info"
+#: From this size on, memory that the equation does not subtract is a warning, not info.
+WARNING_BYTES = 128 * MIB
+BY_BYTES = "by bytes"  # a severity
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a finding goes by besides its rank: the run and its finished ranks."""
+
+    run: Run
+    ranks: list[RankReport]
+
+    @cached_property
+    def least_granted_bytes(self) -> int | None:
+        """Return the smallest KV cache that a rank was granted; None: none is known."""
+        return least_granted(self.ranks)
+
+    @cached_property
+    def pids(self) -> dict[str | None, frozenset[str]]:
+        """Return the process numbers of the run by host: ranks, front ends and engine cores."""
+        found = dict(self.run.pids)
+        for rank in self.ranks:
+            found[rank.host] = found.get(rank.host, frozenset()) | {str(rank.pid)}
+        return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """One occurrence. What is None is as the rule says."""
+
+    bytes: int | None
+    figures: Mapping[str, object]  # by the names that the sentences of the row have for them
+    severity: str | None = None
+    kv_tokens: int | None = None  # where the cost in KV tokens is not that of ``bytes``
+    about: RankReport | Identity | None = None  # None: the rank that was looked at, or the run
+
+
+@dataclass(frozen=True)
+class FindingRule:
+    """A finding that a run may have."""
+
+    id: str
+    title: tuple[Sentence, ...]  # alternatives, that of its page last
+    severity: str
+    evidence: Sequence[Part]
+    action: Sequence[Part]
+    mark: str  # between the parts of the evidence
+    needs: Need
+    priced: bool  # in KV tokens
+    of_run: bool  # ``find`` takes the run as a whole, not a rank of it
+    find: Callable[..., Iterator[Found]]
+    explained: Mapping[str, str]  # meaning, computed, to-do: of its page
+    source: str  # file::symbol
+
+    def findings(self, run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+        """Yield all occurrences in a run."""
+        context = Context(run, ranks)
+        for rank in [None] if self.of_run else ranks:
+            for one in self.find(context) if rank is None else self.find(rank, context):
+                yield self._finding(one, one.about or rank)
+
+    def _finding(self, one: Found, about: RankReport | Identity | None) -> Finding:
+        severity, tokens = one.severity or self.severity, one.kv_tokens
+        if severity == BY_BYTES:
+            severity = WARNING if (one.bytes or 0) >= WARNING_BYTES else INFO
+        if tokens is None and self.priced and isinstance(about, RankReport):
+            tokens = worth_in_tokens(about.kv, one.bytes)
+        return Finding(
+            id=self.id,
+            severity=severity,
+            rank=None if about is None else about.rank,
+            label=None if about is None else about.label,
+            title=sentences([self.title], one.figures),
+            evidence=sentences(self.evidence, one.figures, self.mark),
+            bytes=one.bytes,
+            kv_tokens=tokens,
+            action=sentences(self.action, one.figures),
+        )
+
+
+def read_rules(folders: Mapping[Path, str]) -> Iterator[FindingRule]:
+    """Yield the rules of the ``findings.toml`` of folders, in their order.
+
+    ``sentences`` and ``needs`` of the first are those of all of them.
+
+    Args:
+        folders: -> the package of the functions that the rules name.
+    """
+    tables = {
+        path: read_table(file) for path in folders if (file := path / "findings.toml").exists()
+    }
+    shared = next(iter(tables.values()))
+    for folder, table in tables.items():
+        for name, row in table["findings"].items():
+            module, _, function = row["find"].partition(":")
+            find = getattr(import_module(f"{folders[folder]}.{module}"), function)
+            argument, need = row.get("argument"), row.get("needs", "nothing")
+            yield FindingRule(
+                id=name,
+                title=_alternatives(row["title"], shared["sentences"]),
+                severity=row["severity"],
+                evidence=[_alternatives(part, shared["sentences"]) for part in row["evidence"]],
+                action=[_alternatives(part, shared["sentences"]) for part in row.get("action", ())],
+                mark=row.get("mark", "; "),
+                needs=Need(**shared["needs"][need], item=argument if need == "item" else None),
+                priced=row.get("priced", True),
+                of_run=row.get("of") == "run",
+                find=find if argument is None else partial(find, argument),
+                explained={key: row[key] for key in ("meaning", "computed", "to-do")},
+                source=f"{find.__module__.replace('.', '/')}.py::{function}",
+            )
+
+
+def _alternatives(part: Part, named: Mapping[str, tuple[Sentence, ...]]) -> tuple[Sentence, ...]:
+    """Return a part as alternatives; ``@name`` is those of that name."""
+    found: tuple[Sentence, ...] = ()
+    for one in part if isinstance(part, tuple) else (part,):
+        found += named[one[1:]] if isinstance(one, str) and one[0] == "@" else (one,)
+    return found
