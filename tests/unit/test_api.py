@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 
 import vllm_memprof as mp
-from vllm_memprof import api
 from vllm_memprof.cli import main
 from vllm_memprof.errors import LaunchError, RunRecordError, UsageError
 from vllm_memprof.options import value_of, words_of
