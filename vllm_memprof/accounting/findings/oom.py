@@ -40,7 +40,7 @@ def out_of_memory(rank: RankReport, _: Context) -> Iterator[Found]:
         "graphs": oom.graph_pools_bytes,
         "outside": outside,
         "process": oom.process_non_torch_bytes,
-        "others": oom.other_processes_bytes,
+        "of_others": oom.other_processes_bytes,
         "largest": largest or None,
     }
     spans = (s.after for s in rank.phases if s.phase == "kv_cache_alloc" and s.error is None)
@@ -57,7 +57,7 @@ def out_of_memory(rank: RankReport, _: Context) -> Iterator[Found]:
             "phase": oom.phase,
             "unknown": True if oom.phase is None else None,
             "merge": merge_not_profiled(oom),
-            "remedies": room_for(rank, oom, kv_cache),
+            **room_for(rank, oom, kv_cache),
             **{name: size and gib_of(rank, size) for name, size in sizes.items()},
             **{flag: True for flag in (oom.asked_by, oom.last_phase) if flag is not None},
         },
