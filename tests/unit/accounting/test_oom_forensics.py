@@ -10,8 +10,8 @@ import pytest
 from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Oom, Remedy, TermRow
-from vllm_memprof.accounting.oom.failed_allocation import divide_free
 from vllm_memprof.accounting.oom.estimates import Case
+from vllm_memprof.accounting.oom.failed_allocation import divide_free
 from vllm_memprof.accounting.oom.remedies import remedies
 from vllm_memprof.record.failures import Failure, Pool, StepItem, StepRequest
 from vllm_memprof.record.loader import ProcessRecord

@@ -12,11 +12,12 @@ from string import Formatter
 import vllm_memprof
 from vllm_memprof.accounting.findings.table import FINDINGS
 from vllm_memprof.accounting.oom.remedies import GIVES, REMEDIES
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.causes.book import read_book
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.equation import read_equations
-from vllm_memprof.text import Part
 from vllm_memprof.report import language
+from vllm_memprof.text import Part
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 _IN_PAGES = re.compile(r'\bsay\(\s*"((?:[^"\\]|\\.)*)"')
@@ -97,6 +98,7 @@ def every_template() -> list[Template]:
     for name, remedy in REMEDIES.items():
         found += in_table(name, [remedy.argument, *remedy.grounds])
     found += in_table("remedies.toml", [GIVES])
+    found += in_table("titles.toml", [title for area in TITLES.values() for title in area.values()])
     for row in (row for rows in read_book().origins.values() for row in rows):
         sentences = [row.title, *(cure.why for cure in row.cures)]
         sentences += [cure.action for cure in row.cures if cure.action is not None]

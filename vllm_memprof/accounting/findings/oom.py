@@ -9,13 +9,13 @@ from vllm_memprof.accounting.findings.rules import WARNING_BYTES, Context, Found
 from vllm_memprof.accounting.model import Oom, RankReport
 from vllm_memprof.accounting.oom.failed_allocation import (
     HELD,
-    STAGE_TITLES,
     gib_of,
     images_of,
     kv_cache_state,
     merge_not_profiled,
 )
 from vllm_memprof.accounting.oom.remedies import room_for
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
@@ -50,7 +50,7 @@ def out_of_memory(rank: RankReport, _: Context) -> Iterator[Found]:
         {
             "at": oom.at_request,
             "count": oom.request_count,
-            "stage": STAGE_TITLES.get(oom.stage or ""),
+            "stage": TITLES["stages"].get(oom.stage or ""),
             "images": images or None,
             "holder": name,
             "grown": oom.taken_since(next(spans, None)) or None,

@@ -35,25 +35,13 @@ from vllm_memprof.record.failures import (
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import BEFORE, Span, ancestors, first_of, last_of
-from vllm_memprof.text import sentences, text
+from vllm_memprof.text import sentences
 from vllm_memprof.units import GIB, format_gib, minus
 
 #: What the allocator asks the device for on behalf of a small request (up to 1 MiB, which is
 #: served from pools of its own): kSmallBuffer.
 #: (torch, CUDACachingAllocator.cpp, and torch_npu, NPUCachingAllocator.cpp)
 _SMALL_SEGMENT_BYTES = 2 << 20
-#: Part of a step -> what it is.
-STAGE_TITLES = {
-    "mm_encoder": text("multimodal encoder"),
-    "mm_merge": text("merge of multimodal embeddings"),
-    "mm_gather": text("gathering of encoder outputs"),
-    "mm_cache_insert": text("encoder outputs into the encoder cache"),
-    "mm_cache_evict": text("encoder outputs out of the encoder cache"),
-    "embedding": text("token embeddings"),
-    "model_forward": text("language model"),
-    "logits": text("logits"),
-    "sampling": text("sampling"),
-}
 HELD, BEING_ALLOCATED, NOT_YET = "held", "being_allocated", "not_yet"
 _ALLOCATION = "kv_cache_alloc"
 _BEFORE = {"device_init", "hccl_init", "weight_load", "mm_profile", "profile_run", "kv_cache_plan"}
