@@ -78,7 +78,6 @@ def observation_empties_cache(rank: RankReport, _: Context) -> Iterator[Found]:
                 "what": what,
                 "count": len(calls),
                 "time": sum(call.seconds or 0 for call in calls),
-                "size": freed,
                 "phases": join(", ", sizes),
             },
             severity=WARNING if grave else INFO,
@@ -99,7 +98,6 @@ def empty_cache_refilled(rank: RankReport, _: Context) -> Iterator[Found]:
                 {
                     "freed": freed,
                     "again": again,
-                    "left": freed - again,
                     "phase": calls[-1].refilled_by,
                     **_calls_at(site, calls),
                 },
@@ -137,7 +135,6 @@ def reserved_grows_without_empty_cache(rank: RankReport, _: Context) -> Iterator
                 sum(grown),
                 {
                     "sizes": _sizes(grown),
-                    "size": sum(grown),
                     "pause": kind == "pause" or None,
                     **_until_full(kind, cycles, round(median(grown))),
                 },

@@ -48,13 +48,11 @@ def out_of_memory(rank: RankReport, _: Context) -> Iterator[Found]:
     yield Found(
         oom.missing_bytes,
         {
-            "at": oom.at_request,
-            "count": oom.request_count,
+            **vars(oom),
             "stage": TITLES["stages"].get(oom.stage or ""),
             "images": images or None,
             "holder": name,
             "grown": oom.taken_since(next(spans, None)) or None,
-            "phase": oom.phase,
             "unknown": True if oom.phase is None else None,
             "merge": merge_not_profiled(oom),
             **room_for(rank, oom, kv_cache),
@@ -103,11 +101,9 @@ def fragmentation(rank: RankReport, run: Context) -> Iterator[Found]:
     yield Found(
         size,
         {
-            "reserved": reserved,
+            **vars(oom),
             "peak": reserved - size if oom.allocated_bytes is None else None,
             "allocated": None if oom.allocated_bytes is None else reserved - size,
-            "wanted": wanted,
-            "free": free,
             "setting": None if grows else f"PYTORCH_{chip}_ALLOC_CONF=expandable_segments:True",
             "largest": None
             if blocks is None or (stale and blocks.freed_bytes is None)
