@@ -201,7 +201,7 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
     merges = [stage for stage in process.served.stages if stage.stage == "mm_merge"]
     if span is None and not encoder and not merges:
         return None
-    nothing = Span("", 0, None, 0, (), None, None)
+    nothing = Span("", 0)
     profiled, merged = span or nothing, (profile or nothing).detail.get("mm_merge_ran")
     items, each = profiled.integer("mm_items"), profiled.integer("mm_tokens_per_item")
     size, peak = profiled.detail.get("mm_size"), value(profiled.after, "allocated_peak_bytes")
