@@ -20,7 +20,7 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME, MONOKAI
 
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli.live import rank_budgets, shown_by_attach
-from vllm_memprof.cli.show import render
+from vllm_memprof.cli.show import pieces
 from vllm_memprof.launch.attach import Attached
 from vllm_memprof.launch.live import render_screen
 from vllm_memprof.report.html import render_html
@@ -47,7 +47,7 @@ class Sample:
 
 def formatted(format_name: str, lang: str = "en") -> Callable[[Report], str]:
     """What ``memprof report --format`` writes into a file."""
-    return lambda report: render(report, format_name, to_file=True, lang=lang)
+    return lambda report: "".join(pieces([report], format_name, to_file=True, lang=lang))
 
 
 #: One row per format and language.

@@ -210,11 +210,10 @@ def _rank_report(
     owners, torch = owners_of(process), torch_owners(process.phases, kv.draft_bytes)
     phases = []
     for span in process.phases:
-        edges = (
-            replace(edge, owners=device_memory(span, edge, of.simulated, owners, torch))
-            for edge in span.edges
-        )
-        phases.append(replace(span, edges=tuple(edges)))
+        divided = {
+            edge.side: device_memory(span, edge, of.simulated, owners, torch) for edge in span.edges
+        }
+        phases.append(replace(span, owners=divided))
     return RankReport(
         rank=who.rank,
         label=label,

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from vllm_memprof.accounting.serving.trend import Verdict
 from vllm_memprof.record.allocations import TraceTotals
 from vllm_memprof.record.cause import NamedFailure
-from vllm_memprof.record.codec import Allowed, computed, left_out
+from vllm_memprof.record.codec import computed, one_of
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.failures import StepReading as StepReading
 from vllm_memprof.record.failures import StepRequest as StepRequest
@@ -43,13 +43,13 @@ class RunSummary(RunInfo):
     processes, names with "-".
     """
 
-    source: Annotated[str, Allowed(("hooks", "log"))] = "hooks"
+    source: Annotated[str, one_of("hooks", "log")] = "hooks"
     truncated: bool = False
     eager: bool = False  # --enforce-eager was given
 
     @property
     @computed
-    def outcome(self) -> Annotated[str, Allowed(("ok", "failed", "oom", "truncated"))]:
+    def outcome(self) -> Annotated[str, one_of("ok", "failed", "oom", "truncated")]:
         """How the run ended; truncated where the record does not reach its end."""
         cut = self.status == "running" or (self.status == "ok" and self.truncated)
         return "truncated" if cut else self.status
@@ -74,7 +74,7 @@ class TermRow:
     subtracted: bool  # False: the engine reports it and subtracts it from nothing
     half_unit_bytes: int = 0  # half of the last printed digit; 0 from hooks
     #: What memprof divides the engine's figure into; the equation has it whole.
-    parts: tuple[ItemPart, ...] = left_out(())
+    parts: tuple[ItemPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,17 @@ class MemoryItem:
     how: How
     source: str  # the moment or the file it was read at
     reason: str | None = None  # why bytes is None
-    formula: str = left_out("")  # in the names of figures and snapshots
+    formula: str = ""  # in the names of figures and snapshots
     required: bool = True  # False: does not apply to this run, and the sum does without it
-    kv_tokens: int | None = left_out()
-    parts: tuple[ItemPart, ...] = left_out(())  # empty: not divided
+    kv_tokens: int | None = None
+    parts: tuple[ItemPart, ...] = ()  # empty: not divided
 
 
 @dataclass(frozen=True)
 class Suggestion:
     """A KV cache size that the engine suggests for ``--kv-cache-memory-bytes``."""
 
-    limit: Annotated[str, Allowed(("request", "device"))]  # that the engine says it fits into
+    limit: Annotated[str, one_of("request", "device")]  # that the engine says it fits into
     bytes: int
     how: How
     kv_tokens: int | None
@@ -249,7 +249,7 @@ class Budget:
     @computed
     def device_verdict(
         self,
-    ) -> Annotated[str, Allowed(("fits", "narrow", "release", "exceeds"))] | None:
+    ) -> Annotated[str, one_of("fits", "narrow", "release", "exceeds")] | None:
         """Whether the device holds the KV cache and the serving peak; None where it is unknown.
 
         ``narrow``: it does, with less headroom than profiling may miss. ``release``: it does if the
@@ -318,7 +318,7 @@ class KvGroup:
     layers: int | None
     block_size: int | None  # tokens
     page_size_bytes: int | None  # of one layer
-    bytes_per_token: float | None  # all layers of the group
+    bytes_per_token: float | int | None  # all layers of the group
     dtype: str | None
     layout: dict[str, int | str | bool | None] | None = (
         None  # heads, sizes, windows: what the formula of its type needs
@@ -353,8 +353,8 @@ class Kv:
     group_count: int | None = None  # groups that share the blocks
     context_parallel: int = 1  # ranks that share the tokens of a request
     #: Of ``planned_bytes``, layers of the drafter; None: no drafter, or they share their bytes.
-    draft_bytes: int | None = left_out()
-    draft_layers: int | None = left_out()
+    draft_bytes: int | None = None
+    draft_layers: int | None = None
 
     @property
     def recorded(self) -> bool:
@@ -500,7 +500,7 @@ class Remedy:
     id: str
     argument: str
     bytes: int | None  # None: not known, and ``grounds`` says why
-    bound: Annotated[str, Allowed((EXACT, AT_MOST, AT_LEAST))] | None
+    bound: Annotated[str, one_of(EXACT, AT_MOST, AT_LEAST)] | None
     how: How | None
     #: Whether the allocation would have passed with it alone; None: not known.
     enough: bool | None
@@ -515,7 +515,7 @@ class HostClock:
     rank has entered it. The estimate assumes that the ranks leave it at the same time.
     """
 
-    by: Annotated[str, Allowed((FIRST, COLLECTIVES, WALL, UNKNOWN))]
+    by: Annotated[str, one_of(FIRST, COLLECTIVES, WALL, UNKNOWN)]
     offset_ns: int | None  # by which it is ahead; None: nothing tells
     least_ns: int | None = None  # None: no collective bounds it
     most_ns: int | None = None
@@ -686,7 +686,7 @@ class OwnerGrowth:
 class HostGrowth:
     """Host memory of one process while the engine served: resident, without what is shared."""
 
-    process: Annotated[str, Allowed((*PROCESS_ROLES, "unknown"))]
+    process: Annotated[str, one_of(*PROCESS_ROLES, "unknown")]
     roles: list[str]  # all that it has: with one rank, engine core and worker are one process
     label: str | None  # of the rank, of a worker
     host: str | None
@@ -737,29 +737,29 @@ class Oom:
     other_processes_bytes: int | None = None  # total - free - process_bytes
     graph_pools_bytes: int | None = None  # allocated in private pools
     #: Who asked, where it was not torch's caching allocator; None: that one, or not known.
-    asked_by: Annotated[str, Allowed(("npu_workspace", "runtime"))] | None = None
+    asked_by: Annotated[str, one_of("npu_workspace", "runtime")] | None = None
     phase: str | None = None  # the innermost phase that was under way, where it is known
     #: Of a log without a phase: the last phase whose lines come before the message.
     last_phase: str | None = None
     #: Of what was asked for, where a message printed it rounded: half its last digit.
-    requested_half_unit_bytes: int = left_out(0)
+    requested_half_unit_bytes: int = 0
     #: Part of a step, see ``record.failures.STAGE_OF``; None: not known.
-    stage: str | None = left_out()
-    site: str | None = left_out()  # file:line
-    chain: list[str] = left_out(list)  # module:function, innermost first
+    stage: str | None = None
+    site: str | None = None  # file:line
+    chain: list[str] = field(default_factory=list)  # module:function, innermost first
     #: Of the step that failed; None: no step, or not known.
-    requests: list[StepRequest] | None = left_out()
-    at_request: int | None = left_out()  # counted from 1
-    request_count: int | None = left_out()
-    input: str | None = left_out()  # name of its file
+    requests: list[StepRequest] | None = None
+    at_request: int | None = None  # counted from 1
+    request_count: int | None = None
+    input: str | None = None  # name of its file
     #: Of a log: what the parts of a step took before.
-    readings: list[StepReading] = left_out(list)
+    readings: list[StepReading] = field(default_factory=list)
     #: Of the allocator's variable, in the process that failed; None: not read.
-    allocator_settings: str | None = left_out()
+    allocator_settings: str | None = None
     #: The device at the failure; those that are no part of another add up to its total.
-    owners: list[ComponentRow] = left_out(list)
-    free_blocks: FreeBlocks | None = left_out()
-    remedies: list[Remedy] = left_out(list)
+    owners: list[ComponentRow] = field(default_factory=list)
+    free_blocks: FreeBlocks | None = None
+    remedies: list[Remedy] = field(default_factory=list)
 
     @property
     @computed
@@ -815,18 +815,18 @@ class RankReport:
         None  # of a log, the first and the last of a worker that nothing names
     )
     #: While it served, where the run was sampled; requests in the order in which they began.
-    requests: list[RequestRow] = left_out(list)
-    stages: list[StageRow] = left_out(list)
-    samples: list[Point] = left_out(list)
-    growth: list[OwnerGrowth] = left_out(list)
+    requests: list[RequestRow] = field(default_factory=list)
+    stages: list[StageRow] = field(default_factory=list)
+    samples: list[Point] = field(default_factory=list)
+    growth: list[OwnerGrowth] = field(default_factory=list)
     #: What profiling assumed of multimodal items, and what came.
-    mm_profile: MmProfile | None = left_out()
+    mm_profile: MmProfile | None = None
     #: Older samples are lowest and highest values of several readings.
-    thinned: bool = left_out(False)
+    thinned: bool = False
     #: Kind of event -> lines that are in no file any more, because the files are bounded.
-    dropped: dict[str, int] = left_out(dict)
+    dropped: dict[str, int] = field(default_factory=dict)
     #: Of a deployment whose engines have budgets of their own: prefill | decode.
-    group: str | None = left_out()
+    group: str | None = None
 
     @property
     @computed
@@ -840,7 +840,7 @@ class Finding:
     """Something a reader should know, with the figure that shows it."""
 
     id: str
-    severity: Annotated[str, Allowed(("info", "warning", "error"))]
+    severity: Annotated[str, one_of("info", "warning", "error")]
     rank: int | None  # None: the run as a whole
     label: str | None
     title: str
@@ -870,11 +870,11 @@ class Report:
     #: What failed first, by the log; None: nothing, or the run has no log.
     failure: NamedFailure | None = None
     #: Resident host memory of each process while it served, where the run was sampled.
-    growth: list[HostGrowth] = left_out(list)
+    growth: list[HostGrowth] = field(default_factory=list)
     #: With --trace-allocations: lines of code whose memory stayed.
-    allocations: list[TracedProcess] = left_out(list)
+    allocations: list[TracedProcess] = field(default_factory=list)
     #: Of processes on several hosts; None: one host.
-    deployment: Deployment | None = left_out()
+    deployment: Deployment | None = None
     SCHEMA: ClassVar[str] = REPORT_SCHEMA
 
     @property

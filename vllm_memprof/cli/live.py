@@ -6,9 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from vllm_memprof.errors import UsageError
 from vllm_memprof.text import text
@@ -23,26 +21,8 @@ if TYPE_CHECKING:
     from vllm_memprof.launch.refresh import Refresher
     from vllm_memprof.launch.status import RankBudget
 
-Screen = Annotated[
-    bool, typer.Option("--live", help="A full-screen view; q goes back to the line, nothing ends.")
-]
-ViewLang = Annotated[
-    str, typer.Option("--lang", metavar="L", help="Language of the view: en, zh (Chinese).")
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        "--metrics-port",
-        metavar="P",
-        help="Serve figures as Prometheus text on this port; 0 takes a free one.",
-        show_default="none",
-    ),
-]
-MetricsHost = Annotated[
-    str,
-    typer.Option("--metrics-host", metavar="H", help="Address that --metrics-port listens on."),
-]
-DEFAULT_METRICS_HOST = "127.0.0.1"
+#: Address that --metrics-port listens on where none is given.
+METRICS_HOST = "127.0.0.1"
 
 
 def open_exporter(host: str, port: int | None, modelled: bool) -> Exporter | None:
@@ -57,7 +37,7 @@ def open_exporter(host: str, port: int | None, modelled: bool) -> Exporter | Non
         MemprofError: prometheus_client is not installed.
     """
     if port is None:
-        if host != DEFAULT_METRICS_HOST:
+        if host != METRICS_HOST:
             raise UsageError("--metrics-host goes with --metrics-port", hint="--metrics-port 9400")
         return None
     from vllm_memprof.launch.metrics import Exporter

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import json
 import os
 import re
 import signal
@@ -65,6 +66,11 @@ _PROCESS = re.compile(rb"^\([^)]*\)\s*")
 ANSWER_LINE = re.compile(
     rb"\[memprof (simulated device\] .* is not computed; answered: .*) \(pid \d+\)"
 )
+#: Fields of a request that a driver gets as they are. (``engines.driver.Options``)
+_OF_A_DRIVER = (
+    *("prompts", "at_once", "max_tokens", "repeat", "concurrency", "on_error"),
+    *("sleep_cycles", "until"),
+)
 _PR_SET_PDEATHSIG = 1
 #: Seconds that an engine has to end by itself after its launcher was killed. vLLM's API server
 #: waits for the clients of requests that nobody answers any more.
@@ -103,28 +109,16 @@ def build_command(
     start = [str(python), *(["-P"] if safe else [])]
     if request.mode == "serve":
         return [*start, *row.server, model_path, *engine_args]
-    command = [*start, "-m", row.driver, request.mode, "--model", model_path]
-    prompts, images = request.prompts_file, request.images_dir
-    if prompts is not None:
-        command += ["--prompts", str(prompts.absolute())]
-    # one token: a prompt may begin with a dash
-    command += [f"--prompt={prompt}" for prompt in request.prompts]
-    command += ["--at-once"] if request.at_once else []
-    on_hardware = devices is None  # all ranks run: each waits for the others
-    for option, value in (
-        ("--images", None if images is None else images.absolute()),
-        ("--repeat", request.repeat if request.repeat != 1 else None),
-        ("--concurrency", request.concurrency),
-        ("--on-error", request.on_error if request.on_error != "stop" else None),
-        ("--max-tokens", request.max_tokens),
-        ("--ranks", None if on_hardware else request.ranks or "auto"),
-        ("--devices", devices),
-        ("--rank", None if on_hardware else request.rank),
-        ("--until", request.until if request.until == "ready" else None),
-        ("--sleep-cycles", request.sleep_cycles or None),
-    ):
-        command += [] if value is None else [option, str(value)]
-    return [*command, "--", *engine_args]
+    paths = {"prompts_file": request.prompts_file, "images_dir": request.images_dir}
+    options = {
+        "model": model_path,
+        **{name: getattr(request, name) for name in _OF_A_DRIVER},
+        **{name: None if path is None else str(path.absolute()) for name, path in paths.items()},
+    }
+    if devices is not None:  # on hardware all ranks run: each waits for the others
+        options |= {"devices": devices, "ranks": request.ranks or "auto", "rank": request.rank}
+    known = {name: value for name, value in options.items() if value is not None}
+    return [*start, "-m", row.driver, request.mode, json.dumps(known), *engine_args]
 
 
 def build_env(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_memprof.record.schema import FULL_STEP, RANKS, RunInfo
+from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.text import text
 
 #: An event as the tail reads it; another release may have written it.
@@ -155,8 +155,8 @@ class EngineProgress:
     soc: str | None = None
     first_error: tuple[int, str, str, str] | None = None  # t_ns, process name, phase, message
     oom_message: str | None = None
-    ranks: dict[str, object] | None = None  # of a plan: which ranks are run
-    full_step: dict[str, object] | None = None  # of a plan: the largest batches that it ran
+    ranks: Event | None = None  # of a plan: which ranks are run
+    full_step: Event | None = None  # of a plan: the largest batches that it ran
     shutdown_t_ns: int | None = None  # when the first process began to shut down in good order
     lost: list[Lost] = field(default_factory=list)  # on Ray nodes, each once
 
@@ -230,9 +230,9 @@ class EngineProgress:
             if all((each.node, each.rank) != (lost.node, lost.rank) for each in self.lost):
                 self.lost.append(lost)
         elif kind == "ranks":
-            self.ranks = {name: event.get(name) for name in RANKS}
+            self.ranks = event
         elif kind == "full_step":
-            self.full_step = {name: event.get(name) for name in FULL_STEP}
+            self.full_step = event
         elif kind == "ready" and isinstance(t_ns, int):
             self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
             if event.get("what") == "model":

@@ -43,7 +43,6 @@ from vllm_memprof.record.failures import stage_of
 from vllm_memprof.record.loader import Identity, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
 from vllm_memprof.record.spans import Span
-from vllm_memprof.record.spans import edges as span_edges
 from vllm_memprof.text import text
 
 LOOKED_FOR = (
@@ -317,7 +316,7 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
     known = [each.identity for each in processes]
     places = [(who.dp_rank or 0, who.rank is None, who.rank or 0) for who in known]
     return Run(
-        name=info.id,
+        folder=Path(info.id),
         info=info,
         processes=[
             # by replica and rank, not by their lines
@@ -536,8 +535,6 @@ def _process(
         file=file,
         identity=identity,
         versions={},
-        argv=[],
-        python=None,
         phases=phases or [],
         figures=figures or {},
         kv_plan=kv_plan,
@@ -675,12 +672,10 @@ def _span(
     return Span(
         phase=phase,
         order=order,
-        id=None,
         parent=parent,
         depth=0 if parent is None else 1,
-        hook=None,
-        edges=span_edges(before, after),
-        start_t_ns=None,
+        before=before,
+        after=after,
         end_t_ns=line,
         detail={**(detail or {}), "line": line},
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.record.codec import Allowed, computed
+from vllm_memprof.record.codec import computed, one_of
 from vllm_memprof.record.spans import ESTIMATED, How
 from vllm_memprof.units import minus
 
@@ -41,7 +41,7 @@ class Constant:
 class ProfileCorrection:
     """One owner of memory that the profile models, as hardware and the simulated device have it."""
 
-    owner: Annotated[str, Allowed(OWNERS)]
+    owner: Annotated[str, one_of(*OWNERS)]
     hardware_bytes: int | None
     half_unit_bytes: int  # of hardware_bytes: half of what a log prints; 0 from hooks
     hardware_how: How | None  # of hardware_bytes
@@ -69,7 +69,7 @@ class HardwareSource:
     """The run or log that corrects, as far as it says."""
 
     name: str  # run folder, report or log, with the number of its start
-    kind: Annotated[str, Allowed(("hooks", "log"))]
+    kind: Annotated[str, one_of("hooks", "log")]
     model: str
     engine: str | None
     engine_version: str | None
@@ -94,7 +94,7 @@ class Calibrated:
     #: The plan is that of the hardware run itself: agreement is by construction.
     same_command: bool
     without: PlanRow
-    corrected: PlanRow = field(metadata={"json": "with"})
+    corrected: PlanRow
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)
     SCHEMA: ClassVar[str] = CALIBRATED_SCHEMA

@@ -179,8 +179,8 @@ def fit_document(fit: Fit, width: int) -> Document:
         low=fit.low,
         high=fit.high,
     )
-    notes += _notes([each.row for each in fit.tries])
-    cached = sum(each.row.cached for each in fit.tries)
+    notes += _notes([each.plan for each in fit.tries])
+    cached = sum(each.plan.cached for each in fit.tries)
     tried = text(
         "plans: {count}, {made} made and {cached} from the cache",
         count=len(fit.tries),
@@ -211,7 +211,7 @@ def fit_document(fit: Fit, width: int) -> Document:
         verdict="",
         tail=tail,
         whole="fit.json",
-        simulated=any(each.row.simulated for each in fit.tries),
+        simulated=any(each.plan.simulated for each in fit.tries),
     )
 
 
@@ -240,7 +240,7 @@ def _beyond(fit: Fit) -> list[Line]:
 
 
 def _of_plan(column: Column, row: tuple[int, Try]) -> object:
-    return column.of(row[1].row)
+    return column.of(row[1].plan)
 
 
 def _marked(name: str) -> Callable[[PlanRow], str]:

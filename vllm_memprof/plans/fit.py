@@ -136,8 +136,8 @@ def _beyond(
     if value not in tries or tries[value].holds:
         return None
     best = tries.get(found.answer or "")
-    answer = None if best is None else runner.report(best.row)
-    return beyond(value, runner.report(tries[value].row), missing[value], answer)
+    answer = None if best is None else runner.report(best.plan)
+    return beyond(value, runner.report(tries[value].plan), missing[value], answer)
 
 
 def _how_searched(
@@ -176,7 +176,7 @@ def _uneven(
         return []
     if limit.kind != "oom" and all(miss.kind != "headroom" for miss in missing[limit.value]):
         return []  # not short of headroom
-    tried = (tries[value].row.headroom_bytes for value in job.space.values if value in tries)
+    tried = (tries[value].plan.headroom_bytes for value in job.space.values if value in tries)
     sizes = [size for size in tried if size is not None]
     rise = max((b - a for i, a in enumerate(sizes) for b in sizes[i + 1 :]), default=0)
     if rise <= 0 or limit.short_bytes > rise:
@@ -198,7 +198,7 @@ def _what_passing_means(job: FitJob, best: Try | None) -> list[str]:
         return [AFTER_THE_PLAN]
     if best is None:
         return []
-    row, notes = best.row, list[str]()
+    row, notes = best.plan, list[str]()
     if not row.survived:
         tried = text(
             "the answer starts; whether it survives was not tried, its largest batches were not "

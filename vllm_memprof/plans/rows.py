@@ -13,7 +13,7 @@ from typing import ClassVar
 from vllm_memprof.accounting.budget.decomposition import granted_bytes
 from vllm_memprof.accounting.budget.kv import concurrency_at
 from vllm_memprof.accounting.model import Budget, Report
-from vllm_memprof.record.codec import OPTIONAL, computed
+from vllm_memprof.record.codec import computed
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.units import one_line
@@ -60,13 +60,13 @@ class PlanRow:
     simulated: bool = False
     equation: str | None = None
     balanced: bool | None = None
-    until: str | None = field(default=None, metadata={"json": OPTIONAL})  # kv | ready
+    until: str | None = None  # kv | ready
     #: Of a plan until ready that came up: its largest batches were run to their end. None: unknown.
-    survived: bool | None = field(default=None, metadata={"json": OPTIONAL})
-    not_run: str | None = field(default=None, metadata={"json": OPTIONAL})  # why they were not
+    survived: bool | None = None
+    not_run: str | None = None  # why they were not
     #: Of a plan until ready: tokens of its largest step, and ``max_num_batched_tokens``.
-    step_tokens: int | None = field(default=None, metadata={"json": OPTIONAL})
-    step_limit: int | None = field(default=None, metadata={"json": OPTIONAL})
+    step_tokens: int | None = None
+    step_limit: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -99,7 +99,7 @@ class Try:
     """One plan of a search."""
 
     value: str
-    row: PlanRow = field(metadata={"json": "plan"})
+    plan: PlanRow
     holds: bool
     missing: list[str]  # conditions that it does not meet, in words; empty where it passes
 
@@ -167,8 +167,8 @@ class Fit:
     notes: list[str] = field(default_factory=list)
     flag: str | None = None  # what to give the engine for the answer
     #: What a plan had to reach: kv, its KV plan; ready, the end of its largest batches.
-    until: str = field(default=KV, metadata={"json": OPTIONAL})
-    beyond: FirstFailure | None = field(default=None, metadata={"json": OPTIONAL})
+    until: str = KV
+    beyond: FirstFailure | None = None
     SCHEMA: ClassVar[str] = FIT_SCHEMA
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from vllm_memprof.record.codec import Allowed, computed
+from vllm_memprof.record.codec import computed, one_of
 from vllm_memprof.record.schema import MOMENTS
 
 SHARE_SCHEMA = "memprof.share/1"
@@ -86,7 +86,7 @@ class InstanceStart:
     order: list[str]
     #: What the earlier ones had done when the next was started: become ready, or served their
     #: largest batches. At the end all have served them, and hold what that took at once.
-    neighbours: Annotated[str, Allowed(values=MOMENTS)]
+    neighbours: Annotated[str, one_of(*MOMENTS)]
     results: list[Started]
     least_free_bytes: int | None = None  # of the device, at any reading of any of them
 
@@ -110,7 +110,7 @@ class UtilizationStep:
 class SharingPlan:
     """One way to share the device, for one order of starting or for all."""
 
-    name: Annotated[str, Allowed(values=("utilization", "blocks"))]  # what divides the KV cache
+    name: Annotated[str, one_of("utilization", "blocks")]  # what divides the KV cache
     order: list[str] | None  # None: any
     flags: list[Flags]  # empty: none
     #: Where there are none: why, and how many bytes are missing.

@@ -59,11 +59,8 @@ def call(
 
 def changed(span: Span, *sides: str, **values: Any) -> Span:
     """Return the span with other figures in the snapshots of some edges."""
-    edges = [
-        replace(edge, snapshot=replace(edge.snapshot, **values)) if edge.side in sides else edge
-        for edge in span.edges
-    ]
-    return replace(span, edges=tuple(edges))
+    edges = {e.side: replace(e.snapshot, **values) for e in span.edges if e.side in sides}
+    return replace(span, **edges)
 
 
 def phase(

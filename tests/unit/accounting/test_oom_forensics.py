@@ -147,8 +147,8 @@ def _loading(ended: bool) -> list[Span]:
     slots = span("lora_load", at(-60, 18), at(-55, 19), 2, parent=0, depth=1)
     if ended:
         return [whole, draft, slots, span("kv_cache_alloc", at(-40, 19), at(-30, 46), 3)]
-    under_way = replace(slots, edges=slots.edges[:1], end_t_ns=None)
-    return [replace(whole, edges=whole.edges[:1]), draft, under_way]
+    under_way = replace(slots, after=None, end_t_ns=None)
+    return [replace(whole, after=None), draft, under_way]
 
 
 def test_draft_model_and_lora_slots_are_owners_of_their_own() -> None:

@@ -81,7 +81,7 @@ def test_within_and_over() -> None:
         ([RUN, "--init", "--budget", PASSED], 2, "--budget means nothing with --init"),
         ([DATA / "killed_tp2", "--init"], 2, "the run has status failed"),
         (["missing", "--budget", PASSED], 3, "there is no run folder and no file missing"),
-        ([DATA / "budgets", "--budget", PASSED], 3, "no run.json"),
+        ([DATA / "budgets", "--budget", PASSED], 3, "no file"),
         ([DATA, "--budget", PASSED], 2, "the run folders are of"),
         (
             [RUN, "--budget", GUARD, "--baseline", "missing"],

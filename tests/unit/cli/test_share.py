@@ -32,7 +32,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr("vllm_memprof.cli.plans.answer", answer)
     monkeypatch.setattr("vllm_memprof.cli.plans.check_setup", lambda plan: None)
-    monkeypatch.setattr("vllm_memprof.plans.share_starts.run_share", lambda job, runner: job)
+    monkeypatch.setattr(module, "run_share", lambda job, runner: job)
     return calls
 
 
@@ -99,20 +99,6 @@ def test_a_file_stands_for_the_instances(called: list[Any], tmp_path) -> None:
 def test_what_does_not_go_together(args: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         run(*args.split())
-
-
-@pytest.mark.parametrize(
-    ("option", "command"),
-    [
-        ("--share", "memprof share MODEL_A"),
-        ("--fit", "memprof fit MODEL --find OPTION"),
-        ("--calibrate=x.log", "memprof calibrate MODEL --run RUN_OR_LOG"),
-    ],
-)
-def test_options_of_plan_that_became_commands_name_them(option: str, command: str) -> None:
-    with pytest.raises(UsageError, match="is a command of its own") as caught:
-        run("m/a", option, using=plan_app)
-    assert str(caught.value.hint).startswith(command)
 
 
 def test_elsewhere_a_lone_dash_ends_options_of_memprof(monkeypatch) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import io
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.unit.launch.test_status import event, served
-from vllm_memprof.engines.vllm import driver
+from vllm_memprof.engines.driver import Options
+from vllm_memprof.engines.prompts import Request, run_all, tokens_said
 from vllm_memprof.launch.live import LiveView, PlainView, Shown
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.requests import Requests, describe_memory
@@ -67,22 +66,18 @@ def test_before_the_first_request_has_ended_nothing_is_estimated() -> None:
     assert (requests.done, requests.total, requests.left_s(0)) == (0, 2, None)
 
 
-def test_the_lines_are_those_that_the_driver_prints(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = SimpleNamespace(prompt_token_ids=[1, 2], outputs=[SimpleNamespace(token_ids=[3])])
-    answers = iter([[output], ValueError("too long"), [output]])
+def test_the_lines_are_those_that_the_driver_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = iter([tokens_said(2, 1), ValueError("too long"), tokens_said(2, 1)])
 
-    def generate(*args: Any) -> Any:
+    def generate(batch: Any) -> list[str]:
         answer = next(answers)
         if isinstance(answer, ValueError):
             raise answer
-        return answer
+        return [answer]
 
-    monkeypatch.setattr(driver, "_generate", generate)
-    options = argparse.Namespace(at_once=False, concurrency=1, repeat=1)
-    rows = [driver.Request(name, {"prompt": name}) for name in "abc"]
-    driver._run_all(None, rows, None, options, skip=True)
+    run_all(
+        generate, [Request(name, {"prompt": name}) for name in "abc"], Options("m", on_error="skip")
+    )
     requests = Requests()
     requests.feed(capsys.readouterr().out.encode(), 5 * S)
     assert (requests.done, requests.total, requests.left_s(5 * S)) == (3, 3, 0)

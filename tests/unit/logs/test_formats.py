@@ -6,11 +6,12 @@ from fractions import Fraction
 
 import pytest
 
+from tests.support.names import KV_PLAN
 from vllm_memprof.logs.figures import figures_in
 from vllm_memprof.logs.formats import FORMATS, LOG_FIGURES
 from vllm_memprof.logs.lines import NEEDLES, strip_markup
 from vllm_memprof.logs.starts import OF_DRAFT
-from vllm_memprof.record.schema import FIGURES, KV_PLAN
+from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.units import GIB, MIB
 
 from .samples import OTHERS, SAMPLES

@@ -95,7 +95,7 @@ def test_the_same_release_is_planned_on_its_stack(ready: set[str]) -> None:
         (LOGS / "sglang_0.5.23_server.log", "is of sglang: the plan is of vllm-ascend"),
         (f"{TWO}#4", "tells no figure of memory outside torch"),
         (LOGS / "vllm-project__vllm-ascend-1617.log", "is of an engine that it does not name"),
-        (TWO, "holds 5 starts"),
+        (TWO, "holds 5 runs"),
         (LOGS / "none.log", "there is no run folder and no file"),
     ],
 )

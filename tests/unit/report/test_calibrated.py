@@ -117,7 +117,7 @@ def test_its_json_obeys_the_schema_and_can_be_read() -> None:
     data = json.loads(render_result_json(FOUND))
     jsonschema.validate(data, schema_of("calibrated"))
     assert data["schema"] == "memprof.calibrated/2"
-    assert {"with", "without"} <= data.keys()
+    assert {"corrected", "without"} <= data.keys()
     assert data["kv_cache_change_bytes"] == -98 * MIB
     one = next(each for each in data["corrections"] if each["owner"] == "non_torch")
     assert one["difference_bytes"] == one["applied_bytes"] == 102_173_245

@@ -76,7 +76,7 @@ def hosts_differ(left_out: Mapping[str, Sequence[str]], run: Context) -> Iterato
     for name in names:
         hosts: dict[str | None, list[str]] = {}
         for each, known in zip(runs, facts, strict=True):
-            hosts.setdefault(known.get(name), []).append(each.info.host or each.name)
+            hosts.setdefault(known.get(name), []).append(each.info.host or each.folder.name)
         if len(hosts) > 1:
             values = [
                 text(

@@ -42,9 +42,7 @@ def growth_by_owner(rank: RankReport) -> list[Growth]:
     found: list[Growth] = []
     previous: tuple[str, DeviceMemory] | None = None
     for row in rank.phases:
-        before, after = (
-            None if (edge := row.edge(side)) is None else edge.owners for side in (BEFORE, AFTER)
-        )
+        before, after = row.owners.get(BEFORE), row.owners.get(AFTER)
         if row.depth == 0 and previous is not None and before is not None:
             edges = previous[1], before
             between = difference(*edges)

@@ -8,7 +8,7 @@ from statistics import median_low
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
 from vllm_memprof.accounting.readings.startup import StartupReadings
-from vllm_memprof.record.spans import UNEXPLAINED, Edge
+from vllm_memprof.record.spans import AFTER, UNEXPLAINED, Edge
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB
 
@@ -92,8 +92,7 @@ def skew_by_owner(report: Report) -> list[OwnerSkew]:
 
 def _end(rank: RankReport, phase: str) -> Edge | None:
     span = StartupReadings.of(rank).last(phase)
-    edge = None if span is None else span.edge("after")
-    return edge if edge is not None and edge.owners is not None else None
+    return None if span is None or AFTER not in span.owners else span.edges[-1]
 
 
 def _held(rank: RankReport, phase: str, pids: set[str]) -> dict[str, int]:

@@ -204,7 +204,7 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
     merges = [stage for stage in process.served.stages if stage.stage == "mm_merge"]
     if span is None and not encoder and not merges:
         return None
-    profiled = span or Span("mm_profile", 0, None, 0, (), None, None)
+    profiled = span or Span("mm_profile", 0)
     items, each = profiled.integer("mm_items"), profiled.integer("mm_tokens_per_item")
     size = profiled.detail.get("mm_size")
     # the profiled encoder's peak, where the allocator's rose in it

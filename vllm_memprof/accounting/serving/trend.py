@@ -33,10 +33,10 @@ from itertools import pairwise
 from statistics import NormalDist, mean, median, stdev
 from typing import Annotated
 
-from vllm_memprof.record.codec import Allowed
+from vllm_memprof.record.codec import one_of
 
 GROWING, GREW, STEADY, TOO_SHORT = "growing", "grew", "steady", "too_short"
-Verdict = Annotated[str, Allowed((GROWING, GREW, STEADY, TOO_SHORT))]
+Verdict = Annotated[str, one_of(GROWING, GREW, STEADY, TOO_SHORT)]
 
 #: Of the positions of a run, the share that is warm-up: caches and pools fill there.
 WARM_UP = 0.1

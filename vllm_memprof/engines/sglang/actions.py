@@ -31,7 +31,6 @@ from vllm_memprof.capture.hook import (
 )
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
 from vllm_memprof.engines.sglang.kept import kept
-from vllm_memprof.record.schema import KV_PLAN
 
 _GIB = 1 << 30
 #: Where a process of SGLang keeps its set-up. (0.5.23)
@@ -270,7 +269,7 @@ def _write_plan(recorder: Recorder, call: Call) -> None:
 def _plan(
     recorder: Recorder, configurator: Any, result: Any, tokens: int, page: int, cell: int
 ) -> dict[str, object]:
-    """Return the keys of ``schema.KV_PLAN``: what SGLang has none of is null.
+    """Return the keys of a ``kv_plan`` event that SGLang has.
 
     The ranks of a start agree on the least free memory, so that each has the same number of tokens.
     """
@@ -301,7 +300,6 @@ def _plan(
     }
     profiled = recorder.figures.get("profiled_bytes")
     return {
-        **dict.fromkeys(KV_PLAN),
         "blocks": tokens // page,
         "block_size": page,
         "tokens": tokens,
