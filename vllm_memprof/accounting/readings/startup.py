@@ -295,10 +295,10 @@ def grown_by(span: Span) -> int | None:
     return None if span.error else growth(span.before, span.after, "allocated_bytes")
 
 
-def peak_between(span: Span) -> int | None:
-    """Return the reserved peak that fell within a phase, bytes; None where none did."""
-    grown = growth(span.before, span.after, "reserved_run_peak_bytes")
-    return value(span.after, "reserved_run_peak_bytes") if grown and grown > 0 else None
+def peak_between(span: Span, field: str = "reserved_run_peak_bytes") -> int | None:
+    """Return the peak that the allocator kept and that fell within a phase, bytes; None: none."""
+    grown = growth(span.before, span.after, field)
+    return value(span.after, field) if grown and grown > 0 else None
 
 
 def end_of_loading(spans: Sequence[Span], load: Span) -> Snapshot | None:
