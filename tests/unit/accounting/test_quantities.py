@@ -15,6 +15,7 @@ from vllm_memprof.accounting.readings.startup import StartupReadings
 from vllm_memprof.check.limits import of_quantity, read_figure
 from vllm_memprof.compare.causes import Cause
 from vllm_memprof.compare.diff import diff_reports
+from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import plan_row
 from vllm_memprof.record.loader import Run
 
@@ -106,7 +107,7 @@ def test_what_a_neighbour_holds_is_taken_off_in_every_command() -> None:
     # check
     assert of_check(old, "initial_non_torch") == of_check(new, "initial_non_torch") == OWN
     # sweep: the KV cache less all that no term subtracts
-    row = plan_row(new_run, new, {})
+    row = plan_row(new_run, new, Plan("m", []))
     assert row.kv_cache_bytes is not None
     assert row.fits_request_bytes is not None
     rest = [
@@ -134,7 +135,7 @@ def test_a_neighbour_that_cannot_be_told_apart_makes_it_unknown_in_every_command
     assert together.b.held_bytes is None
     assert read_figure(new, of_quantity("initial_non_torch", "device_init"))[0].reason == reason
     assert of_check(old, "initial_non_torch") is None
-    assert plan_row(new_run, new, {}).fits_request_bytes is None
+    assert plan_row(new_run, new, Plan("m", [])).fits_request_bytes is None
 
 
 def test_a_neighbour_is_none_of_the_increase() -> None:
