@@ -312,19 +312,21 @@ class KvGroup:
     """The layers that share one layout of KV blocks."""
 
     type: str  # class name of the engine's KV cache spec
-    layers: int | None
-    block_size: int | None  # tokens
-    page_size_bytes: int | None  # of one layer
-    bytes_per_token: float | int | None  # all layers of the group
-    dtype: str | None
-    layout: dict[str, int | str | bool | None] | None = (
-        None  # heads, sizes, windows: what the formula of its type needs
-    )
+    layers: int | None = None
+    block_size: int | None = None  # tokens
+    page_size_bytes: int | None = None  # of one layer
+    bytes_per_token: float | int | None = None  # all layers of the group
+    dtype: str | None = None
+    #: Heads, sizes, windows: what the formula of its type needs.
+    layout: dict[str, int | str | bool | None] | None = None
 
 
 @dataclass(frozen=True)
 class Kv:
-    """The KV cache that the engine serves with, as one rank holds it."""
+    """The KV cache that the engine serves with, as one rank holds it.
+
+    What a ``kv_plan`` event has under the same names (``record.schema.KV_PLAN``), and what follows.
+    """
 
     tokens: int | None = None
     block_size: int | None = None
@@ -344,11 +346,12 @@ class Kv:
         None  # --num-gpu-blocks-override: blocks that replaced those of the budget
     )
     fitting_blocks: int | None = None  # blocks that the budget holds, least of all workers
-    tokens_rule: str | None = (
-        None  # concurrency | blocks: what the engine's number of tokens is made of
-    )
+    tokens_rule: str = "concurrency"  # or blocks: what the engine's number of tokens is made of
     group_count: int | None = None  # groups that share the blocks
     context_parallel: int = 1  # ranks that share the tokens of a request
+    max_num_batched_tokens: int | None = None
+    mamba_cache_mode: str | None = None  # none | all | align
+    shared_backing: bool = False  # groups lie over each other in one allocation
     #: Of ``planned_bytes``, layers of the drafter; None: no drafter, or they share their bytes.
     draft_bytes: int | None = None
     draft_layers: int | None = None
