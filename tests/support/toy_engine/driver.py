@@ -19,7 +19,6 @@ def offline(options: Options, engine_args: list[str]) -> int:
         load_requests(options),
         options,
     )
-    toy.close()
     return 0
 
 
