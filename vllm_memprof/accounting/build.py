@@ -30,8 +30,9 @@ from vllm_memprof.accounting.oom.remedies import remedies, with_values
 from vllm_memprof.accounting.owners.device_memory import device_memory
 from vllm_memprof.accounting.owners.in_torch import torch_owners
 from vllm_memprof.accounting.owners.outside_torch import owners_of
+from vllm_memprof.accounting.readings.quantities import StartupReadings
 from vllm_memprof.accounting.readings.startup import (
-    StartupReadings,
+    Moments,
     after,
     before,
     engine_figures,
@@ -89,11 +90,11 @@ def rank_reports(
         nothing_later = text("memprof plan stops after the KV plan")
     processes = [process for _, process in workers]
     equation, chosen_by, tried = _equation(run, summary, processes, search=evidence.partial)
-    replicas: dict[int | None, list[StartupReadings]] = {}
+    replicas: dict[int | None, list[Moments]] = {}
     for process in run.whole.processes:
         if process.is_worker:
-            readings = StartupReadings(process.phases, {}, summary.simulated)
-            replicas.setdefault(process.identity.dp_rank, []).append(readings)
+            moments = Moments(process.phases, {}, summary.simulated)
+            replicas.setdefault(process.identity.dp_rank, []).append(moments)
     plan = next((each.kv_plan for each in run.whole.planners), None) or {}
     batched_tokens = plan.get("max_num_batched_tokens")
     if not isinstance(batched_tokens, int):
@@ -225,6 +226,7 @@ def _rank_report(
         oom=oom,
         errors=process.errors,
         figures=dict(of.figures),
+        readings=of.quantities,
         unread=process.unread,
         half_units=process.figures_half_units,
         lines=who.lines,

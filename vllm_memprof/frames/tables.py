@@ -16,11 +16,11 @@ from vllm_memprof.accounting.model import (
     DERIVED,
     MEASURED,
     MODELLED,
-    AuditRow,
     EmptyCacheCall,
     Kv,
     OwnerGrowth,
     RankReport,
+    Reading,
     Report,
 )
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
@@ -274,18 +274,18 @@ def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
 def audit(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank and audited figure of the engine.
 
-    Columns after ``WHO``: term (string, of the equation, or another figure of the engine),
-    engine_bytes, own_bytes (memprof's reading of the same memory), difference_bytes (engine less
-    own), tolerance_bytes (Int64), agrees (boolean, <NA> where nothing is compared), how, source
-    (string, of own_bytes), reason (string, why a figure is <NA>).
+    Columns after ``WHO``: name (string, a term of the equation, or another figure of the engine),
+    engine_bytes, bytes (memprof's reading of the same memory), difference_bytes (engine less it),
+    tolerance_bytes (Int64), agrees (boolean, <NA> where nothing is compared), how, source (string,
+    of bytes), reason (string, why a figure is <NA>).
     """
     return _of_fields(
         ranks,
-        AuditRow,
+        Reading,
         lambda rank: rank.budget.audit,
-        "term",
+        "name",
         "engine_bytes",
-        "own_bytes",
+        "bytes",
         "difference_bytes",
         "tolerance_bytes",
         "agrees",

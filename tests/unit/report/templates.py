@@ -16,6 +16,7 @@ from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.causes.book import read_book
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.equation import read_equations
+from vllm_memprof.files import read_table
 from vllm_memprof.report import language
 from vllm_memprof.text import Part
 
@@ -113,6 +114,11 @@ def every_template() -> list[Template]:
         said = [row.arguments.share_grounds, row.compared, *(what for *_, what in row.observing)]
         said += [equation.base_title for equation in read_equations(row.folder)]
         found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
+    table = read_table(PACKAGE / "accounting" / "readings" / "quantities.toml")
+    said = [title for titles in table["titles"].values() for title in titles.values()]
+    for quantity in table["quantities"].values():
+        said += [quantity[key] for key in ("title", "source", "unknown") if key in quantity]
+    found += [Template("quantities.toml", each, frozenset()) for each in said]
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

@@ -18,7 +18,6 @@ from vllm_memprof.accounting.findings.rules import (
     Found,
 )
 from vllm_memprof.accounting.model import RankReport, Tried
-from vllm_memprof.accounting.readings.audit import audit_title
 from vllm_memprof.accounting.readings.quantities import HOW_TITLES, title_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB
@@ -90,14 +89,13 @@ def engine_term_off(rank: RankReport, _: Context) -> Iterator[Found]:
     if off:
         said = [
             text(
-                "{title}: engine {engine_bytes:gib4} GiB, read {own_bytes:gib4} GiB "
+                "{title}: engine {engine_bytes:gib4} GiB, read {bytes:gib4} GiB "
                 "({difference_bytes:bytes} bytes; {source})",
                 row,
-                title=audit_title(row),
             )
             for row in off
         ]
-        of_kv_cache = [row for row in off if row.term == "kv_cache"]
+        of_kv_cache = [row for row in off if row.name == "kv_cache"]
         worst = max(of_kv_cache or off, key=lambda row: abs(row.difference_bytes or 0))
         yield Found(worst.difference_bytes, {"rows": join("; ", said)})
 
