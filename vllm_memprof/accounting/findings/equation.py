@@ -18,7 +18,8 @@ from vllm_memprof.accounting.findings.rules import (
     Found,
 )
 from vllm_memprof.accounting.model import RankReport, Tried
-from vllm_memprof.accounting.readings.quantities import HOW_TITLES, title_of
+from vllm_memprof.accounting.readings.quantities import title_of
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB
 
@@ -107,7 +108,7 @@ def item_not_subtracted(name: str, rank: RankReport, run: Context) -> Iterator[F
         room = leave_room(rank, item.bytes, run.least_granted_bytes, by_utilization=True)
         yield Found(
             item.bytes,
-            {**vars(item), "how": HOW_TITLES.get(item.how, item.how), **room},
+            {**vars(item), "how": TITLES["how"].get(item.how, item.how), **room},
             severity=INFO if _only_exceeds_request(rank, item.bytes) else BY_BYTES,
             kv_tokens=item.kv_tokens,
         )
