@@ -26,12 +26,15 @@ from vllm_memprof.record.spans import MODELLED as MODELLED
 from vllm_memprof.record.spans import ComponentRow as ComponentRow
 from vllm_memprof.record.spans import DeviceMemory as DeviceMemory
 from vllm_memprof.record.spans import How, Span
-from vllm_memprof.units import minus
+from vllm_memprof.units import MIB, minus
 
 ENGINE, MEMPROF = "engine", "memprof"
 EXACT, AT_MOST, AT_LEAST = "exact", "at_most", "at_least"
 #: How a host's clock was brought to that of the first host.
 FIRST, COLLECTIVES, WALL, UNKNOWN = "first", "collectives", "wall", "unknown"
+#: Where the device moved by more than this between the two readings that enclose the engine's, the
+#: row agrees with nothing and contradicts nothing.
+MOST_TOLERANCE_BYTES = 64 * MIB
 PROCESS_ROLES = ("worker", "engine_core", "api")
 
 
@@ -95,49 +98,43 @@ class Check:
 
 
 @dataclass(frozen=True)
-class AuditRow:
-    """A figure of the engine, and memprof's own reading of the same memory beside it; bytes."""
+class Reading:
+    """Memory of a rank as its evidence gives it, or the reason why it does not."""
 
-    term: str  # of the equation, or a figure of ``record.schema.FIGURES`` without its unit
-    engine_bytes: int | None
-    own_bytes: int | None  # from memprof's snapshots alone; None: no independent reading
-    tolerance_bytes: int | None  # what may lie between both moments
-    how: How | None  # of own_bytes
-    source: str | None  # the edges that memprof read it at
-    between: str | None  # what lies between memprof's reading and the engine's
-    reason: str | None = None  # why a figure is None, or why the row decides nothing
-    #: The device moved between the readings that enclose the engine's: no verdict.
-    undecided: bool = False
+    bytes: int | None
+    how: How = MEASURED
+    source: str | None = None  # the moment, the edges or the file it was read at
+    reason: str | None = None  # why a figure is None, or why a comparison decides nothing
+    formula: str = ""  # in the names of figures and snapshots
+    parts: tuple[ItemPart, ...] = ()  # empty: not divided
+    name: str = ""  # of ``accounting.readings.quantities``, or a figure without its unit
+    title: str = ""
+    required: bool = True  # False: does not apply to this run, and a sum does without it
+    kv_tokens: int | None = None
+    #: In an audit: the engine's own figure of the same memory, and what may lie between both.
+    engine_bytes: int | None = None
+    tolerance_bytes: int | None = None
+    between: str | None = None
 
     @property
     @computed
     def difference_bytes(self) -> int | None:
         """The engine's figure less memprof's reading."""
-        return minus(self.engine_bytes, self.own_bytes)
+        return minus(self.engine_bytes, self.bytes)
+
+    @property
+    @computed
+    def undecided(self) -> bool:
+        """The device moved between the readings that enclose the engine's: no verdict."""
+        return (self.tolerance_bytes or 0) > MOST_TOLERANCE_BYTES
 
     @property
     @computed
     def agrees(self) -> bool | None:
         """None: nothing to compare, or no verdict."""
-        if self.difference_bytes is None or self.tolerance_bytes is None or self.undecided:
+        if self.difference_bytes is None or self.undecided:
             return None
-        return abs(self.difference_bytes) <= self.tolerance_bytes
-
-
-@dataclass(frozen=True)
-class MemoryItem:
-    """Memory that a rank held: beside its KV cache at the serving peak, or beyond its equation."""
-
-    name: str  # of ``accounting.readings.quantities``
-    title: str
-    bytes: int | None
-    how: How
-    source: str  # the moment or the file it was read at
-    reason: str | None = None  # why bytes is None
-    formula: str = ""  # in the names of figures and snapshots
-    required: bool = True  # False: does not apply to this run, and the sum does without it
-    kv_tokens: int | None = None
-    parts: tuple[ItemPart, ...] = ()  # empty: not divided
+        return abs(self.difference_bytes) <= (self.tolerance_bytes or 0)
 
 
 @dataclass(frozen=True)
@@ -215,12 +212,12 @@ class Budget:
     engine_kv_cache_bytes: int | None = None
     tolerance_bytes: int = 0
     checks: list[Check] = field(default_factory=list)
-    not_subtracted: list[MemoryItem] = field(default_factory=list)
+    not_subtracted: list[Reading] = field(default_factory=list)
     fits_request_bytes: int | None = None
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
     fits_request_tokens: int | None = None
     #: Beside the KV cache at the serving peak; an unknown one makes what follows estimated.
-    held_at_peak: list[MemoryItem] = field(default_factory=list)
+    held_at_peak: list[Reading] = field(default_factory=list)
     fits_device_bytes: int | None = None  # device total less held_at_peak
     fits_device_tokens: int | None = None
     #: The same if the allocator releases every unallocated block and operator workspace.
@@ -235,7 +232,7 @@ class Budget:
     how: dict[str, str] = field(default_factory=dict)  # figure of this budget -> how it is known
     corrections: list[Correction] = field(default_factory=list)  # from logs
     #: The engine's figures beside memprof's readings; ``residual_bytes`` compares neither.
-    audit: list[AuditRow] = field(default_factory=list)
+    audit: list[Reading] = field(default_factory=list)
     #: Of a log whose release's equation does not close: what every equation of the engine gives.
     tried: list[Tried] = field(default_factory=list)
 
@@ -814,6 +811,8 @@ class RankReport:
     lines: tuple[int, int] | None = (
         None  # of a log, the first and the last of a worker that nothing names
     )
+    #: Quantities of ``accounting.readings.quantities`` -> what was read of them.
+    readings: dict[str, Reading] = field(default_factory=dict)
     #: While it served, where the run was sampled; requests in the order in which they began.
     requests: list[RequestRow] = field(default_factory=list)
     stages: list[StageRow] = field(default_factory=list)
@@ -827,6 +826,15 @@ class RankReport:
     dropped: dict[str, int] = field(default_factory=dict)
     #: Of a deployment whose engines have budgets of their own: prefill | decode.
     group: str | None = None
+
+    def figure(self, name: str) -> int | None:
+        """Return a figure of the engine in whole bytes."""
+        size = self.figures.get(name)
+        return None if size is None else int(size)
+
+    def rounding(self, *names: str) -> int:
+        """Return what the rounding of printed figures adds up to, bytes; 0 from hooks."""
+        return sum(self.half_units.get(name, 0) for name in names)
 
     @property
     @computed

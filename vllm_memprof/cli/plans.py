@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,13 +22,13 @@ from vllm_memprof.engines.base import refuse
 from vllm_memprof.files import write_atomically
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.prepare import require_device
-from vllm_memprof.plans.calibrated_rows import Calibrated
+from vllm_memprof.plans.calibrated import Calibrated
 from vllm_memprof.plans.documents import answer_document
 from vllm_memprof.plans.pool import Interrupted
 from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import Fit, PlanRow
 from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
-from vllm_memprof.plans.share_rows import DeviceShare
+from vllm_memprof.plans.share import DeviceShare
 from vllm_memprof.plans.store import Store
 from vllm_memprof.redact import redact_command
 from vllm_memprof.report.json_text import render_result_json
@@ -85,14 +86,13 @@ class PlanProgress:
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         self._done += 1
-        title = " ".join(f"{name}={value}" for name, value in row.values.items())
         text = f"{row.status}: {row.reason}"
         if row.ok:
             size, tokens = format_gib(row.kv_cache_bytes), format_bytes(row.tokens)
             text = f"KV cache {size} GiB, {tokens} tokens"
         if how == "made" and row.seconds is not None:
             how = f"{row.seconds:.1f} s"
-        self.ending(f"{self._done}{self._of} {title}: {text} ({how})")
+        self.ending(f"{self._done}{self._of} {row.title}: {text} ({how})")
         self._bar.advance(self._task)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ def requested_plan(ctx: typer.Context, **own: object) -> Plan:
 def answer(
     ctx: typer.Context,
     title: str,
-    make: Callable[[list[str], PlanRunner], Found],
+    make: Callable[[PlanRunner], Found],
     kept: str = "; plans that are made are kept in the cache",
 ) -> tuple[Found, Path]:
     """Make the plans in a new folder, write the answer there, and print it.
@@ -147,7 +147,7 @@ def answer(
     Args:
         ctx: of the command, whose name is that of the answer's file.
         title: for the name of the folder.
-        make: answers, from the command as typed and what makes plans.
+        make: answers, from what makes plans.
         kept: as of ``progress``.
 
     Returns:
@@ -156,11 +156,15 @@ def answer(
     Raises:
         MemprofError: the folder or the answer cannot be made.
     """
-    asked = ctx.params
+    asked, started_s = ctx.params, time.monotonic()
     folder = create_run_dir(asked["run_dir"], title, PLANS_DIR)
     with progress(None, asked["quiet"], kept) as shown:
         runner = PlanRunner(folder, shown, None if asked["no_cache"] else Store())
-        found = make(redact_command(["memprof", *sys.argv[1:]]), runner)
+        found = replace(
+            make(runner),
+            command=redact_command(["memprof", *sys.argv[1:]]),
+            seconds=round(time.monotonic() - started_s, 1),
+        )
     write_atomically(folder / f"{ctx.info_name}.json", render_result_json(found))
     write_result(ctx, found, answer_document)
     return found, folder

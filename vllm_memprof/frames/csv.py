@@ -61,8 +61,8 @@ def _tables(report: Report, ranks: Sequence[tables.RankSource]) -> Iterator[pd.D
     """Yield the rows of some ranks: equation, audit, then owners and their parts, then readings."""
     budget = tables.budget(ranks).rename(columns={"name": "component"})
     yield budget
-    audited = tables.audit(ranks).rename(columns={"term": "component"})
-    yield audited.assign(kind="audit", bytes=audited["own_bytes"])
+    audited = tables.audit(ranks).rename(columns={"name": "component"})
+    yield audited.assign(kind="audit")
     yield audited.assign(kind="audit_difference", bytes=audited["difference_bytes"])
     owners = tables.device_memory(ranks).rename(columns={"time_s": "seconds"})
     owners["kind"] = owners["part_of"].isna().map({True: "owner", False: "part"})

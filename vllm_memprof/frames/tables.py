@@ -40,7 +40,7 @@ _TYPES = {
     "Float64": r"seconds|\w+_s|bytes_per_(token|request|hour)\w*|max_concurrency|\w+_until_full",
     "boolean": r"open|subtracted|agrees|while_serving|bounded|peak_exact|finished",
     "string": (
-        r"run|host|label|phase|error|edge|component|how|source|part_of|kind|name|term|reason|site"
+        r"run|host|label|phase|error|edge|component|how|source|part_of|kind|name|reason|site"
         r"|function|by|owner|verdict|figure|id|peak_stage|severity|title|evidence|action"
     ),
 }
@@ -215,16 +215,16 @@ def budget(source: RankSource) -> Iterator[object]:
 
 
 @_of_ranks(
-    *("term", "engine_bytes", "own_bytes", "difference_bytes", "tolerance_bytes", "agrees"),
+    *("name", "engine_bytes", "bytes", "difference_bytes", "tolerance_bytes", "agrees"),
     *("how", "source", "reason"),
 )
 def audit(source: RankSource) -> Iterable[object]:
     """Return one row per rank and audited figure of the engine.
 
-    Columns after ``WHO``: term (string, of the equation, or another figure of the engine),
-    engine_bytes, own_bytes (memprof's reading of the same memory), difference_bytes (engine less
-    own), tolerance_bytes (Int64), agrees (boolean, <NA> where nothing is compared), how, source
-    (string, of own_bytes), reason (string, why a figure is <NA>).
+    Columns after ``WHO``: name (string, a term of the equation, or another figure of the engine),
+    engine_bytes, bytes (memprof's reading of the same memory), difference_bytes (engine less it),
+    tolerance_bytes (Int64), agrees (boolean, <NA> where nothing is compared), how, source (string,
+    of bytes), reason (string, why a figure is <NA>).
     """
     return source.rank.budget.audit
 

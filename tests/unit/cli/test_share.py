@@ -22,7 +22,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
     def answer(ctx: Any, title: str, make: Any, kept: str) -> Any:
-        job = make([], None)
+        job = make(None)
         typed = [
             (each.plan.model, each.plan.engine_args, [want.text for want in each.wants])
             for each in job.instances
@@ -70,7 +70,7 @@ def test_a_want_is_that_of_its_instance_and_all_else_of_all(called: list[Any]) -
     run(*typed.split())
     typed_as, job, options = called[0]
     assert [wants for _, _, wants in typed_as] == [
-        ["KV tokens >= 1", "KV cache >= 1 GiB"], ["concurrency >= 2 at max_model_len"], [],
+        ["KV tokens >= 1", "KV cache >= 1.0000 GiB"], ["concurrency at max_model_len >= 2"], [],
     ]  # fmt: skip
     assert [arguments for _, arguments, _ in typed_as] == [["-tp", "1"], [], []]
     assert (job.beside, job.headroom) == (2 << 30, 1 << 30)

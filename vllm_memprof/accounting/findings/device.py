@@ -63,7 +63,6 @@ def serving_peak(verdict: str, rank: RankReport, run: Context) -> Iterator[Found
             ),
             "fits": fits,
             "granted": minus(fits, size),
-            "headroom": headroom,
             "argument": f"--kv-cache-memory-bytes {least}" if fixed else None,
             "partly": any(item.bytes is None for item in budget.held_at_peak) or None,
         },
@@ -75,7 +74,7 @@ def engine_suggestion_beyond_device(rank: RankReport, _: Context) -> Iterator[Fo
     fits, slack = rank.budget.fits_device_bytes, rank.budget.device_tolerance_bytes
     for each in rank.budget.suggestions:
         if fits is not None and each.headroom_bytes is not None and each.headroom_bytes < -slack:
-            yield Found(-each.headroom_bytes, {"fits": fits, each.limit: each.bytes})
+            yield Found(-each.headroom_bytes, {each.limit: each.bytes})
 
 
 def co_tenant(rank: RankReport, run: Context) -> Iterator[Found]:
@@ -124,7 +123,6 @@ def _at_the_start(rank: RankReport, run: Context, driver: int | None) -> Iterato
         seen = {
             "taken": cleared,
             "right": granted + used // parts,
-            "granted": granted,
             "issue": issue,
         }
         cleared = None
@@ -167,7 +165,6 @@ def allocation_outside_torch(rank: RankReport, run: Context) -> Iterator[Found]:
             yield Found(
                 size,
                 {
-                    "size": size,
                     "after": row.after,
                     "phase": row.phase,
                     "last": last,
@@ -232,6 +229,4 @@ def communicator_buffers(rank: RankReport, run: Context) -> Iterator[Found]:
     elif asked and buffers and not by_variable:
         yield Found(total, {"buffers": evidence, "setting": f"{_VARIABLE}={asked}"}, severity=INFO)
     elif total >= _MANY_BUFFERS_BYTES:
-        yield Found(
-            total, {"buffers": evidence, "count": len(buffers), "total": total}, severity=INFO
-        )
+        yield Found(total, {"buffers": evidence, "count": len(buffers)}, severity=INFO)

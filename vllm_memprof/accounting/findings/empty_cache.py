@@ -20,6 +20,7 @@ from vllm_memprof.accounting.findings.rules import (
     Found,
 )
 from vllm_memprof.accounting.model import ENGINE, Cycle, EmptyCacheCall, RankReport
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import join, text
 from vllm_memprof.units import MIB
 
@@ -32,11 +33,6 @@ START_UP_COST_S = 0.1
 GROWTH_BYTES = MIB
 #: Cycles that it takes to speak of growth; the first may take what the engine needs only once.
 LEAST_CYCLES = 3
-_CYCLES = {
-    "sleep": text("sleep and wake-up"),
-    "pause": text("pause, weight update and continue"),
-    "weight_update": text("weight update"),
-}
 
 
 def empty_cache_in_hot_path(rank: RankReport, _: Context) -> Iterator[Found]:
@@ -82,7 +78,6 @@ def observation_empties_cache(rank: RankReport, _: Context) -> Iterator[Found]:
                 "what": what,
                 "count": len(calls),
                 "time": sum(call.seconds or 0 for call in calls),
-                "size": freed,
                 "phases": join(", ", sizes),
             },
             severity=WARNING if grave else INFO,
@@ -103,7 +98,6 @@ def empty_cache_refilled(rank: RankReport, _: Context) -> Iterator[Found]:
                 {
                     "freed": freed,
                     "again": again,
-                    "left": freed - again,
                     "phase": calls[-1].refilled_by,
                     **_calls_at(site, calls),
                 },
@@ -141,7 +135,6 @@ def reserved_grows_without_empty_cache(rank: RankReport, _: Context) -> Iterator
                 sum(grown),
                 {
                     "sizes": _sizes(grown),
-                    "size": sum(grown),
                     "pause": kind == "pause" or None,
                     **_until_full(kind, cycles, round(median(grown))),
                 },
@@ -176,7 +169,7 @@ def residue_per_cycle(rank: RankReport, _: Context) -> Iterator[Found]:
 
 
 def _series(rank: RankReport) -> Iterator[tuple[str, list[Cycle]]]:
-    for kind in _CYCLES:
+    for kind in TITLES["cycles"]:
         cycles = [cycle for cycle in rank.cycles if cycle.kind == kind]
         if len(cycles) >= LEAST_CYCLES:
             yield kind, cycles
@@ -199,7 +192,7 @@ def _until_full(kind: str, cycles: list[Cycle], per_cycle: int) -> dict[str, obj
     """Return the cycles, and where the device tells it how many more it has room for."""
     left = None if cycles[-1].used_bytes is None else cycles[-1].free_bytes
     return {
-        "cycle": _CYCLES[kind],
+        "cycle": TITLES["cycles"][kind],
         "count": len(cycles),
         "free": left,
         "more": None if left is None or per_cycle <= 0 else left // per_cycle,

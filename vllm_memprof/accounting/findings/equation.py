@@ -18,7 +18,6 @@ from vllm_memprof.accounting.findings.rules import (
     Found,
 )
 from vllm_memprof.accounting.model import RankReport, Tried
-from vllm_memprof.accounting.readings.audit import audit_title
 from vllm_memprof.accounting.readings.quantities import HOW_TITLES, title_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB
@@ -36,15 +35,7 @@ def equation_unbalanced(rank: RankReport, _: Context) -> Iterator[Found]:
     budget = rank.budget
     if not budget.tried:
         if budget.balanced is False:
-            yield Found(
-                budget.residual_bytes,
-                {
-                    "engine": budget.engine_kv_cache_bytes,
-                    "recomputed": budget.kv_cache_bytes,
-                    "cite": budget.cite,
-                    "equation": budget.equation,
-                },
-            )
+            yield Found(budget.residual_bytes, {})
         return
     given = next((one for one in budget.tried if one.given), None)
     if given is None or not (given.closes is False or given.leaves_less_than_nothing):
@@ -77,7 +68,7 @@ def equation_unbalanced(rank: RankReport, _: Context) -> Iterator[Found]:
             "found": closing[0] if closing and not several else None,
             "others": len(closing) or None,
             "names": join(", ", closing),
-            "tried": join("; ", said),
+            "tries": join("; ", said),
         },
         severity=WARNING,
     )
@@ -102,15 +93,15 @@ def engine_term_off(rank: RankReport, _: Context) -> Iterator[Found]:
             text(
                 "{term}: engine {engine:gib4} GiB, read {own:gib4} GiB ({difference:bytes} bytes; "
                 "{source})",
-                term=audit_title(row),
+                term=row.title,
                 engine=row.engine_bytes,
-                own=row.own_bytes,
+                own=row.bytes,
                 difference=row.difference_bytes,
                 source=row.source,
             )
             for row in off
         ]
-        of_kv_cache = [row for row in off if row.term == "kv_cache"]
+        of_kv_cache = [row for row in off if row.name == "kv_cache"]
         worst = max(of_kv_cache or off, key=lambda row: abs(row.difference_bytes or 0))
         yield Found(worst.difference_bytes, {"rows": join("; ", said)})
 
@@ -119,15 +110,10 @@ def item_not_subtracted(name: str, rank: RankReport, run: Context) -> Iterator[F
     """Find an item that the equation does not subtract, where it takes a KV block at least."""
     item = next((item for item in rank.budget.not_subtracted if item.name == name), None)
     if item is not None and item.bytes is not None and item.bytes > 0 and item.kv_tokens != 0:
+        room = leave_room(rank, item.bytes, run.least_granted_bytes, by_utilization=True)
         yield Found(
             item.bytes,
-            {
-                "formula": item.formula,
-                "size": item.bytes,
-                "source": item.source,
-                "how": HOW_TITLES.get(item.how, item.how),
-                **leave_room(rank, item.bytes, run.least_granted_bytes, by_utilization=True),
-            },
+            {**vars(item), "how": HOW_TITLES.get(item.how, item.how), **room},
             severity=INFO if _only_exceeds_request(rank, item.bytes) else BY_BYTES,
             kv_tokens=item.kv_tokens,
         )
@@ -152,8 +138,7 @@ def graph_estimate_high(rank: RankReport, run: Context) -> Iterator[Found]:
     if estimate is not None and actual is not None:
         over = estimate - max(0, int(actual))
         if over >= WARNING_BYTES:
-            advice = higher_share(rank, over, run.ranks)
-            yield Found(over, {"estimate": estimate, "actual": actual, **advice})
+            yield Found(over, {"estimate": estimate, **higher_share(rank, over, run.ranks)})
 
 
 def engine_suggestion_wrong(rank: RankReport, _: Context) -> Iterator[Found]:
@@ -168,18 +153,7 @@ def engine_suggestion_wrong(rank: RankReport, _: Context) -> Iterator[Found]:
     slack = sum(rank.half_units.get(name, 0) for name in (*_SUGGESTION_FIGURES, rounded))
     if abs(asked - consumed - peak - graph - MARGIN_BYTES - printed) <= slack + 1:
         right = int(printed) + estimate
-        yield Found(
-            estimate,
-            {
-                "asked": asked,
-                "consumed": consumed,
-                "peak": peak,
-                "graph": graph,
-                "printed": printed,
-                "estimate": estimate,
-                "right": right if right > 0 else None,
-            },
-        )
+        yield Found(estimate, {"printed": printed, "right": right if right > 0 else None})
 
 
 def requested_base_mistaken(rank: RankReport, _: Context) -> Iterator[Found]:
@@ -191,10 +165,7 @@ def requested_base_mistaken(rank: RankReport, _: Context) -> Iterator[Found]:
         return
     off = round(asked - base * share)
     if abs(off) > sum(rank.half_units.get(name, 0) for name in ("requested_bytes", claimed)):
-        yield Found(
-            off,
-            {"base": base, "share": share, "wrong": base * share, "asked": asked, "total": total},
-        )
+        yield Found(off, {"wrong": base * share, "total": total})
 
 
 def gb_is_gib(rank: RankReport, run: Context) -> Iterator[Found]:

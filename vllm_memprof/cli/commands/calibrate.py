@@ -48,9 +48,7 @@ def calibrate(ctx: typer.Context, run: str, **options: object) -> None:
     found, folder = plans.answer(
         ctx,
         f"{plan.model.rstrip('/')}-calibrated",
-        lambda command, runner: run_calibrated(
-            CalibratedJob(plan, hardware, profile, command), runner
-        ),
+        lambda runner: run_calibrated(CalibratedJob(plan, hardware, profile), runner),
     )
     print(
         f"memprof: {found.profile} and the plans are in {from_here(folder)}; "

@@ -12,13 +12,7 @@ from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.options import ANSWER, EPILOG, RANKS, command_app
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.fit import FitJob, run_fit
-from vllm_memprof.plans.knobs import (
-    SearchRequest,
-    find_knob,
-    parse_range,
-    parse_step,
-    refuse_needless,
-)
+from vllm_memprof.plans.knobs import find_knob, search_request
 from vllm_memprof.plans.store import model_config
 from vllm_memprof.plans.wants import lengths, parse_wants
 
@@ -53,18 +47,16 @@ def fit(
     """
     until = ctx.params["until"] or ("kv" if ctx.params["ranks"] == "edges" else "ready")
     plan = plans.requested_plan(ctx, until=until)
-    knob = find_knob(find, between, goal)
-    refuse_needless(knob, plan.engine_args)
+    knob = find_knob(find, between, goal, plan.engine_args)
     wanted = parse_wants(want or [], headroom, until)
-    low_high, each = parse_range(between), parse_step(step)
+    asked = search_request(between, step)
     plans.check_setup(plan)
-    config = model_config(plan.model, plan.engine_args)
-    space = knob.values(SearchRequest(config, *low_high, each))
+    space = knob.space(asked._replace(config=model_config(plan.model, plan.engine_args)))
     plan = replace(plan, lengths=lengths(wanted))
     found, folder = plans.answer(
         ctx,
         f"{plan.model.rstrip('/')}-fit-{knob.name}",
-        lambda command, runner: run_fit(FitJob(plan, knob, space, wanted, command), runner),
+        lambda runner: run_fit(FitJob(plan, knob, space, wanted), runner),
     )
     best = found.best
     where = folder if best is None else folder / (best.plan.run or "")

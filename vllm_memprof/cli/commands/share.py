@@ -14,7 +14,7 @@ from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.options import ANSWER, EPILOG, Options, command_app
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
-from vllm_memprof.plans.share_file import SUFFIX, Typed, read_instances
+from vllm_memprof.plans.share import Typed, read_instances
 from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
 from vllm_memprof.plans.wants import lengths, parse_wants, size_option
 
@@ -51,7 +51,7 @@ class ShareCommand(EngineCommand):
             elif number and (split.engine or wants or len(groups) > 2):
                 raise UsageError(f"there is no MODEL behind `--` number {number}", hint=_USAGE)
         ctx.meta[INSTANCES] = instances
-        first = [] if not instances else [instances[0].model, *instances[0].engine_args]
+        first = [] if not instances else [instances[0].model, *instances[0].args]
         return super().parse_args(ctx, [*own, *(["--", *first] if first else [])])
 
 
@@ -66,8 +66,8 @@ def share(ctx: typer.Context, headroom: str = "0", beside: str = "0", **options:
     """
     found = []
     for number, typed in enumerate(_from_file(ctx.meta[INSTANCES])):
-        wants = parse_wants(typed.wants, None)[:-1]  # the headroom is that of the device
-        ctx.params["model"], ctx.meta[ENGINE_ARGS] = typed.model, typed.engine_args
+        wants = parse_wants(typed.want, None)[:-1]  # the headroom is that of the device
+        ctx.params["model"], ctx.meta[ENGINE_ARGS] = typed.model, typed.args
         plan = plans.requested_plan(ctx, until="ready")
         found.append(Instance(_name(number), replace(plan, lengths=lengths(wants)), wants))
     held, kept = size_option("--beside", beside), size_option("--headroom", headroom or "0")
@@ -77,7 +77,7 @@ def share(ctx: typer.Context, headroom: str = "0", beside: str = "0", **options:
     answer, folder = plans.answer(
         ctx,
         f"{names[:80]}-share",
-        lambda command, runner: run_share(ShareJob(found, held, kept, command), runner),
+        lambda runner: run_share(ShareJob(found, held, kept), runner),
         kept="",
     )
     print(f"memprof: plans and starts are in {from_here(folder)}", file=sys.stderr)
@@ -87,9 +87,9 @@ def share(ctx: typer.Context, headroom: str = "0", beside: str = "0", **options:
 
 def _from_file(instances: list[Typed]) -> list[Typed]:
     """Return the instances, or those of the TOML file that stands in the place of the only one."""
-    if len(instances) != 1 or not instances[0].model.endswith(SUFFIX):
+    if len(instances) != 1 or not instances[0].model.endswith(".toml"):
         return instances
-    if instances[0].engine_args or instances[0].wants:
+    if instances[0].args or instances[0].want:
         raise UsageError(
             f"{instances[0].model} has the instances: arguments and --want belong into it"
         )
