@@ -92,7 +92,7 @@ def render_markdown(found: Found, lang: str = ENGLISH) -> str:
     drawn, out = _fitting([(title, ["", *block]) for title, block in blocks], room - _size(lines))
     lines += drawn + tail
     if out:
-        told = text("Too long for a comment, in {where}: {names}", where=where, names=_named(out))
+        told = text("Too long for a comment, see {where}: {names}", where=where, names=_named(out))
         lines += ["", say(told)]
     return "\n".join(lines) + "\n"
 
