@@ -18,8 +18,7 @@ from vllm_memprof.text import Text, titled, translate
 
 _HERE = Path(__file__).parent
 ENGLISH, CHINESE = "en", "zh"
-LANGUAGES = (_HERE = Path(__file__).parent
-ENGLISH, CHINESE)
+LANGUAGES = (ENGLISH, CHINESE)
 
 Value = TypeVar("Value")
 
