@@ -44,20 +44,18 @@ def equation_unbalanced(rank: RankReport, _: Context) -> Iterator[Found]:
     several = budget.equation == given.equation and budget.balanced is not True
     said = [  # what each gives, or leaves for the figure that it lacks
         text(
-            "{equation}: leaves {size:gib} GiB for {term}, which the log does not give",
-            equation=_name(one),
-            size=one.missing_bytes,
+            "{name}: leaves {missing_bytes:gib} GiB for {term}, which the log does not give",
+            one,
+            name=_name(one),
             term=title_of(one.missing or ""),
         )
         if one.residual_bytes is None
         else text(
-            "{equation}: engine {granted:gib} GiB, recomputed {given:gib} +-{slack:gib} GiB, off "
-            "by {off:gib4}",
-            equation=_name(one),
+            "{name}: engine {granted:gib} GiB, recomputed {kv_cache_bytes:gib} "
+            "+-{tolerance_bytes:gib} GiB, off by {residual_bytes:gib4}",
+            one,
+            name=_name(one),
             granted=budget.engine_kv_cache_bytes,
-            given=one.kv_cache_bytes,
-            slack=one.tolerance_bytes,
-            off=one.residual_bytes,
         )
         for one in budget.tried
     ]
@@ -65,8 +63,8 @@ def equation_unbalanced(rank: RankReport, _: Context) -> Iterator[Found]:
         given.missing_bytes if given.residual_bytes is None else given.residual_bytes,
         {
             "given": given.equation,
-            "found": closing[0] if closing and not several else None,
-            "others": len(closing) or None,
+            "found": closing and not several and closing[0],
+            "others": len(closing),
             "names": join(", ", closing),
             "tries": join("; ", said),
         },
@@ -91,13 +89,9 @@ def engine_term_off(rank: RankReport, _: Context) -> Iterator[Found]:
     if off:
         said = [
             text(
-                "{term}: engine {engine:gib4} GiB, read {own:gib4} GiB ({difference:bytes} bytes; "
-                "{source})",
-                term=row.title,
-                engine=row.engine_bytes,
-                own=row.bytes,
-                difference=row.difference_bytes,
-                source=row.source,
+                "{title}: engine {engine_bytes:gib4} GiB, read {bytes:gib4} GiB "
+                "({difference_bytes:bytes} bytes; {source})",
+                row,
             )
             for row in off
         ]
@@ -153,7 +147,7 @@ def engine_suggestion_wrong(rank: RankReport, _: Context) -> Iterator[Found]:
     slack = sum(rank.half_units.get(name, 0) for name in (*_SUGGESTION_FIGURES, rounded))
     if abs(asked - consumed - peak - graph - MARGIN_BYTES - printed) <= slack + 1:
         right = int(printed) + estimate
-        yield Found(estimate, {"printed": printed, "right": right if right > 0 else None})
+        yield Found(estimate, {"printed": printed, "right": right > 0 and right})
 
 
 def requested_base_mistaken(rank: RankReport, _: Context) -> Iterator[Found]:

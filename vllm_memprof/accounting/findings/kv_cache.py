@@ -20,8 +20,8 @@ from vllm_memprof.units import minus, sum_or_none
 def negative_kv(rank: RankReport, run: Context) -> Iterator[Found]:
     """Find ranks whose KV cache is zero or less."""
     budget, granted = rank.budget, rank.budget.engine_kv_cache_bytes
-    refused = rank.figures.get("no_cache_blocks") or None
-    if refused is None and (granted is None or granted > 0):
+    refused = rank.figures.get("no_cache_blocks")
+    if not refused and (granted is None or granted > 0):
         return
     sizes = [row.bytes for row in budget.terms if row.subtracted]
     missing = max(0, -(granted or 0))
@@ -53,7 +53,7 @@ def startup_refused(rank: RankReport, run: Context) -> Iterator[Found]:
     if rank.figures.get("startup_refused") and total and free is not None:
         # None: the line was cut
         large = asked is not None and most is not None and most * total * 2 >= asked
-        yield Found(minus(asked, free), {"used": total - free, "fitting": most if large else None})
+        yield Found(minus(asked, free), {"used": total - free, "fitting": large and most})
 
 
 def rank_skew(run: Context) -> Iterator[Found]:
@@ -101,5 +101,4 @@ def budget_halved(rank: RankReport, _: Context) -> Iterator[Found]:
     granted = budget.engine_kv_cache_bytes
     if rank.figures.get("halved", divisor != 1) and granted is not None and granted > 0:
         name, left = budget.implied_term(divisor) or ("", None)
-        unknown = True if rank.initial_free_bytes is None else None
-        yield Found(granted, {name: left, "unknown": unknown})
+        yield Found(granted, {name: left, "unknown": rank.initial_free_bytes is None})

@@ -50,10 +50,10 @@ def out_of_memory(rank: RankReport, _: Context) -> Iterator[Found]:
         {
             **vars(oom),
             "stage": TITLES["stages"].get(oom.stage or ""),
-            "images": images or None,
+            "images": images,
             "holder": name,
             "grown": oom.taken_since(next(spans, None)) or None,
-            "unknown": True if oom.phase is None else None,
+            "unknown": oom.phase is None,
             "merge": merge_not_profiled(oom),
             **room_for(rank, oom, kv_cache),
             **{name: size and gib_of(rank, size) for name, size in sizes.items()},
@@ -102,12 +102,12 @@ def fragmentation(rank: RankReport, run: Context) -> Iterator[Found]:
         size,
         {
             **vars(oom),
-            "peak": reserved - size if oom.allocated_bytes is None else None,
-            "allocated": None if oom.allocated_bytes is None else reserved - size,
-            "setting": None if grows else f"PYTORCH_{chip}_ALLOC_CONF=expandable_segments:True",
-            "largest": None
-            if blocks is None or (stale and blocks.freed_bytes is None)
-            else blocks.largest_bytes,
-            "freed": blocks.freed_bytes if blocks is not None and stale else None,
+            "peak": oom.allocated_bytes is None and reserved - size,
+            "allocated": oom.allocated_bytes is not None and reserved - size,
+            "setting": not grows and f"PYTORCH_{chip}_ALLOC_CONF=expandable_segments:True",
+            "largest": blocks is not None
+            and (blocks.exact or blocks.freed_bytes is not None)
+            and blocks.largest_bytes,
+            "freed": blocks is not None and stale and blocks.freed_bytes,
         },
     )

@@ -126,7 +126,7 @@ def expandable_segments(case: Case) -> Iterator[Estimate]:
         size = 0 if blocks.expandable else free if size is None else min(free, size)
     if size is not None and size >= _LEAST_BYTES:
         by_log = blocks is None and _EXPANDABLE in env.get(variable, "").lower()
-        yield Estimate(size, {"variable": variable, "blocks": blocks, "set_by_log": by_log or None})
+        yield Estimate(size, {"variable": variable, "blocks": blocks, "set_by_log": by_log})
 
 
 def kv_cache_memory(case: Case) -> Iterator[Estimate]:
@@ -223,7 +223,7 @@ def batched_tokens(case: Case) -> Iterator[Estimate]:
     scheduled = sum(request.scheduled_tokens or 0 for request in case.oom.requests or [])
     full = profiling or (tokens is not None and scheduled > tokens // 2)
     if stage not in _BY_TOKENS or requested is None or tokens is None or not full:
-        yield Estimate(None, {"encoder": True if stage == "mm_encoder" else None})
+        yield Estimate(None, {"encoder": stage == "mm_encoder"})
         return
     after, total = tokens // 2, tokens if profiling else scheduled
     given = int(requested * (1 - min(after, total) / total))
@@ -239,7 +239,7 @@ def fewer_graphs(case: Case) -> Iterator[Estimate]:
     if "graph_capture" in case.phases:
         capture = first_of(case.rank.phases, "graph_capture")
         taken = None if capture is None else case.oom.taken_since(capture.before)
-        taken = taken if taken is not None and taken > 0 else None
+        taken = taken if (taken or 0) > 0 else None
         figures = {"no_graphs": options.no_graphs, "capturing": True, "taken": taken}
         yield Estimate(taken, figures, AT_LEAST, how, surely=True)
         yield Estimate(None, fewer)

@@ -316,15 +316,14 @@ def merge_not_profiled(oom: Oom) -> str | None:
     if merge is None or not profiled or "mm_merge" in profiled:
         return None
     same = (each for each in served if each.moment == merge.moment)
-    encoder = next((each.bytes for each in same if each.stage == "mm_encoder"), None)
-    more = None if encoder is None else format_gib(merge.bytes - encoder, 3)
+    more = next((merge.bytes - each.bytes for each in same if each.stage == "mm_encoder"), None)
     return sentences(
         [
-            "the merge of multimodal embeddings took {size} GiB for {moment}",
-            "{more} GiB more than the encoder",
+            "the merge of multimodal embeddings took {bytes:gib3} GiB for {moment}",
+            "{more:gib3} GiB more than the encoder",
             "what the log notes of its profile has no merge",
         ],
-        {"size": format_gib(merge.bytes, 3), "moment": merge.moment, "more": more},
+        {**vars(merge), "more": more},
     )
 
 

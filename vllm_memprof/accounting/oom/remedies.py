@@ -58,7 +58,7 @@ def remedies(case: Case) -> list[Remedy]:
         find = getattr(estimates, row.find)
         for one in find(case, row.owner) if row.owner else find(case):
             unsure = one.unsure or (row.of_kv_cache and case.has_kv_cache is None)
-            figures = {**one.figures, "unsure": unsure or None}
+            figures = {**one.figures, "unsure": unsure}
             bound = None if one.bytes is None else one.bound or row.bound
             found.append(
                 Remedy(
@@ -129,7 +129,7 @@ def room_for(rank: RankReport, oom: Oom, kv_cache: str | None) -> dict[str, obje
     return {
         "of_kv_cache": _choices(rank, of_kv),
         "others": _choices(rank, [each for each in named if each not in of_kv]),
-        "rest": oom.phase if known and not of_kv else None,
+        "rest": known and not of_kv and oom.phase,
     }
 
 
@@ -155,6 +155,6 @@ def _choices(rank: RankReport, some: list[Remedy]) -> str | None:
     for each in some:
         unknown = each.bytes is None and not each.enough
         size = {each.bound or "": gib_of(rank, each.bytes)}
-        figures = {"argument": each.argument, "unknown": unknown or None, **size}
+        figures = {"argument": each.argument, "unknown": unknown, **size}
         said.append(sentences([GIVES], figures))
     return join(", or ", said) if said else None

@@ -51,17 +51,12 @@ def owner_title(owner: str) -> Text:
     return known or text("runtime: {module}", module=owner.removeprefix("runtime:"))
 
 
-def process_name(roles: list[str], label: str | None, pid: int | None) -> Text:
+def process_title(row: HostGrowth | TracedProcess) -> Text:
     """Return the name of a process in a report: all its roles, its rank, its process id."""
-    named = join(" + ", [TITLES["processes"][role] for role in roles]) if roles else text("process")
-    if label is not None and "worker" in roles:
-        return text("{roles} {label}, pid {pid}", roles=named, label=label, pid=pid)
-    return text("{roles}, pid {pid}", roles=named, pid=pid)
-
-
-def process_title(row: HostGrowth) -> Text:
-    """Return the name of the process of a row."""
-    return process_name(row.roles, row.label, row.pid)
+    roles = join(" + ", [TITLES["processes"][role] for role in row.roles] or [text("process")])
+    if row.label is not None and "worker" in row.roles:
+        return text("{roles} {label}, pid {pid}", row, roles=roles)
+    return text("{roles}, pid {pid}", row, roles=roles)
 
 
 def device_growth(run: Run, process: ProcessRecord) -> list[OwnerGrowth]:

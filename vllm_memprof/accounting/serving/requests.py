@@ -7,6 +7,8 @@ with how many others it was in a step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
+from operator import attrgetter
 
 from vllm_memprof.accounting.model import MmProfile, Point, RequestRow, StageRow
 from vllm_memprof.accounting.readings.startup import growth, value
@@ -189,8 +191,8 @@ def _point(samples: list[tuple[str, Sample]], start: int) -> Point:
 
 def largest(rows: Sequence[RequestRow], name: str, count: int = 10) -> list[RequestRow]:
     """Return the rows with the largest values of a field, the largest first."""
-    known = [row for row in rows if getattr(row, name) is not None]
-    return sorted(known, key=lambda row: -getattr(row, name))[:count]
+    known = (row for row in rows if getattr(row, name) is not None)
+    return nlargest(count, known, key=attrgetter(name))
 
 
 def mm_profile(process: ProcessRecord) -> MmProfile | None:

@@ -61,7 +61,6 @@ class Trend:
     low: float | None = None  # of the interval
     high: float | None = None
     first: float | None = None  # position at which the window begins
-    last: float | None = None
     rise: float | None = None  # of the level over the window
 
 
@@ -120,7 +119,7 @@ def _judge(
         verdict = GROWING
     elif rise >= least and max(sizes[:third]) < min(sizes[-third:]):
         verdict = GREW
-    return Trend(verdict, slope, low, high, first, last, rise)
+    return Trend(verdict, slope, low, high, first, rise)
 
 
 def _levels(
