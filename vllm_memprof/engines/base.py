@@ -57,7 +57,7 @@ class EngineRow:
     #: head (``head``, HOST:PORT in the group), and each engine core that it is there
     #: (``core_ready``). ``dead_core``: what an API server logs when an engine core said that it
     #: fails, on whatever host.
-    lines: Mapping[str, re.Pattern[bytes]]
+    lines: Mapping[str, re.Pattern[str]]
     hooks: str  # module with its rows of hooks, imported in its processes
     logger: str  # a child of its own: level, format and process prefix apply
     #: Module whose function is calling the plug-in, or ``module:function`` where it has several ->
@@ -119,7 +119,7 @@ def read_row(folder: Path) -> EngineRow:
         given[name] = tuple(Option(option, _KINDS[kind], *also) for option, kind, *also in options)
     given["arguments"] = Arguments(**given["arguments"])
     given["devices"] = tuple(DeviceFactor(*size) for size in given.get("devices", ()))
-    given["lines"] = {what: re.compile(line.encode()) for what, line in given["lines"].items()}
+    given["lines"] = {what: re.compile(line) for what, line in given["lines"].items()}
     return EngineRow(folder, **given)
 
 

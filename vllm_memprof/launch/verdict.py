@@ -213,7 +213,7 @@ def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
     hccl_init for 31 s``."""
     parts = []
     for process in progress.workers or [p for p in progress.processes if p.matters]:
-        since = process.open[-1].t_ns if process.open else process.last_t_ns
+        since = process.open[-1].start_t_ns if process.open else process.last_t_ns
         if None not in (progress.host, process.host) and progress.host != process.host:
             since = None  # of another clock
         duration = "" if since is None else f" for {max(0, now_ns - since) / 1e9:.0f} s"

@@ -44,20 +44,20 @@ def test_allocator_settings(value, words):
 
 
 def test_plugins_variable():
-    assert doctor.check_plugins_variable({}) == []
-    assert doctor.check_plugins_variable({"VLLM_PLUGINS": "ascend,memprof"})[0].state == doctor.GOOD
-    trap = doctor.check_plugins_variable({"VLLM_PLUGINS": "other"})[0]
+    assert doctor.check_variables({}) == []
+    assert doctor.check_variables({"VLLM_PLUGINS": "ascend,memprof"})[0].state == doctor.GOOD
+    trap = doctor.check_variables({"VLLM_PLUGINS": "other"})[0]
     assert trap.state == doctor.WARNING
     assert "NPU" in trap.todo
     assert "memprof" in trap.todo
-    added = doctor.check_plugins_variable({"VLLM_PLUGINS": "ascend"})[0]
+    added = doctor.check_variables({"VLLM_PLUGINS": "ascend"})[0]
     assert added.state == doctor.INFO  # a run adds memprof itself
 
 
 def test_devices(tmp_path):
     npu, cuda = doctor.check_devices(tmp_path)
     assert (npu.state, cuda.state) == (doctor.INFO, doctor.INFO)
-    assert "/dev/davinciN, /dev/davinci_manager, /dev/devmm_svm, /dev/hisi_hdc" in npu.todo
+    assert "/dev/davinci_manager, /dev/devmm_svm, /dev/hisi_hdc" in npu.todo
     for name in ("davinci0", "davinci1", "davinci_manager", "nvidia0"):
         (tmp_path / name).touch()
     npu, cuda = doctor.check_devices(tmp_path)
@@ -152,8 +152,8 @@ def test_compiler_and_places(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor.check_compiler(needless=False).state == doctor.MISSING
     assert doctor.check_compiler(needless=True).state == doctor.INFO
-    assert doctor.check_run_dir(tmp_path / "a" / "b").state in (doctor.GOOD, doctor.WARNING)
-    assert doctor.check_shm(tmp_path / "none").state == doctor.WARNING
+    assert doctor.check_place("run folder", tmp_path / "a" / "b", 1).state == doctor.GOOD
+    assert doctor.check_place("shared memory", tmp_path, 1 << 60).state == doctor.WARNING
 
 
 def test_an_interpreter_without_anything():

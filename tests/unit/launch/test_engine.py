@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm_memprof.engines.driver import Options
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch import interpreter
 from vllm_memprof.launch.engine import build_command, build_env
@@ -56,15 +57,14 @@ def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
         max_tokens=4,
     )
     command = build_command(PYTHON, request, "M", [])
-    assert command[1:6] == ["-m", "vllm_memprof.engines.vllm.driver", "offline", "--model", "M"]
-    assert command[6:] == ["--prompts", str(tmp_path / "p.jsonl"), "--prompt=-a", "--prompt=b",
-                           "--max-tokens", "4", "--", "-tp", "2"]  # fmt: skip
-    cycles = build_command(PYTHON, LaunchRequest("offline", "M", sleep_cycles=5), "M", [])
-    assert cycles[6:] == ["--sleep-cycles", "5", "--"]
-    batch = build_command(PYTHON, LaunchRequest("offline", "M", at_once=True), "M", [])
-    assert batch[6:] == ["--at-once", "--"]
-    plan = build_command(PYTHON, LaunchRequest("plan", "M"), "M", [])
-    assert plan[3:] == ["plan", "--model", "M", "--"]
+    assert command[1:4] == ["-m", "vllm_memprof.engines.vllm.driver", "offline"]
+    assert Options(**json.loads(command[4])) == Options(
+        "M", prompts_file=str(tmp_path / "p.jsonl"), prompts=["-a", "b"], max_tokens=4
+    )
+    assert command[5:] == ["-tp", "2"]
+    given = {"sleep_cycles": 5, "at_once": True, "repeat": 2, "until": "ready"}
+    command = build_command(PYTHON, LaunchRequest("offline", "M", **given), "M", [])
+    assert Options(**json.loads(command[4])) == Options("M", prompts=[], **given)
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,10 @@ class Recorder:
         self.bytes = b""
         self.closed = False
 
-    def update(self, progress: Any, last_line: str = "") -> None:
+    def update(self, progress: Any) -> None:
         pass
 
     def suspend(self) -> None:
-        pass
-
-    def serve(self, budgets: Any) -> None:
         pass
 
     def output(self, chunk: bytes) -> None:

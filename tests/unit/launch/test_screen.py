@@ -23,8 +23,8 @@ import os, sys, time
 from pathlib import Path
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.live import GuardedView, LiveView, Shown
+from vllm_memprof.launch.progress import RankBudget
 from vllm_memprof.launch.run import Job, run_engine
-from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.record.schema import RunInfo
 
 run_dir = create_run_dir(Path(sys.argv[1]), "m")

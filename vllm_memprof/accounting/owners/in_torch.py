@@ -21,11 +21,11 @@ _ALLOCATED = "allocated"
 #: Phase -> the owner of what it leaves allocated, and the row's source.
 _OWNERS = {
     "draft_load": (
-        LOADED_BESIDE["draft_load"][0],
+        LOADED_BESIDE["draft_load"],
         "growth of allocated over draft_load; what it shares with the model is the model's",
     ),
     "lora_load": (
-        LOADED_BESIDE["lora_load"][0],
+        LOADED_BESIDE["lora_load"],
         "growth of allocated over lora_load: slots that adapters are copied into",
     ),
     "kv_connector": ("kv_connector", "growth of allocated over kv_connector"),

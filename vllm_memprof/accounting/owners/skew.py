@@ -7,8 +7,7 @@ from statistics import median_low
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
-from vllm_memprof.accounting.readings.startup import StartupReadings
-from vllm_memprof.record.spans import AFTER, UNEXPLAINED, Edge
+from vllm_memprof.record.spans import AFTER, UNEXPLAINED, Edge, last_of
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB
 
@@ -91,7 +90,7 @@ def skew_by_owner(report: Report) -> list[OwnerSkew]:
 
 
 def _end(rank: RankReport, phase: str) -> Edge | None:
-    span = StartupReadings.of(rank).last(phase)
+    span = last_of(rank.phases, phase)
     return None if span is None or AFTER not in span.owners else span.edges[-1]
 
 
@@ -101,9 +100,8 @@ def _held(rank: RankReport, phase: str, pids: set[str]) -> dict[str, int]:
     assert edge is not None
     assert edge.owners is not None
     held: dict[str, int] = {}
-    of = StartupReadings.of(rank)
-    weights, torch = of.figure("weights_bytes"), 0
-    granted = of.figure("kv_cache_bytes") if phase in _MOMENTS[:3] else 0
+    weights, torch = rank.figure("weights_bytes"), 0
+    granted = rank.figure("kv_cache_bytes") if phase in _MOMENTS[:3] else 0
     for row in edge.owners.rows:
         if row.bytes is None or row.component == "free":
             continue

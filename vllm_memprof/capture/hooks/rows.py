@@ -1,12 +1,14 @@
-"""Constructors of rows, by kind: a phase, a phase of both backends' workers, a marker."""
+"""Rows of the table of hooks: those of an engine's folder, and constructors by kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from vllm_memprof.capture.actions import begin_phase, end_phase
 from vllm_memprof.capture.hook import Half, Hook
+from vllm_memprof.files import read_table
 
 #: Backends of a row that is not for all of them.
 NPU, CUDA = ("npu",), ("cuda",)
@@ -29,22 +31,30 @@ def marker(hook_id: str, *targets: str, **fields: Any) -> Hook:
     return Hook(hook_id, None, targets, **fields)
 
 
-def rows_of(
-    engine: str, prefix: str, versions: str
-) -> tuple[Callable[..., Hook], Callable[..., Hook]]:
-    """Return ``phase`` and ``marker`` for one engine.
+def read_rows(
+    folder: Path, enter: Mapping[str, Half | None], leave: Mapping[str, Half | None]
+) -> Iterator[Hook]:
+    """Yield the rows of ``hooks.json`` in an engine's folder.
+
+    A row has ``targets`` of every backend, or those of an NPU (``npu``), of CUDA (``cuda``) or of
+    both, which are two rows. Its other keys are fields of ``Hook``; ``like`` names the row whose
+    actions it has.
 
     Args:
-        engine: of its rows.
-        prefix: of their ids.
-        versions: of the engine, where a row names none.
+        folder: of the engine.
+        enter: what runs before a call, by the id of the row; None: nothing. Where it says nothing,
+            a row with a phase opens it.
+        leave: what runs after a call; it closes the phase.
     """
-    common = {"engine": engine, "versions": versions}
-
-    def phase_of(hook_id: str, *names: str, **fields: Any) -> Hook:
-        return phase(f"{prefix}{hook_id}", *names, **{**common, **fields})
-
-    def marker_of(hook_id: str, *targets: str, **fields: Any) -> Hook:
-        return marker(f"{prefix}{hook_id}", *targets, **{**common, **fields})
-
-    return phase_of, marker_of
+    table = read_table(folder / "hooks.json")
+    kinds = {"targets": ("", (*NPU, *CUDA)), "npu": ("", NPU), "cuda": ("cuda.", CUDA)}
+    for row in table["rows"]:
+        fields = {"engine": table["engine"], "versions": table["versions"], "phase": None, **row}
+        place, phase = fields.pop("like", row["id"]), fields["phase"]
+        fields["enter"] = enter.get(place, phase and begin_phase)
+        fields["leave"] = leave.get(place, phase and end_phase)
+        targets = {kind: fields.pop(kind) for kind in kinds if kind in row}
+        for kind, names in targets.items():
+            prefix, backends = kinds[kind]
+            of_backend = {"id": prefix + row["id"], "targets": names, "backends": backends}
+            yield Hook(**{**fields, **of_backend})

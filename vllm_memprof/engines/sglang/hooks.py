@@ -1,148 +1,66 @@
-"""The rows of SGLang: which callables of which releases mark which phase.
+"""What runs before and after the calls of SGLang that ``hooks.json`` names.
 
-Data; no engine module is imported. Seen on NPU with 0.5.23. A function that other modules import by
-name has a target in each of them: the attribute of the importing module is what counts.
+No engine module is imported. A function that other modules import by name has a target in each of
+them: the attribute of the importing module is what counts.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture import steps
-from vllm_memprof.capture.hook import END, ENGINE_READY, FIRST_STEPS, OPTIONAL, Hook
-from vllm_memprof.capture.hooks.rows import rows_of
+from vllm_memprof.capture.hook import FIRST_STEPS, Half
+from vllm_memprof.capture.hooks.rows import read_rows
 from vllm_memprof.capture.hooks.shared import shared_rows
 from vllm_memprof.engines.sglang import actions, items
 from vllm_memprof.engines.sglang import steps as batches
 
-#: Releases from which on plug-ins are called.
-_VERSIONS = ">=0.5.12"
-_SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
-_RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
-_KV = "sglang.srt.mem_cache.kv_cache_configurator"
-_WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
-#: Before 0.5.23 (a mixin of the scheduler).
-_WEIGHTS_MIXIN = "sglang.srt.managers.scheduler_update_weights_mixin:SchedulerUpdateWeightsMixin"
-_GRAPHS = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
-_MM = "sglang.srt.managers.mm_utils"
-_HTTP = "sglang.srt.entrypoints.http_server"
-
-
-_phase, _marker = rows_of("sglang", "sgl.", _VERSIONS)
-
-
-def _online(hook_id: str, phase_id: str, *targets: str) -> Hook:
-    """Return a row of what a request asks of a scheduler that serves."""
-    return _phase(hook_id, phase_id, *targets, enter=actions.begin_online,
-                  leave=actions.leave_online, need=OPTIONAL, due=END)  # fmt: skip
-
-
-def _step(hook_id: str, *targets: str, **fields: Any) -> Hook:
-    return _marker(hook_id, *targets, need=OPTIONAL, sampling=True, **fields)
-
-
-# fmt: off
-HOOKS: tuple[Hook, ...] = (
-    # --- The role of the process.
-    _marker("role.scheduler", f"{_SCHEDULER}.__init__",
-            enter=actions.enter_scheduler, leave=actions.leave_scheduler,
-            least_calls=1, due=ENGINE_READY),
-    _marker("role.detokenizer",
-            "sglang.srt.managers.detokenizer_manager:DetokenizerManager.__init__",
-            enter=actions.become_detokenizer, need=OPTIONAL, role="detokenizer", due=END),
-    _marker("role.launcher",
-            "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
-            enter=actions.enter_launch, need=OPTIONAL, role="api", due=END),
-
-    # --- Start-up of a scheduler.
-    _phase("device_init", "device_init",
-           "sglang.srt.distributed.bootstrap:init_parallel_runtime",
-           enter=actions.begin_device_init, leave=actions.leave_parallel_runtime, need=OPTIONAL),
-    # Communicators are lazy: their bytes appear at the first collective.
-    _phase("hccl_init", "hccl_init", "sglang.srt.distributed.bootstrap:_init_parallel_groups",
-           need=OPTIONAL),
-    _marker("distributed", f"{_RUNNER}.init_torch_distributed",
-            leave=actions.leave_distributed, least_calls=1),
-    _phase("weight_load", "weight_load", f"{_RUNNER}.load_model",
-           enter=actions.begin_load, leave=actions.leave_load, least_calls=1),
-    _phase("kv_sizing", "kv_cache_sizing", f"{_KV}:KVCacheConfigurator._profile_available_bytes",
-           enter=actions.begin_sizing, leave=actions.leave_sizing, least_calls=1),
-    # What the engine reads and does not keep.
-    _marker("kv_free", f"{_KV}:get_available_gpu_memory", leave=actions.keep_available),
-    _marker("kv_reservation", f"{_KV}:mm_runtime_reservation_gb",
-            leave=actions.keep_reservation, need=OPTIONAL),
-    _marker("mm_cache", "sglang.srt.mem_cache.kv_cache_builder:init_mm_embedding_cache",
-            leave=actions.keep_embedding_limit, need=OPTIONAL),
-    _marker("kv_cell",
-            "sglang.srt.model_executor.pool_configurator:DefaultPoolConfigurator"
-            ".calculate_pool_sizes",
-            leave=actions.keep_cell, need=OPTIONAL),
-    _marker("kv_configure", f"{_KV}:KVCacheConfigurator.configure",
-            leave=actions.leave_configure, least_calls=1),
-    _phase("kv_alloc", "kv_cache_alloc", f"{_KV}:KVCacheConfigurator._init_pools", least_calls=1),
-    # Inside it: a table of the tokens of every request, which no figure of the engine holds.
-    _phase("request_pool", "request_pool",
-           "sglang.srt.mem_cache.memory_pool:ReqToTokenPool.__init__",
-           enter=actions.begin_request_pool, need=OPTIONAL),
-    _marker("pools", f"{_SCHEDULER}.init_memory_pools", leave=actions.leave_pools, need=OPTIONAL),
-    # Called without graphs, too, where it captures nothing.
-    _phase("graph_capture", "graph_capture", f"{_GRAPHS}:capture_decode_graph",
-           "sglang.srt.model_executor.model_runner:capture_decode_graph",
-           f"{_RUNNER}.init_device_graphs",
-           enter=actions.begin_graph_capture, leave=actions.leave_graph_capture, need=OPTIONAL),
-    _phase("shutdown", "shutdown", f"{_SCHEDULER}.release_host_resources",
-           leave=actions.leave_shutdown, need=OPTIONAL, due=END),
-
-    # --- After the start-up.
-    *(_online(f"update.{way}", "weight_update", f"{_WEIGHTS}.update_weights_from_{way}",
-              f"{_WEIGHTS_MIXIN}.update_weights_from_{way}")
-      for way in ("disk", "tensor", "distributed", "ipc")),
-    _online("release", "release_memory", f"{_WEIGHTS}.release_memory_occupation",
-            f"{_WEIGHTS_MIXIN}.release_memory_occupation"),
-    _online("resume", "resume_memory", f"{_WEIGHTS}.resume_memory_occupation",
-            f"{_WEIGHTS_MIXIN}.resume_memory_occupation"),
-    _online("flush_cache", "flush_cache", f"{_SCHEDULER}.flush_cache"),
-    _online("pause", "pause", f"{_SCHEDULER}.pause_generation"),
-    _online("continue", "continue", f"{_SCHEDULER}.continue_generation"),
-    # What ends the loop is an error, which is read here: the scheduler prints it and asks its
-    # parent to end.
-    _marker("event_loop", f"{_SCHEDULER}.run_event_loop", f"{_SCHEDULER}.event_loop_normal",
-            f"{_SCHEDULER}.event_loop_overlap",
-            leave=actions.leave_event_loop, need=OPTIONAL, due=END),
-
-    # --- Steps, in sampled runs alone.
-    _step("s.batch", f"{_SCHEDULER}.run_batch",
-          enter=batches.enter_batch, leave=batches.leave_batch),
-    _step("s.result", f"{_SCHEDULER}.process_batch_result", leave=batches.leave_result),
-
-    # Parts of a step that multimodal requests alone have. The merge is what embed_mm_inputs does
-    # after the encoder.
-    _step("s.mm_encoder", "<loaded>:model.get_image_feature", "<loaded>:model.get_video_feature",
-          "<loaded>:model.get_audio_feature",
-          enter=items.enter_encoder, leave=steps.leave_stage),
-    _step("s.mm_embedding", f"{_MM}:get_embedding_and_mask",
-          enter=items.enter_embedding, leave=items.leave_embedding),
-    _step("s.mm_merge", f"{_MM}:embed_mm_inputs", leave=items.leave_embed),
-    _step("s.mm_cache",
-          "sglang.srt.mem_cache.multimodal_cache:MultiModalStaticCache.set",
-          leave=items.leave_cache_set),
-
-    # --- The allocator's own functions, and the first collective of each device group. Without
-    # graphs that is in the first batches.
+#: By the id of a row; phases open and close where nothing is said.
+_ENTER: dict[str, Half | None] = {
+    "sgl.role.scheduler": actions.enter_scheduler,
+    "sgl.role.detokenizer": actions.become_detokenizer,
+    "sgl.role.launcher": actions.enter_launch,
+    "sgl.device_init": actions.begin_device_init,
+    "sgl.weight_load": actions.begin_load,
+    "sgl.kv_sizing": actions.begin_sizing,
+    "sgl.request_pool": actions.begin_request_pool,
+    "sgl.graph_capture": actions.begin_graph_capture,
+    "sgl.update.disk": actions.begin_online,
+    "sgl.s.batch": batches.enter_batch,
+    "sgl.s.mm_encoder": items.enter_encoder,
+    "sgl.s.mm_embedding": items.enter_embedding,
+    "sgl.first_steps": actions.enter_first_steps,
+    "sgl.end": actions.announce_end,
+}
+_LEAVE: dict[str, Half | None] = {
+    "sgl.role.scheduler": actions.leave_scheduler,
+    "sgl.device_init": actions.leave_parallel_runtime,
+    "sgl.distributed": actions.leave_distributed,
+    "sgl.weight_load": actions.leave_load,
+    "sgl.kv_sizing": actions.leave_sizing,
+    "sgl.kv_free": actions.keep_available,
+    "sgl.kv_reservation": actions.keep_reservation,
+    "sgl.mm_cache": actions.keep_embedding_limit,
+    "sgl.kv_cell": actions.keep_cell,
+    "sgl.kv_configure": actions.leave_configure,
+    "sgl.pools": actions.leave_pools,
+    "sgl.graph_capture": actions.leave_graph_capture,
+    "sgl.shutdown": actions.leave_shutdown,
+    "sgl.update.disk": actions.leave_online,
+    "sgl.event_loop": actions.leave_event_loop,
+    "sgl.s.batch": batches.leave_batch,
+    "sgl.s.result": batches.leave_result,
+    "sgl.s.mm_encoder": steps.leave_stage,
+    "sgl.s.mm_embedding": items.leave_embedding,
+    "sgl.s.mm_merge": items.leave_embed,
+    "sgl.s.mm_cache": items.leave_cache_set,
+    "sgl.first_steps": actions.leave_first_steps,
+    "sgl.serving": shared.announce_server,
+}
+#: With the allocator's own functions, and the first collective of each device group: without
+#: graphs that is in the first batches.
+HOOKS = (
+    *read_rows(Path(__file__).parent, _ENTER, _LEAVE),
     *shared_rows("sglang", FIRST_STEPS, prefix="sgl."),
-    _phase("first_steps", "request",
-           "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
-           enter=actions.enter_first_steps, leave=actions.leave_first_steps,
-           need=OPTIONAL, until=FIRST_STEPS, due=END),
-
-    # --- The process of tokenizer manager and HTTP server.
-    _marker("serving", f"{_HTTP}:_wait_and_warmup",
-            leave=shared.announce_server, need=OPTIONAL, role="api", due=END),
-    _marker("end", f"{_HTTP}:kill_process_tree",
-            "sglang.srt.entrypoints.engine:kill_process_tree",
-            "sglang.srt.managers.tokenizer_manager:kill_process_tree",
-            "__main__:kill_process_tree",
-            enter=actions.announce_end, need=OPTIONAL, role="api", due=END),
 )
-# fmt: on

@@ -28,7 +28,6 @@ from vllm_memprof.accounting.model import (
     Remedy,
     Report,
 )
-from vllm_memprof.accounting.oom.failed_allocation import STAGE_TITLES
 from vllm_memprof.accounting.owners.peak_owners import (
     FAILURE,
     FREE,
@@ -42,6 +41,7 @@ from vllm_memprof.accounting.owners.peak_owners import (
 )
 from vllm_memprof.accounting.readings.quantities import HOW_TITLES, is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_text
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.accuracy.spread import spread_of
 from vllm_memprof.document import BAD, CODE, GOOD, MUTED, PLAIN, TOTAL, Document, Line, Row, Section
 from vllm_memprof.record.cause import Cure
@@ -444,7 +444,7 @@ def _asked(report: Report, rank: RankReport, oom: Oom) -> Text:
     elif oom.last_phase is not None:
         parts.append(text("after {phase}", phase=oom.last_phase))
     if oom.stage is not None:
-        parts.append(STAGE_TITLES.get(oom.stage, oom.stage))
+        parts.append(TITLES["stages"].get(oom.stage, oom.stage))
     failed = [each.label for each in report.ranks if each.oom is not None]
     parts.append(text("on {labels}", labels=_few(failed)))
     return join(", ", parts)
