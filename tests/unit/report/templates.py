@@ -17,7 +17,6 @@ from vllm_memprof.causes.book import read_book
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.equation import read_equations
 from vllm_memprof.files import read_table
-from vllm_memprof.report import language
 from vllm_memprof.text import Part
 
 PACKAGE = Path(vllm_memprof.__file__).parent
@@ -107,7 +106,7 @@ def every_template() -> list[Template]:
     titles = PACKAGE / "report" / "titles.toml"
     found += [
         Template(titles.name, words, frozenset())
-        for area in language.tomllib.loads(titles.read_text(encoding="utf-8")).values()
+        for area in read_table(titles).values()
         for words in area.values()
     ]
     for row in ENGINES.values():
