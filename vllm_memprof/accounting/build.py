@@ -63,18 +63,29 @@ def build_report(run: Run) -> Report:
     Args:
         run: a loaded run folder, or what was read from a log.
     """
+    report = run_report(run, workers_by_label(run))
+    return replace(
+        report,
+        findings=find(run, report.ranks),
+        failure=with_values(run.failure, report.ranks),
+    )
+
+
+def run_report(run: Run, workers: list[tuple[str, ProcessRecord]]) -> Report:
+    """Return the report of one run folder as far as it is its own: findings are of all hosts.
+
+    Args:
+        run: with all hosts of its group, where it is of several.
+        workers: of it, by label.
+    """
     summary = summarise(run)
-    workers = workers_by_label(run)
     ranks = rank_reports(run, summary, workers)
-    planned = bool(run.planners)
     if summary.mode == "plan":
         summary = replace(summary, notes=[*summary.notes, *fullest_notes(ranks)])
     return Report(
         run=summary,
         ranks=ranks,
-        findings=find(run, ranks),
-        not_measured=not_measured(summary, workers, planned),
-        failure=with_values(run.failure, ranks),
+        not_measured=not_measured(summary, workers, bool(run.whole.planners)),
         growth=host_growth(run),
         allocations=traced(run),
     )
