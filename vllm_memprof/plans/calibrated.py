@@ -66,23 +66,21 @@ class Calibrated(Answer):
         return minus(self.corrected.headroom_bytes, self.without.headroom_bytes)
 
 
-@dataclass
-class CalibratedJob:
-    """A plan with corrections, as requested."""
-
-    plan: Plan  # on a simulated device
-    hardware: Hardware
-    profile: DeviceProfile  # of the plan
-
-
-def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
+def run_calibrated(
+    asked: Plan, hardware: Hardware, base: DeviceProfile, runner: PlanRunner
+) -> Calibrated:
     """Make the plans and the corrected profile.
+
+    Args:
+        asked: on a simulated device.
+        hardware: the run that corrects.
+        base: the profile of the plan.
+        runner: makes the plans.
 
     Raises:
         RunRecordError: the hardware run tells nothing that can be compared.
         Interrupted: by a signal; plans that are made are kept in the store.
     """
-    hardware, asked, base = job.hardware, job.plan, job.profile
     own, told = own_plan(hardware, asked)
     notes = [*hardware.notes, *told, *unlike(hardware, own, asked)]
     row, simulated = None, ComparedRank({})

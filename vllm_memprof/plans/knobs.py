@@ -40,7 +40,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?")
 #: How the values of a knob are searched: by bisection; from the first on until one passes; each of
 #: them, the first that passes.
 BISECT, UNTIL_ONE, EACH = "bisect", "until one", "each"
-SMALLEST, LARGEST = "smallest", "largest"
+SMALLEST, LARGEST = text("smallest"), text("largest")
 
 
 class SearchRequest(NamedTuple):
@@ -247,9 +247,11 @@ def find_knob(
             )
         found = FitKnob(asked, None, _other)
     goals = (SMALLEST, LARGEST) if found.search == BISECT else (found.goal,)
-    if goal is not None and goal not in goals:
-        hint = " or ".join(goals)
-        raise UsageError(f"--goal {goal} does not go with --find {found.name}", hint)
+    if goal is not None:
+        if goal not in goals:
+            hint = " or ".join(goals)
+            raise UsageError(f"--goal {goal} does not go with --find {found.name}", hint)
+        found = replace(found, goal=goals[goals.index(goal)])
     if found.needless_with and value_of(engine_args, found.needless_with) is not None:
         raise UsageError(f"--find {found.name} has no effect with {found.needless_with}")
-    return replace(found, goal=goal or found.goal)
+    return found

@@ -21,8 +21,17 @@ from vllm_memprof.units import one_line
 
 #: Where a plan stops: at the KV plan; or it goes on, and runs its largest batches.
 KV, READY = "kv", "ready"
-#: Terms of the budget that a row has, of the rank with the least KV cache.
-TERMS = ("weights", "peak_activation", "non_torch")
+#: Figures of a row that the budget of the rank with the least KV cache has, that its KV cache has,
+#: and that are the least of all ranks.
+_OF_BUDGET = ("gpu_memory_utilization", "requested_bytes", "equation")
+_OF_KV = ("tokens", "max_model_len", "max_concurrency")
+_LEAST = (
+    "fits_request_bytes",
+    "fits_request_tokens",
+    "fits_device_bytes",
+    "fits_device_tokens",
+    "headroom_bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -33,32 +42,35 @@ class PlanRow:
     status: str  # ok | oom | failed
     reason: str | None = None  # why it is not ok, one line
     devices: int | None = None
-    run_id: str | None = None
-    run: str | None = None  # its run folder, relative to that of the sweep
-    seconds: float | None = None  # that the plan took, also where it was not run again
-    cached: bool = False  # the plan had been made before
-    final: bool = True  # False: ended by a deadline, a signal or the host; another try may succeed
-    device_total_bytes: int | None = None
-    gpu_memory_utilization: float | None = None
-    requested_bytes: int | None = None
-    terms: dict[str, int | None] = field(default_factory=dict)  # TERMS, bytes
     #: Granted by the engine; where it refused to start, what its equation gives.
     kv_cache_bytes: int | None = None
-    fits_request_bytes: int | None = None
     tokens: int | None = None
-    fits_request_tokens: int | None = None
-    max_model_len: int | None = None
     max_concurrency: float | None = None  # at max_model_len
-    #: Length in tokens -> requests at once.
-    concurrency_at: dict[int, float | None] = field(default_factory=dict)
+    max_model_len: int | None = None
+    fits_request_bytes: int | None = None
+    fits_request_tokens: int | None = None
     fits_device_bytes: int | None = None
     fits_device_tokens: int | None = None
     #: As in ``accounting.model.Budget``: at the serving peak, without what comes after the plan.
     headroom_bytes: int | None = None
     headroom_how: How | None = None
-    simulated: bool = False
+    device_total_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    requested_bytes: int | None = None
+    #: Terms of the budget of the rank with the least KV cache.
+    weights_bytes: int | None = None
+    peak_activation_bytes: int | None = None
+    non_torch_bytes: int | None = None
     equation: str | None = None
     balanced: bool | None = None
+    simulated: bool = False
+    seconds: float | None = None  # that the plan took, also where it was not run again
+    cached: bool = False  # the plan had been made before
+    run: str | None = None  # its run folder, relative to that of the sweep
+    run_id: str | None = None
+    final: bool = True  # False: ended by a deadline, a signal or the host; another try may succeed
+    #: Length in tokens -> requests at once.
+    concurrency_at: dict[int, float | None] = field(default_factory=dict)
     until: str | None = None  # kv | ready
     step: FullStep | None = None  # of a plan until ready: its largest batches
 
@@ -214,36 +226,26 @@ def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
     if not granted:
         return row
     least = min(granted, key=lambda rank: granted_bytes(rank) or 0)
-    budget, kv, budgets = least.budget, least.kv, [rank.budget for rank in report.ranks]
+    budgets = [rank.budget for rank in report.ranks]
+    figures = {name: getattr(least.budget, name) for name in _OF_BUDGET}
+    figures |= {name: getattr(least.kv, name) for name in _OF_KV}
+    for name in _LEAST if row.ok else _LEAST[:-1]:
+        sizes = [getattr(each, name) for each in budgets]
+        figures[name] = None if None in sizes else min(sizes)
+    for name in ("weights", "peak_activation", "non_torch"):
+        figures[f"{name}_bytes"] = least.budget.term(name)
+    if figures.get("headroom_bytes") is not None:
+        hows = (each.how.get("headroom_bytes") for each in budgets)
+        figures["headroom_how"] = weakest(how for how in hows if how is not None)
     balanced = [each.balanced for each in budgets]
     kv_plan = next((process.kv_plan for process in run.processes if process.kv_plan), None)
-
-    def least_of(name: str) -> int | None:
-        """Return the least of a figure of all ranks; None where one of them is unknown."""
-        sizes = [getattr(each, name) for each in budgets]
-        return None if None in sizes else min(sizes)
-
-    spare = least_of("headroom_bytes") if row.ok else None
-    hows = [each.how["headroom_bytes"] for each in budgets if "headroom_bytes" in each.how]
     return replace(
         row,
-        gpu_memory_utilization=budget.gpu_memory_utilization,
-        requested_bytes=budget.requested_bytes,
-        terms={name: budget.term(name) for name in TERMS},
         kv_cache_bytes=granted_bytes(least),
-        fits_request_bytes=least_of("fits_request_bytes"),
-        tokens=kv.tokens,
-        fits_request_tokens=least_of("fits_request_tokens"),
-        max_model_len=kv.max_model_len,
-        max_concurrency=kv.max_concurrency,
         concurrency_at={
             length: None if kv_plan is None else concurrency_at(kv_plan, length)
             for length in plan.lengths
         },
-        fits_device_bytes=least_of("fits_device_bytes"),
-        fits_device_tokens=least_of("fits_device_tokens"),
-        headroom_bytes=spare,
-        headroom_how=None if spare is None else weakest(hows),
-        equation=budget.equation,
         balanced=None if None in balanced else all(balanced),
+        **figures,
     )

@@ -293,10 +293,8 @@ def _more(card: SharedDevice, orders: Orders, given: Settings, each: Flags) -> F
     except Problem as problem:
         return replace(each, more=problem.why)
     why = text("still starts")
-    losers = [other for other in after if other != each.name and after[other] < before[other]]
-    if each.num_gpu_blocks_override is not None:
-        why = text("still starts: the number of blocks is fixed")
-    elif losers:
+    losers = [other for other in after if after[other] < before[other]]
+    if losers:
         why = text(
             "still starts, at the cost of others: {size:gib} GiB of KV cache of {names}",
             size=sum(before[other] - after[other] for other in losers),

@@ -13,7 +13,7 @@ from vllm_memprof.cli import main
 from vllm_memprof.cli.commands.calibrate import read_hardware
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.plans import hardware
-from vllm_memprof.plans.calibrated import Calibrated, CalibratedJob, run_calibrated
+from vllm_memprof.plans.calibrated import Calibrated, run_calibrated
 from vllm_memprof.plans.hardware import Hardware
 from vllm_memprof.plans.pool import Progress
 from vllm_memprof.plans.request import Plan, Task
@@ -57,8 +57,8 @@ def run(
     tmp_path: Path, source: Hardware, pool: Recorded, store: Store | None = None, *args: str
 ) -> Calibrated:
     plan = Plan(MODEL, ["--tensor-parallel-size", "2", *args], own={"device": "sim:910b"})
-    job = CalibratedJob(plan, source, PROFILE)
-    return run_calibrated(job, PlanRunner(tmp_path / "out", store=store, pool=pool))
+    runner = PlanRunner(tmp_path / "out", store=store, pool=pool)
+    return run_calibrated(plan, source, PROFILE, runner)
 
 
 def test_the_command_of_the_log_is_planned_then_the_plan_on_both_profiles(tmp_path: Path) -> None:
