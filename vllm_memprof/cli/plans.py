@@ -24,10 +24,8 @@ from vllm_memprof.files import write_atomically
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.prepare import require_device
 from vllm_memprof.plans.calibrated import Calibrated
-from vllm_memprof.plans.pool import Interrupted
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import Fit, PlanRow
-from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
+from vllm_memprof.plans.model import Fit, Plan, PlanRow, Task
+from vllm_memprof.plans.runner import PLANS_DIR, Interrupted, PlanRunner, Watcher
 from vllm_memprof.plans.share import DeviceShare
 from vllm_memprof.plans.store import Store
 from vllm_memprof.redact import redact_command
@@ -44,7 +42,7 @@ _OF_A_PLAN = ("engine", "device", "stack", "python", "ranks", "rank", "until")
 _PLAIN_EVERY_S = 60.0
 
 
-class PlanProgress:
+class PlanProgress(Watcher):
     """A line per plan; on a terminal a bar below them, and what is under way.
 
     Args:
@@ -64,9 +62,6 @@ class PlanProgress:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=total)
         self._bar.start()
-
-    def started(self, task: Task) -> None:
-        pass
 
     def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
         said = "; ".join(f"{task.plan.title} for {seconds:.0f} s" for task, seconds in tasks)

@@ -1,4 +1,4 @@
-"""The documents of a sweep and of a search: a row per plan, then what was found; a sweep as csv."""
+"""The documents of a sweep, a search, a division and a calibrated plan; a sweep as csv."""
 
 from __future__ import annotations
 
@@ -8,25 +8,35 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
+from typing import NamedTuple
 
+from vllm_memprof.accounting.readings.quantities import HOW_TITLES
+from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.document import BAD, CODE, GOOD, MUTED, PLAIN, TOTAL, Document, Line, Section
+from vllm_memprof.plans.calibrated import Calibrated
+from vllm_memprof.plans.corrections import OWNERS, ProfileCorrection
 from vllm_memprof.plans.curves import curves
-from vllm_memprof.plans.rows import READY, Fit, PlanRow, Sweep, Try
+from vllm_memprof.plans.model import READY, Fit, PlanRow, Sweep, Try
+from vllm_memprof.plans.share import DeviceShare, InstanceStart, SharingPlan, SoloPlan
 from vllm_memprof.plans.wants import misses
+from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.tables import (
     COUNT,
     GIB,
+    GIB4,
     STATUS_WORDS,
     Column,
     group_ranks,
     modelled,
     number,
+    signed,
     table,
+    where_known,
     wide_only,
 )
-from vllm_memprof.text import join, text
+from vllm_memprof.text import Text, join, text, titled
 from vllm_memprof.units import GIB as GIB_BYTES
-from vllm_memprof.units import one_line
+from vllm_memprof.units import minus, one_line
 
 #: From these widths on the tables have all their columns, and all names in one line.
 _WIDE, _PAGE = 100, 200
@@ -34,6 +44,7 @@ _WIDE, _PAGE = 100, 200
 _NARROW_COLUMN, _REASON = 11, 200
 #: Owners that grew which are shown below a search.
 _GROWN = 3
+_MODELLED = text("(m): with non-torch memory set by the profile of a simulated device")
 
 #: Columns of the csv behind one for each option that was varied, which bear the options' own
 #: names. Bytes are integers, an empty cell is unknown. ``docs/concepts/plans.md`` explains each.
@@ -112,6 +123,7 @@ def fit_document(fit: Fit, width: int) -> Document:
             text(
                 "{title} {growth} GiB to {beyond_bytes:gib4}",
                 row,
+                title=modelled(row.title, row.how == MODELLED),
                 growth=f"{row.difference_bytes / GIB_BYTES:+,.4f}",
             )
             for row in fit.beyond.owners[:_GROWN]
@@ -156,10 +168,6 @@ def _plans(
             head = "\n".join(textwrap.wrap(name, _NARROW_COLUMN, break_long_words=False))
         return Column(head, lambda each: each.plan.values.get(name), right=True)
 
-    def missing(each: Try) -> str:
-        said = join("; ", [miss.text for miss in each.missing])
-        return said if len(said) <= _REASON else one_line(said, _REASON)
-
     def named(alike: Sequence[Try]) -> str:
         plan, count = alike[0].plan.title, len(alike) - 1
         return text("{plan} and {count} more", plan=plan, count=count) if count else plan
@@ -178,15 +186,21 @@ def _plans(
         ),
         all(each.plan.until != READY for each in tries)
         and text("captured graphs and all else after the KV plan is not in the headroom"),
-        simulated and text("(m): with non-torch memory set by the profile of a simulated device"),
+        simulated and _MODELLED,
         *(
-            text("{plan}: {reason}", plan=named(alike), reason=missing(alike[0]))
-            for alike in group_ranks(tries, missing)
+            text("{plan}: {reason}", plan=named(alike), reason=_lacking(alike[0]))
+            for alike in group_ranks(tries, _lacking)
             if alike[0].missing
         ),
     ]
     columns = [*map(of_option, options), *_FIGURES, verdict]
     return table(title, columns, tries, notes, width >= _WIDE, simulated, look)
+
+
+def _lacking(each: Try) -> str:
+    """Return what a plan lacks, in at most ``_REASON`` characters."""
+    said = join("; ", [miss.text for miss in each.missing])
+    return said if len(said) <= _REASON else one_line(said, _REASON)
 
 
 _FIGURES = (
@@ -213,3 +227,265 @@ def render_sweep_csv(sweep: Sweep) -> str:
         cells += [getattr(row, name) for name in CSV_COLUMNS]
         writer.writerow([str(cell).lower() if isinstance(cell, bool) else cell for cell in cells])
     return written.getvalue()
+
+
+def share_document(share: DeviceShare, width: int) -> Document:
+    """Return a table of each alone, one of every way to share with its starts, and the flags."""
+    holding = [way for way in share.ways if way.holds]
+    found = text("found and started") if holding else text("none")
+    answer = Line(text("answer"), found, GOOD if holding else BAD)
+    tail = [answer]
+    if share.why_none is not None:
+        tail.append(Line(text("why"), share.why_none))
+    for way in holding:
+        tail.append(Line(text("use"), _title(way), TOTAL))
+        tail += [Line("", f"{each.name}: {each.flags}", CODE) for each in way.flags]
+    notes = [
+        *(
+            text("{name} wants: {wants}", each, wants=join("; ", each.wanted))
+            for each in share.instances
+            if each.wanted
+        ),
+        text("subtracted: by the engine's equation, with the device to itself"),
+        text("held: beside the KV cache; at the peak with the largest batches served"),
+        text("needs: KV cache for a request of max_model_len, and for what is wanted"),
+        _MODELLED,
+    ]
+    wide = width >= _WIDE
+    sections = [table(text("Each alone"), _ALONE, share.instances, notes, wide, True, _solo)]
+    for way in share.ways:
+        sections.append(_way(way))
+        if way.starts:
+            sections.append(_starts(way.starts))
+    models = ", ".join(f"{each.name} {each.model}" for each in share.instances)
+    return Document(
+        kind="share",
+        title=models,
+        head=[
+            Line(text("instances"), models, TOTAL),
+            Line(text("command"), " ".join(share.command), CODE),
+            Line(text("equation"), share.equation or "-"),
+            Line(text("device"), text("{device_total_bytes:gib} GiB", share)),
+            Line(text("beside"), text("{beside_bytes:gib} GiB", share)),
+            Line(text("headroom"), text("{headroom_bytes:gib} GiB", share)),
+        ],
+        sections=sections,
+        verdict="",
+        tail=[*tail, *(Line(text("note"), note) for note in share.notes)],
+        badge=answer,
+        whole="share.json",
+        simulated=True,
+    )
+
+
+def _figure(name: str) -> Callable[[SoloPlan], int | None]:
+    return lambda row: getattr(row.figures, name, None)
+
+
+def _solo(row: SoloPlan) -> str:
+    return PLAIN if row.plan.ok else BAD
+
+
+_ALONE = (
+    Column("Instance", "name", right=True),
+    Column("Model", "model", when=wide_only),
+    Column("Subtracted,\nGiB", _figure("subtracted_bytes"), GIB, marked=True),
+    Column("Held when\nready, GiB", _figure("ready_bytes"), GIB, marked=True),
+    Column("Held at the\npeak, GiB", _figure("peak_bytes"), GIB, marked=True),
+    Column("Needs,\nGiB", _figure("need_bytes"), GIB4),
+    Column("Status", lambda row: STATUS_WORDS[row.plan.status]),
+)
+
+
+def _title(way: SharingPlan) -> Text:
+    if way.order is not None:
+        return text("By utilization, started in the order {names}", names=", ".join(way.order))
+    if way.name == "blocks":
+        return text("By number of blocks, in any order of starting")
+    return text("By utilization, in any order of starting")
+
+
+_WAY = (
+    Column("Instance", "name", right=True),
+    Column("gpu-memory-\nutilization", "gpu_memory_utilization", partial(number, spec=".2f")),
+    Column("num-gpu-blocks-\noverride", "num_gpu_blocks_override", COUNT, where_known),
+    Column("KV, GiB", "kv_cache_bytes", GIB),
+    Column("Tokens", "tokens", COUNT),
+)
+
+
+def _way(way: SharingPlan) -> Section:
+    if not way.flags:
+        return Section(_title(way), [], [], [text("none: {why_none}", way)])
+    note = text(
+        "computed from the plans alone and the engine's equation: the least in the orders of "
+        "starting; the starts below are observed"
+    )
+    return table(_title(way), _WAY, way.flags, [note])
+
+
+class _StartRow(NamedTuple):
+    """An instance in a start."""
+
+    start: InstanceStart
+    result: Try
+
+
+def _before(row: _StartRow) -> str:
+    return text("were ready") if row.start.neighbours == READY else text("had served")
+
+
+_STARTS = (
+    Column("Order", lambda row: ", ".join(row.start.order)),
+    Column("Those before", _before),
+    Column("Instance", "result.value", right=True),
+    Column("Status", lambda row: STATUS_WORDS[row.result.plan.status]),
+    Column("KV, GiB", "result.plan.kv_cache_bytes", GIB),
+    Column("Tokens", "result.plan.tokens", COUNT),
+    Column("Least free,\nGiB", "start.least_free_bytes", GIB),
+)
+
+
+def _starts(starts: list[InstanceStart]) -> Section:
+    rows = [_StartRow(start, result) for start in starts for result in start.results]
+    notes: list[str] = [
+        text(
+            "{order}: {value}: {reason}",
+            result,
+            order=", ".join(start.order),
+            reason=_lacking(result),
+        )
+        for start, result in rows
+        if result.missing
+    ]
+    if not notes:
+        notes = [text("each start: all came up, and held what serving their largest batches took")]
+
+    def look(row: _StartRow) -> str:
+        return PLAIN if row.result.holds else BAD
+
+    return table(text("Starts"), _STARTS, rows, notes, look=look)
+
+
+def calibrated_document(found: Calibrated, width: int) -> Document:
+    """Return the corrections with both of their sides, and both answers."""
+    source, own = found.source, found.own
+    plans = found.without, found.corrected
+    up = all(plan.ok for plan in plans)
+    hardware = [source.name, source.model, engine_name(source)]
+    hardware += [source.device or text("device not named"), source.rank]
+    head = [
+        Line(text("model"), found.model, TOTAL),
+        Line(text("command"), " ".join(found.command), CODE),
+        Line(text("hardware"), join(", ", hardware)),
+    ]
+    if own is not None:
+        planned = text("its command, planned on {stack}", found)
+        if not own.ok:
+            planned = text("its command, failed on {stack}", found)
+        head.append(Line(text("simulated"), planned, PLAIN if own.ok else BAD))
+    notes = [
+        *map(_changed, found.corrections),
+        text(
+            "GiB; hardware and simulated are of the hardware run's own command; differences are "
+            "hardware less simulated"
+        ),
+    ]
+
+    def look(each: ProfileCorrection) -> str:
+        return PLAIN if each.applied_bytes else MUTED
+
+    def change(row: _Figure) -> str:
+        without, corrected = (getattr(plan, row.name) for plan in plans)
+        return row.change(minus(corrected, without))
+
+    answer = (
+        Column("Answer", "title"),
+        Column("Without", lambda row: row.unit(getattr(found.without, row.name)), right=True),
+        Column(
+            "With, estimated",
+            lambda row: row.unit(getattr(found.corrected, row.name)),
+            right=True,
+        ),
+        Column("Change", change, right=True),
+    )
+    failed = (text("{title}: {reason}", plan) for plan in plans if not plan.ok)
+    wide = width >= _WIDE
+    corrections, answers = (
+        text("Corrections of modelled memory"),
+        text("Answer with and without the corrections"),
+    )
+    return Document(
+        kind="calibrated",
+        title=text("{model}, calibrated with hardware", found),
+        head=head,
+        sections=[
+            table(corrections, _CORRECTIONS, found.corrections, notes, wide, True, look),
+            table(answers, answer, _ANSWER, [*failed, _MODELLED]),
+        ],
+        verdict="",
+        tail=[
+            *(Line(text("note"), note) for note in found.notes),
+            Line(text("profile"), found.profile),
+        ],
+        badge=Line(text("status"), text("ok") if up else text("failed"), GOOD if up else BAD),
+        whole="calibrated.json",
+        simulated=True,
+    )
+
+
+def _changed(each: ProfileCorrection) -> str | bool:
+    """Return the note on a correction: the constants that it changes, and why no more."""
+    changed = [text("{key} {before:bytes} -> {after:bytes}", one) for one in each.constants]
+    scales = each.scales_with is not None and text("per {scales_with}", each)
+    said = join("; ", [*changed, scales, each.reason])
+    return said != "" and text("{owner}: {said}", owner=_owner(each), said=said)
+
+
+def _owner(each: ProfileCorrection) -> str:
+    return titled(OWNERS[each.owner].title)
+
+
+def _hardware(each: ProfileCorrection) -> str:
+    figure = each.hardware
+    if figure is None or not figure.half_unit_bytes:
+        return GIB4(None if figure is None else figure.bytes)
+    return f"{GIB4(figure.bytes)} ±{GIB4(figure.half_unit_bytes)}"
+
+
+def _source(each: ProfileCorrection) -> str | None:
+    figure = each.hardware
+    if figure is None:
+        return None
+    return text("{source}; {known}", figure, known=HOW_TITLES[figure.how])
+
+
+def _signed(size: int | None) -> str:
+    return number(None if size is None else size / GIB_BYTES, "+.4f")
+
+
+_CORRECTIONS = (
+    Column("Owner", _owner),
+    Column("Hardware", _hardware, right=True),
+    Column("Simulated", lambda each: each.simulated and each.simulated.bytes, GIB4, marked=True),
+    Column("Difference", "difference_bytes", _signed),
+    Column("Corrected by", lambda each: each.applied_bytes or None, _signed),
+    Column("Hardware's figure", _source, when=wide_only),
+)
+
+
+class _Figure(NamedTuple):
+    """A figure that both plans answer."""
+
+    title: str
+    name: str  # of ``PlanRow``
+    unit: Callable[[int | None], str] = GIB4
+    change: Callable[[int | None], str] = _signed
+
+
+_ANSWER = (
+    _Figure(text("KV cache, GiB"), "kv_cache_bytes"),
+    _Figure(text("KV tokens"), "tokens", COUNT, signed),
+    _Figure(modelled(text("KV cache that fits the device, GiB"), True), "fits_device_bytes"),
+    _Figure(modelled(text("Headroom, GiB"), True), "headroom_bytes"),
+)

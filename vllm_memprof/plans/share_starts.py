@@ -25,10 +25,8 @@ from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.engine import end_with_parent
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.options import value_of
-from vllm_memprof.plans.pool import TICK_S, Interrupted, PlanProcess
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import PlanRow, Try
-from vllm_memprof.plans.runner import PlanRunner
+from vllm_memprof.plans.model import Plan, PlanRow, Task, Try
+from vllm_memprof.plans.runner import TICK_S, Interrupted, PlanProcess, PlanRunner
 from vllm_memprof.plans.share import (
     EQUATIONS,
     DeviceShare,

@@ -14,6 +14,7 @@ from vllm_memprof.accounting.findings.table import FINDINGS
 from vllm_memprof.causes.book import read_book
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.equation import read_equations
+from vllm_memprof.plans.model import TABLES
 from vllm_memprof.report import language
 
 PACKAGE = Path(vllm_memprof.__file__).parent
@@ -100,6 +101,13 @@ def every_template() -> list[Template]:
         said = [row.arguments.share_grounds, row.compared, *(what for *_, what in row.observing)]
         said += [equation.base_title for equation in read_equations(row.folder)]
         found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
+    said = [
+        word for row in TABLES["owners"].values() for word in (row["title"], row["scales_with"])
+    ]
+    said += [row["note"] for row in TABLES["owners"].values() if "note" in row]
+    said += [row["title"] for row in TABLES["curves"].values()]
+    said += [*TABLES["owner_changes"].values(), *TABLES["problems"].values()]
+    found += [Template("plans: tables.toml", words, None) for words in said]
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

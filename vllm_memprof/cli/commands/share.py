@@ -14,8 +14,8 @@ from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.options import ANSWER, EPILOG, Options, command_app
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
+from vllm_memprof.plans.documents import share_document
 from vllm_memprof.plans.share import Typed, read_instances
-from vllm_memprof.plans.share_document import share_document
 from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
 from vllm_memprof.plans.wants import lengths, parse_wants, size_option
 

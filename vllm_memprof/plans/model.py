@@ -1,4 +1,4 @@
-"""Rows of plans, and the results of a search or a sweep over plans, which reporters start from.
+"""A plan as requested, its row, and what questions over plans find: what reporters start from.
 
 ``plan_row`` makes a row from a run and its report. Bytes are integers, None is unknown.
 The keys of their JSON are read by programs (``memprof.sweep/3``, ``memprof.fit/3``).
@@ -6,19 +6,140 @@ The keys of their JSON are read by programs (``memprof.sweep/3``, ``memprof.fit/
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from vllm_memprof.accounting.budget.decomposition import granted_bytes
 from vllm_memprof.accounting.budget.kv import concurrency_at
 from vllm_memprof.accounting.model import Oom, Report
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.engines import engine_row
+from vllm_memprof.launch.request import DeviceChoice, parse_device
+from vllm_memprof.options import devices_of, with_option
 from vllm_memprof.record.codec import computed
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import FullStep
 from vllm_memprof.record.spans import How, weakest
+from vllm_memprof.redact import redact_value
 from vllm_memprof.units import one_line
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: Options of memprof that a sweep may vary as well.
+OWN_OPTIONS = ("device", "stack", "python")
+#: Values of memprof's options that are those of no option; of every other one, "auto".
+_DEFAULTS = {"engine": "vllm", "until": "kv"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan as requested, before it is made."""
+
+    model: str
+    engine_args: list[str]
+    #: Option -> value, for the row; secrets redacted.
+    values: dict[str, str] = field(default_factory=dict)
+    #: Options of memprof: device, stack, ranks...; "" is the value of one that takes none.
+    own: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0  # until the engine must be ready
+    lengths: tuple[int, ...] = ()  # tokens of requests whose concurrency is wanted
+
+    @classmethod
+    def asked(
+        cls, model: str, engine_args: Sequence[str], own: Mapping[str, object], timeout_s: float
+    ) -> Plan:
+        """Return a plan with those options of memprof that were given and say no default."""
+        said = {
+            name: str(value)
+            for name, value in own.items()
+            if value is not None and value != _DEFAULTS.get(name, "auto")
+        }
+        return cls(model, list(engine_args), own=said, timeout_s=timeout_s)
+
+    def vary(self, name: str, value: str) -> Plan:
+        """Return the same plan with one option set: the engine's, or memprof's own."""
+        values = {**self.values, name: redact_value(name, value)}
+        if name in OWN_OPTIONS:
+            return replace(self, own={**self.own, name: value}, values=values)
+        negatable = engine_row(self.engine).arguments.negatable
+        engine_args = with_option(self.engine_args, name, value, negatable)
+        return replace(self, engine_args=engine_args, values=values)
+
+    @property
+    def devices(self) -> int:
+        return devices_of(self.engine_args, engine_row(self.engine).devices)
+
+    @property
+    def engine(self) -> str:
+        """Return the name of its engine, as ``--engine`` has it."""
+        return self.own.get("engine", "vllm")
+
+    @property
+    def device(self) -> DeviceChoice:
+        """Return its device.
+
+        Raises:
+            UsageError: there is no such kind of device.
+        """
+        return parse_device(self.own.get("device", "auto"))
+
+    @property
+    def stack(self) -> str | None:
+        """Return its simulated stack; None: the default."""
+        return self.own.get("stack") or engine_row(self.engine).stack
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Return True for simulated devices or none; real devices serve one plan at a time."""
+        return self.device.kind in ("sim", "cpu")
+
+    @property
+    def title(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values.items()) or self.model
+
+    def command(self, run_dir: Path) -> list[str]:
+        """Return the command of its process: ``memprof plan`` of this installation."""
+        own = [f"--{name}={value}" if value else f"--{name}" for name, value in self.own.items()]
+        own += [f"--run-dir={run_dir}", "--quiet", f"--startup-timeout={self.timeout_s:g}"]
+        memprof = [sys.executable, "-m", "vllm_memprof", "plan"]
+        return [*memprof, self.model, *own, "--", *self.engine_args]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One plan to make, in a folder of its own."""
+
+    place: int  # among the plans of its question
+    plan: Plan
+    run_dir: Path
+    key: str | None = None  # of its content (`store.key_of`)
+    environ: Mapping[str, str] | None = None  # of its process; None: this process's
+
+
+def folder_name(number: int, plan: Plan, width: int = 2) -> str:
+    """Return the name of a plan's folder: its number and its values, in safe characters."""
+    values = re.sub(r"[^A-Za-z0-9._=-]+", "-", plan.title).strip("-.")[:100]
+    return f"{number:0{width}d}-{values or 'plan'}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+#: Names, figures, patterns and words that plans are told by.
+TABLES = read_toml(Path(__file__).with_name("tables.toml"))
 #: Where a plan stops: at the KV plan; or it goes on, and runs its largest batches.
 KV, READY = "kv", "ready"
 #: Figures of a row that the budget of the rank with the least KV cache has, that its KV cache has,
