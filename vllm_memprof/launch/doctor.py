@@ -113,7 +113,7 @@ def diagnose(
         check_compiler(bool(ready)),
         *(*stacks, *check_variables(environ)),
     ]
-    if facts is not None and facts.engines and facts.has_memprof:
+    if facts is not None and any(map(facts.has_plugin, ENGINES.values())):
         checks.append(check_hooks(facts.path, environ, "engine interpreter"))
     checks += [check_place(*place) for place in places]
     return checks, find_ways(facts, devices, host, ready)
@@ -170,7 +170,7 @@ def check_engine(
         return None, [DoctorCheck("engine interpreter", MISSING, error.message, error.hint or "")]
     checks = [DoctorCheck("engine interpreter", GOOD, f"{facts.path} (Python {facts.python})")]
     state = INFO if needless else MISSING
-    rows = [row for row in ENGINES.values() if facts.has_engine(row)]
+    rows = [row for row in ENGINES.values() if row.name in facts.engines]
     if not rows:
         names = " or ".join(row.title for row in ENGINES.values() if row.needs is None)
         checks.append(_judged("engine", False, f"no {names} there", state))

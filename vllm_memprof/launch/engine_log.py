@@ -28,7 +28,7 @@ _PIECE = re.compile(
 )
 _END = re.compile(rb"[\r\n]")
 
-_TAIL_LINES = 15
+_TAIL_LINES = 200
 _ERROR_LINES = 60
 _READ_BYTES = 1 << 16
 #: A line of the engine's log that may tell why it ended.
@@ -116,7 +116,6 @@ class LogPump:
         self._partial = b""
         self._line_before = ""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self.last_line = ""  # that is not empty
         self.error_lines: deque[str] = deque(maxlen=_ERROR_LINES)  # oldest first
         #: What the engine says of itself, by ``EngineRow.lines``: when first, and its last word.
         self.said_t_ns: dict[str, int] = {}
@@ -169,7 +168,6 @@ class LogPump:
     def _read(self, line: str, now_ns: int) -> None:
         """Keep what a line tells."""
         self.tail.append(line)
-        self.last_line = line or self.last_line
         for what, form in self._lines.items():
             if found := form.search(line):
                 self.said_t_ns.setdefault(what, now_ns)

@@ -223,27 +223,25 @@ def draw_ranks(progress: EngineProgress, shown: Shown, now_ns: int, width: int) 
 def draw_requests(progress: EngineProgress, shown: Shown, now_ns: int) -> RenderableType:
     """Return a bar of the requests with the time that is left, and memory under it."""
     from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
     from rich.text import Text as Painted
 
-    say, requests = shown.say, progress.requests
+    requests = progress.requests
     left = text("time left unknown")
     if requests.end_t_ns is not None:
         clock = timedelta(seconds=round(max(0, requests.end_t_ns - now_ns) / 1e9))
         left = text("{clock} left", clock=clock)
-    done, total = requests.done, requests.total or 0
-    bar = Table.grid(padding=(0, 2, 0, 0))
-    bar.add_row(
-        say(text("requests {done}/{total}", done=done, total=total)),
-        ProgressBar(total, done, width=_BAR_WIDTH, complete_style="cyan"),
-        say(left),
+    done, total = requests.done, requests.total or 1
+    bar = "━" * (_BAR_WIDTH * done // total)
+    head = Painted.assemble(
+        f"{shown.say(text('requests {done}/{total}', done=done, total=total))}  ",
+        (f"{bar:─<{_BAR_WIDTH}}", "cyan"),
+        f"  {shown.say(left)}",
     )
-    memory = describe_memory(progress, shown)
     note = text("GiB; peaks since the process began, its start-up included")
-    lines = [*([] if memory is None else [(memory, "")]), (note, "dim")]
-    return Group(bar, *(Painted(say(line), style, no_wrap=True, overflow="ellipsis")
-                        for line, style in lines))  # fmt: skip
+    lines = [head, Painted(shown.say(describe_memory(progress, shown) or "-"))]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return Group(*lines, Painted(shown.say(note), "dim", no_wrap=True, overflow="ellipsis"))
 
 
 def draw_screen(

@@ -71,7 +71,7 @@ def test_devices(tmp_path):
 
 
 def test_ways_to_run():
-    facts = InterpreterFacts(Path("p"), "3", "x", has_memprof=True, engines={"vllm": ("memprof",)})
+    facts = InterpreterFacts(Path("p"), "3", engines={"vllm": ("memprof",)})
     device = DoctorCheck("npu", doctor.GOOD, "")
     host = [DoctorCheck("CANN", doctor.GOOD, ""), DoctorCheck("libdcmi", doctor.WARNING, "")]
     bare = [DoctorCheck("CANN", doctor.WARNING, "")]

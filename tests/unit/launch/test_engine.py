@@ -238,7 +238,7 @@ def test_asking_an_interpreter(tmp_path):
     import sys
 
     facts = probe_interpreter(Path(sys.executable), os.environ)
-    assert facts.has_memprof
+    assert facts.versions["vllm-memprof"]
     assert facts.python.startswith("3.")
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'cannot find libpython' >&2\nexit 3\n")
@@ -249,12 +249,8 @@ def test_asking_an_interpreter(tmp_path):
 
 def test_an_interpreter_must_have_both_vllm_and_memprof():
     with pytest.raises(LaunchError, match="vLLM is not importable") as caught:
-        require_engine(InterpreterFacts(PYTHON, "3.11", "x86_64"))
+        require_engine(InterpreterFacts(PYTHON, "3.11"))
     assert "sim:910b" in str(caught.value.hint)
     with pytest.raises(LaunchError, match="memprof is not installed"):
-        require_engine(
-            InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, engines={"vllm": ()})
-        )
-    require_engine(
-        InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, engines={"vllm": ("memprof",)})
-    )
+        require_engine(InterpreterFacts(PYTHON, "3.11", engines={"vllm": ()}))
+    require_engine(InterpreterFacts(PYTHON, "3.11", engines={"vllm": ("memprof",)}))

