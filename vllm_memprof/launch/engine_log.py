@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,10 +117,8 @@ class LogPump:
         self._line_before = ""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.error_lines: deque[str] = deque(maxlen=_ERROR_LINES)  # oldest first
-        #: What the engine says of itself, by ``EngineRow.lines``: when first, and its last word.
-        self.said_t_ns: dict[str, int] = {}
-        self.said: dict[str, str] = {}
-        self.times_said: Counter[str] = Counter()
+        #: What the engine says of itself, by ``EngineRow.lines``: when, and in which word.
+        self.said: dict[str, list[tuple[int, str]]] = {}
         #: When a rank ended its connection with one of this host, which had not failed before.
         self.lost_peer_t_ns: int | None = None
         self.last_output_s = time.monotonic()
@@ -170,10 +168,8 @@ class LogPump:
         self.tail.append(line)
         for what, form in self._lines.items():
             if found := form.search(line):
-                self.said_t_ns.setdefault(what, now_ns)
-                self.said[what] = found[found.lastindex or 0]
-                self.times_said[what] += 1
-        failed = self.said_t_ns.get("fatal", now_ns) < now_ns - _TRACEBACK_NS
+                self.said.setdefault(what, []).append((now_ns, found[found.lastindex or 0]))
+        failed = "fatal" in self.said and now_ns - self.said["fatal"][0][0] > _TRACEBACK_NS
         if self.lost_peer_t_ns is None and not failed and _LOST_PEER.search(line):
             self.lost_peer_t_ns = now_ns
         if found := ANSWER_LINE.search(line):

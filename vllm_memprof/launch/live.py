@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from vllm_memprof.launch.keys import Keys
 from vllm_memprof.launch.painting import (
-    MINOR,
     Shown,
     describe_memory,
     describe_phase,
@@ -38,6 +37,8 @@ _PLAIN_NS = 60_000_000_000
 #: Lines of memprof's own that the full screen shows.
 _NOTES = 3
 _MARK = "memprof "
+#: Phases that come by the dozen: no line is printed of them.
+_MINOR = ("communicator", "empty_cache")
 
 
 class View:
@@ -135,7 +136,7 @@ class PlainView(View):
             if named_only and process.label is None:
                 continue
             for phase in process.done[self._seen.get(process.file, 0) :]:
-                if phase.phase not in MINOR:
+                if phase.phase not in _MINOR:
                     self.note(describe_phase(process, phase, self._shown))
             self._seen[process.file] = len(process.done)
 

@@ -187,8 +187,9 @@ class _EngineRun:
         seen.headless = self._head is not None
         if self._head is not None and self._head_has_ended(self._head):
             seen.head_ended = self._head.host
-        if part is not None and not part.headless and "fatal" not in pump.said:
-            seen.other_host_t_ns = pump.said_t_ns.get("dead_core")  # no engine core of this one
+        elsewhere = part is not None and not part.headless and "fatal" not in pump.said
+        if elsewhere and "dead_core" in pump.said:  # no engine core of this host
+            seen.other_host_t_ns = pump.said["dead_core"][0][0]
         if part is not None and has_others(part) and progress.first_error is None:
             seen.lost_peer_t_ns = pump.lost_peer_t_ns  # else it was a rank of this host
         seen.host_oom_kills = _host_oom_kills() - oom_kills
@@ -321,9 +322,10 @@ class _EngineRun:
             return
         self._next_look_s = now_s + _LOOK_S
         if self._head is None:
-            self._head = Head(pump.said["head"])
+            address = pump.said["head"][-1][1]
+            self._head = Head(address)
             if self._info.part is None or not self._info.part.headless:  # the log knows better
-                part = self._info.part or DeploymentPart(pump.said["head"], "arguments")
+                part = self._info.part or DeploymentPart(address, "arguments")
                 self._info.part = replace(part, headless=True)
         if "fatal" in pump.said:
             return  # it closes its connections itself
@@ -356,7 +358,7 @@ class _EngineRun:
         line, wanted = "ready", 1
         if part is not None and part.headless:
             line, wanted = "core_ready", part.dp_local or 1
-        by_log = self._engine.pump.times_said[line] >= wanted
+        by_log = len(self._engine.pump.said.get(line, ())) >= wanted
         if self._seen.ready or (t_ns is None and not by_log):
             return False
         self._seen.ready = True

@@ -185,12 +185,10 @@ def test_unknown_devices(text):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"startup_timeout_s": 0.0},
-        {"max_tokens": 0},
-        {"prompts_file": Path("/no/file")},
-        {"images_dir": Path("/no")},
-        {"sleep_cycles": -1},
         {"empty_cache_at": [""]},
+        {"on_error": "x"},
+        {"sample": "0"},
+        {"at_once": True, "concurrency": 2},
     ],
 )
 def test_impossible_requests(wrong):
