@@ -111,28 +111,20 @@ class RunOutcome:
     left_behind: list[int]  # pids that could not be ended: processes that hang in the kernel
 
 
-def run_engine(job: Job, view: View, on_ready: OnReady | None = None) -> RunOutcome:
-    """Run the engine to its end.
+class EngineRun:
+    """One run: the loop over events, processes and signals, and what is known so far.
 
     Args:
         job: what to start.
         view: what shows the progress.
         on_ready: called once when the engine is ready, with ``run.json`` up to date and the
             terminal its own; it may take a second.
-
-    Raises:
-        LaunchError: the engine could not be started at all; ``run.json`` says so.
     """
-    return _EngineRun(job, view, on_ready).run()
-
-
-class _EngineRun:
-    """One run: the loop over events, processes and signals, and what is known so far."""
 
     _engine: EngineProcess
     _watch: ProcessWatch
 
-    def __init__(self, job: Job, view: View, on_ready: OnReady | None) -> None:
+    def __init__(self, job: Job, view: View, on_ready: OnReady | None = None) -> None:
         self._job, self._view, self._on_ready = job, view, on_ready
         self._info = job.info
         self._progress = EngineProgress(host_name())
@@ -151,6 +143,11 @@ class _EngineRun:
         self._started_s = time.time()  # since the epoch, as files are dated
 
     def run(self) -> RunOutcome:
+        """Run the engine to its end.
+
+        Raises:
+            LaunchError: the engine could not be started at all; ``run.json`` says so.
+        """
         job, info, seen, progress = self._job, self._info, self._seen, self._progress
         info.start_t_ns, info.started, info.host = time.monotonic_ns(), _utc_now(), progress.host
         write_run_info(job.run_dir, info)
@@ -226,7 +223,7 @@ class _EngineRun:
             if not seen.ready and self._cause is None and code is None and now_s > deadline_s:
                 seen.timed_out_s = job.startup_timeout_s
                 seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or seen.stuck
-                if self._head is not None and not self._head.met:
+                if self._head is not None and not self._head.ends:
                     seen.stuck = f"no connection with the head {self._head.host}; {seen.stuck}"
                 self._end(f"not ready within {job.startup_timeout_s:g} s", 0.0)
             if code is not None:
