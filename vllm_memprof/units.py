@@ -102,6 +102,12 @@ def sum_or_none(sizes: Iterable[Number | None]) -> Number | None:
     return None if None in known else sum(size for size in known if size is not None)
 
 
+def sum_known(sizes: Iterable[Number | None]) -> Number | None:
+    """Return the sum of the sizes that are known; None where none is."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
+
+
 def one_line(text: str, limit: int = 500) -> str:
     """Return any text as one line of at most ``limit`` characters."""
     line = " ".join(text.split())

@@ -26,7 +26,7 @@ from vllm_memprof.record.spans import MODELLED as MODELLED
 from vllm_memprof.record.spans import ComponentRow as ComponentRow
 from vllm_memprof.record.spans import DeviceMemory as DeviceMemory
 from vllm_memprof.record.spans import How, Span
-from vllm_memprof.units import MIB, minus
+from vllm_memprof.units import MIB, minus, sum_or_none
 
 ENGINE, MEMPROF = "engine", "memprof"
 EXACT, AT_MOST, AT_LEAST = "exact", "at_most", "at_least"
@@ -312,19 +312,21 @@ class KvGroup:
     """The layers that share one layout of KV blocks."""
 
     type: str  # class name of the engine's KV cache spec
-    layers: int | None
-    block_size: int | None  # tokens
-    page_size_bytes: int | None  # of one layer
-    bytes_per_token: float | int | None  # all layers of the group
-    dtype: str | None
-    layout: dict[str, int | str | bool | None] | None = (
-        None  # heads, sizes, windows: what the formula of its type needs
-    )
+    layers: int | None = None
+    block_size: int | None = None  # tokens
+    page_size_bytes: int | None = None  # of one layer
+    bytes_per_token: float | int | None = None  # all layers of the group
+    dtype: str | None = None
+    #: Heads, sizes, windows: what the formula of its type needs.
+    layout: dict[str, int | str | bool | None] | None = None
 
 
 @dataclass(frozen=True)
 class Kv:
-    """The KV cache that the engine serves with, as one rank holds it."""
+    """The KV cache that the engine serves with, as one rank holds it.
+
+    What a ``kv_plan`` event has under the same names (``record.schema.KV_PLAN``), and what follows.
+    """
 
     tokens: int | None = None
     block_size: int | None = None
@@ -344,11 +346,12 @@ class Kv:
         None  # --num-gpu-blocks-override: blocks that replaced those of the budget
     )
     fitting_blocks: int | None = None  # blocks that the budget holds, least of all workers
-    tokens_rule: str | None = (
-        None  # concurrency | blocks: what the engine's number of tokens is made of
-    )
+    tokens_rule: str = "concurrency"  # or blocks: what the engine's number of tokens is made of
     group_count: int | None = None  # groups that share the blocks
     context_parallel: int = 1  # ranks that share the tokens of a request
+    max_num_batched_tokens: int | None = None
+    mamba_cache_mode: str | None = None  # none | all | align
+    shared_backing: bool = False  # groups lie over each other in one allocation
     #: Of ``planned_bytes``, layers of the drafter; None: no drafter, or they share their bytes.
     draft_bytes: int | None = None
     draft_layers: int | None = None
@@ -360,20 +363,35 @@ class Kv:
 
 
 @dataclass(frozen=True)
-class EmptyCacheCall:
-    """One call of the allocator's ``empty_cache`` and what it gave back to the device."""
+class Freed:
+    """What calls of the allocator's ``empty_cache`` gave back to the device, and took for it."""
 
-    phase: str | None  # the enclosing phase
-    site: str | None  # file.py:line of the caller, the first frame outside torch
-    seconds: float | None  # with the synchronisation of the device that it contains
-    freed_cached_bytes: int | None
-    freed_npu_workspace_bytes: int | None  # None where it was not read apart, as while requests run
-    freed_other_bytes: (
-        int | None
-    )  # the rest of non-torch; with the workspace where that was not read apart
-    while_serving: (
-        bool  # requests ran; in records that do not know, the call came after the engine was ready
-    )
+    seconds: float | None = None  # with the synchronisation of the device that a call contains
+    freed_cached_bytes: int | None = None
+    #: None where it was not read apart, as while requests run.
+    freed_npu_workspace_bytes: int | None = None
+    #: The rest of non-torch; with the workspace where that was not read apart.
+    freed_other_bytes: int | None = None
+    refilled_bytes: int | None = None  # of what was freed, taken again by the next reading
+    #: CANN module -> bytes, by the runtime's counters; None: not read.
+    freed_by_module: dict[str, int] | None = None
+
+    @property
+    @computed
+    def freed_bytes(self) -> int | None:
+        """Everything that came back, None where a part is unknown."""
+        workspace = self.freed_npu_workspace_bytes or 0
+        return sum_or_none([self.freed_cached_bytes, self.freed_other_bytes, workspace])
+
+
+@dataclass(frozen=True)
+class EmptyCacheCall(Freed):
+    """One call of the allocator's ``empty_cache``."""
+
+    phase: str | None = None  # the enclosing phase
+    site: str | None = None  # file.py:line of the caller, the first frame outside torch
+    #: Requests ran; in records that do not know, the call came after the engine was ready.
+    while_serving: bool = False
     order: int | None = None  # of its passage, as in phases
     function: str | None = None
     thread: str | None = None
@@ -383,26 +401,14 @@ class EmptyCacheCall:
     at: str | None = None  # memprof's own: the phase that had just ended
     after_ready: bool = False  # and before the shutdown
     at_end: bool = False  # in the shutdown or after it
-    alloc_retries: int | None = (
-        None  # failed allocations that made the allocator flush itself, since the last call
-    )
-    refilled_bytes: int | None = None  # of what was freed, taken again by the next reading
-    refilled_by: str | None = None  # which reading that was
+    #: Failed allocations that made the allocator flush itself, since the last call.
+    alloc_retries: int | None = None
+    refilled_by: str | None = None  # which reading the next was
     chain: tuple[str, ...] = ()  # module:function, the innermost first
-    freed_by_module: dict[str, int] | None = (
-        None  # CANN module -> bytes, by the runtime's counters; None: not read
-    )
-
-    @property
-    @computed
-    def freed_bytes(self) -> int | None:
-        """Everything that came back, None where a part is unknown."""
-        cached, other = self.freed_cached_bytes, self.freed_other_bytes
-        return (
-            None
-            if cached is None or other is None
-            else cached + other + (self.freed_npu_workspace_bytes or 0)
-        )
+    #: Memprof's own: of what was freed, still free at the end of the start-up; for calls after it,
+    #: at the next reading.
+    kept_bytes: int | None = None
+    kept_until: str | None = None
 
 
 @dataclass(frozen=True)
@@ -420,28 +426,17 @@ class Cycle:
     asleep_used_bytes: int | None  # device memory in use while asleep; None for the others
     #: From a log, which prints no more of a cycle: what the sleep freed, and how much more is in
     #: use while asleep than in the sleep before.
-    freed_bytes: int | None
-    asleep_residue_bytes: int | None
-    used_bytes: int | None  # device total - free, after it; other processes on the device count
-    free_bytes: int | None  # of the device, after it
-    reserved_bytes: int | None
-    residue_bytes: int | None  # growth of used
-    allocated_residue_bytes: int | None
-    cached_residue_bytes: int | None  # reserved less allocated
-    non_torch_residue_bytes: int | None
-    emptied: bool  # empty_cache was called in it, or between it and the one before
-    emptied_inside: bool  # in it: what is cached after it is what the call left
-
-
-@dataclass(frozen=True)
-class OwnCall:
-    """One of memprof's own calls of empty_cache (``--empty-cache-at``)."""
-
-    at: str | None  # the phase that had just ended
-    seconds: float | None
-    freed_bytes: int | None
-    kept_bytes: int | None  # of those, still free at the time of kept_until
-    kept_until: str | None  # the end of the start-up; for calls after it, the next reading
+    freed_bytes: int | None = None
+    asleep_residue_bytes: int | None = None
+    used_bytes: int | None = None  # device total - free, after it; other processes count
+    free_bytes: int | None = None  # of the device, after it
+    reserved_bytes: int | None = None
+    residue_bytes: int | None = None  # growth of used
+    allocated_residue_bytes: int | None = None
+    cached_residue_bytes: int | None = None  # reserved less allocated
+    non_torch_residue_bytes: int | None = None
+    emptied: bool = False  # empty_cache was called in it, or between it and the one before
+    emptied_inside: bool = False  # in it: what is cached after it is what the call left
 
 
 @dataclass(frozen=True)
@@ -449,22 +444,13 @@ class ReclaimSummary:
     """The engine's calls until its shutdown added up, and what is left to free after start-up."""
 
     calls: int
-    calls_at_end: int  # in the shutdown or after it: in no other figure
+    engine: Freed
     calls_while_serving: int
-    seconds: float | None
-    freed_cached_bytes: int | None
-    freed_npu_workspace_bytes: int | None  # of the calls around which it was read
-    freed_other_bytes: int | None
-    refilled_bytes: int | None  # of all that was freed
-    serving_seconds: float | None
-    serving_freed_bytes: int | None
-    serving_refilled_bytes: int | None
+    serving: Freed  # of those while requests ran
     left_after: str | None  # the end of the start-up: the phase after which the next two were read
     left_cached_bytes: int | None  # the most that a call there returns from the caching allocator
     left_npu_workspace_bytes: int | None
     left_kv_tokens: int | None = None  # what both are worth
-    freed_by_module: dict[str, int] | None = None  # of all calls; None where one was not read
-    own: list[OwnCall] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

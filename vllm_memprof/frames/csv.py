@@ -52,8 +52,7 @@ def report_csv(*reports: Report) -> Iterator[str]:
         ranks = tables.rank_sources([report])
         for first in range(0, len(ranks), _AT_A_TIME):
             for rows in _tables(report, ranks[first : first + _AT_A_TIME]):
-                missing = {name: None for name in COLUMNS if name not in rows}
-                whole = rows.assign(**missing)[list(COLUMNS)]
+                whole = rows.reindex(columns=COLUMNS)
                 text: str = whole.to_csv(index=False, header=False, lineterminator="\n")
                 yield text
 

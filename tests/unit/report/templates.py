@@ -17,7 +17,6 @@ from vllm_memprof.causes.book import read_book
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.equation import read_equations
 from vllm_memprof.files import read_table
-from vllm_memprof.report import language
 from vllm_memprof.text import Part
 
 PACKAGE = Path(vllm_memprof.__file__).parent
@@ -107,7 +106,7 @@ def every_template() -> list[Template]:
     titles = PACKAGE / "report" / "titles.toml"
     found += [
         Template(titles.name, words, frozenset())
-        for area in language.tomllib.loads(titles.read_text(encoding="utf-8")).values()
+        for area in read_table(titles).values()
         for words in area.values()
     ]
     for row in ENGINES.values():
@@ -115,9 +114,8 @@ def every_template() -> list[Template]:
         said += [equation.base_title for equation in read_equations(row.folder)]
         found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
     table = read_table(PACKAGE / "accounting" / "readings" / "quantities.toml")
-    said = [title for titles in table["titles"].values() for title in titles.values()]
-    for quantity in table["quantities"].values():
-        said += [quantity[key] for key in ("title", "source", "unknown") if key in quantity]
+    words = ("title", "source", "unknown")
+    said = [row[key] for row in table.values() for key in words if key in row]
     found += [Template("quantities.toml", each, frozenset()) for each in said]
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
