@@ -30,9 +30,8 @@ from playwright.sync_api import sync_playwright
 
 from vllm_memprof.plans.documents import sweep_document
 from vllm_memprof.plans.model import Knob, Plan, PlanRow, Sweep, Task
-from vllm_memprof.plans.plan_folder import row_of
 from vllm_memprof.plans.runner import PlanRunner, Watcher
-from vllm_memprof.plans.store import Store
+from vllm_memprof.plans.store import Store, row_of
 from vllm_memprof.plans.sweep import SweepJob, run_sweep
 from vllm_memprof.report.html import render_html
 

@@ -19,6 +19,7 @@ Part = Sentence | tuple[Sentence, ...]
 #: unknown.
 _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
     "gib": format_gib,
+    "gib3": lambda size: format_gib(size, 3),
     "gib4": lambda size: format_gib(size, 4),
     "size": format_size,
     "mib": lambda size: format_mib(None if size is None else int(size)),
@@ -57,8 +58,8 @@ def text(template: str, of: object = None, /, **params: object) -> Text:
 
     Args:
         template: English, with ``{name}`` or ``{name:spec}`` for parameters. Specs are those of
-            ``format``, and ``gib``, ``gib4``, ``size``, ``mib`` and ``bytes`` for bytes, ``ms`` for
-            seconds.
+            ``format``, and ``gib``, ``gib3``, ``gib4``, ``size``, ``mib`` and ``bytes`` for bytes,
+            ``ms`` for seconds.
         of: what has the parameters that are not given, as attributes.
         params: figures, names, or further texts, which are translated in their turn.
     """
@@ -93,7 +94,7 @@ def sentences(parts: Sequence[Part], figures: Mapping[str, object], mark: str = 
 
     Args:
         parts: sentences. Of a tuple of alternatives the first that can be said counts.
-        figures: by name; None is unknown, and what takes an unknown one cannot be said.
+        figures: by name; what takes one that is None, False or empty cannot be said.
         mark: as of ``join``.
     """
     said = []
@@ -101,10 +102,14 @@ def sentences(parts: Sequence[Part], figures: Mapping[str, object], mark: str = 
         for one in part if isinstance(part, tuple) else (part,):
             template, also = (one, []) if isinstance(one, str) else (one["say"], [one["when"]])
             names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-            if all(figures.get(name) is not None for name in names.union(also)):
+            if all(_is_known(figures.get(name)) for name in names.union(also)):
                 said.append(text(template, **{name: figures[name] for name in names}))
                 break
     return said[0] if len(said) == 1 else join(mark, said)
+
+
+def _is_known(figure: object) -> bool:
+    return figure is not False and (figure == 0 or bool(figure))
 
 
 def fill(template: str, params: Mapping[str, object]) -> str:

@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
-from vllm_memprof.cli.live import rank_budgets, refresher
+from vllm_memprof.cli.live import rank_budgets, refresher, shown_of
 from vllm_memprof.cli.show import can_repaint, write_reports
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import from_here
+from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
+from vllm_memprof.launch.run import EngineRun
 from vllm_memprof.sources import build_run
 from vllm_memprof.text import text
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.launch.metrics import Exporter
+    from vllm_memprof.launch.progress import RankBudget
     from vllm_memprof.launch.request import LaunchRequest
     from vllm_memprof.launch.run import Job, RunOutcome
-    from vllm_memprof.launch.status import RankBudget
     from vllm_memprof.record.schema import RunInfo
 
 
@@ -68,48 +70,41 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
     Raises:
         MemprofError: the engine could not be started.
     """
-    from vllm_memprof.launch.live import GuardedView, LiveView, PlainView, Shown
     from vllm_memprof.launch.prepare import prepare_job
-    from vllm_memprof.launch.run import run_engine
-    from vllm_memprof.report.language import language
 
     with contextlib.ExitStack() as stack:
         if exporter is not None:
             stack.callback(exporter.close)
         job = prepare_job(request)
-        shown = Shown(
-            f"memprof {request.mode} {request.model}",
+        serves = request.mode == "serve"
+        shown = shown_of(
+            job.info,
+            request.mode,
             time.monotonic_ns(),
-            output=request.mode == "serve" and not request.quiet,
-            sampled=request.sample is not None,
-            modelled=request.device.simulated,
+            ctx.params["lang"],
+            output=serves and not request.quiet,
             foot=text("Ctrl-C: end the server"),
             leave=text("q: back to the line, the server goes on"),
             requests=request.mode == "offline" and not request.quiet,
-            say=language(ctx.params["lang"]),
         )
-        view: LiveView | PlainView
         if can_repaint() and not request.quiet:
-            view = LiveView(shown, ctx.params.get("screen", False))
+            view: PlainView = LiveView(shown, ctx.params.get("screen", False))
         else:
             title = text("{run}: recording to {folder}", run=shown.title, folder=job.run_dir)
             view = PlainView(replace(shown, title=title))
-        shows = [view, *([] if exporter is None else [exporter])]
-        newer = refresher(job.run_dir, shows, shown.sampled and request.mode == "serve")
-        views = GuardedView(*shows, *newer)
+        newer = refresher(job.run_dir, shown.sampled and serves)
+        views = GuardedView(view, *([] if exporter is None else [exporter]), *newer)
         if exporter is not None:
             views.note(f"memprof: metrics on {exporter.url}")
         printed = False
 
         def report_at_readiness(info: RunInfo) -> list[RankBudget]:
             nonlocal printed
-            if request.mode != "serve":
-                return []
-            report = _report(ctx, job.run_dir)
-            printed = True
+            printed = serves
+            report = _report(ctx, job.run_dir) if serves else None
             return [] if report is None else rank_budgets(report)
 
-        outcome = run_engine(job, views, report_at_readiness)
+        outcome = EngineRun(job, views, report_at_readiness).run()
         _report(ctx, job.run_dir, print_it=not printed)
         with contextlib.suppress(OSError):
             _say_how_it_ended(outcome, job, request)

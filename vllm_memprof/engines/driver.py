@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
-class DriverError(Exception):
+class OptionError(Exception):
     """What was asked for is not there: a file, an image, a rank. Said without a traceback."""
 
 
@@ -50,6 +50,6 @@ def run_driver(modes: Mapping[str, Mode], argv: Sequence[str] | None = None) -> 
     mode, options, *engine_args = sys.argv[1:] if argv is None else argv
     try:
         return modes[mode](Options(**json.loads(options)), engine_args)
-    except DriverError as error:
+    except OptionError as error:
         print(f"memprof {mode}: error: {error}", file=sys.stderr)
         return 2

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vllm_memprof.engines.driver import DriverError, Options
+from vllm_memprof.engines.driver import OptionError, Options
 
 _Made = TypeVar("_Made")
 Row = Mapping[str, Any]
@@ -48,7 +48,7 @@ class Request:
         """Return what the engine gets, with its images in it.
 
         Raises:
-            DriverError: an image is no longer there.
+            OptionError: an image is no longer there.
         """
         return _with_images(self.content, lambda name: _data_of(Path(name)))
 
@@ -64,7 +64,7 @@ def load_requests(options: Options) -> list[Request]:
     prompt names an image, each one in the folder is asked about, in natural order.
 
     Raises:
-        DriverError: a file is missing, a line has none of the known shapes or an image cannot be
+        OptionError: a file is missing, a line has none of the known shapes or an image cannot be
             read, and the run does not skip it; or nothing is left.
     """
     prompts, images = (
@@ -76,7 +76,7 @@ def load_requests(options: Options) -> list[Request]:
         nonlocal skipped
         try:
             return [make(*args)]
-        except DriverError as error:
+        except OptionError as error:
             if not options.skips:
                 raise
             skipped += 1
@@ -100,7 +100,7 @@ def load_requests(options: Options) -> list[Request]:
     folders = [folder for folder in (images, None if prompts is None else prompts.parent) if folder]
     found = [request for row in rows for request in attempt(_to_request, *row, folders)]
     if not found and (rows or skipped):
-        raise DriverError(f"no request is left: {skipped} of {skipped} were skipped")
+        raise OptionError(f"no request is left: {skipped} of {skipped} were skipped")
     return found or [Request("default prompt", {"prompt": "Hello"})]
 
 
@@ -111,10 +111,10 @@ def _image_files(folder: Path) -> list[Path]:
     try:
         listed = sorted(folder.iterdir(), key=natural)
     except OSError as error:
-        raise DriverError(f"--images {folder}: {error.strerror}") from error
+        raise OptionError(f"--images {folder}: {error.strerror}") from error
     found = [path for path in listed if path.suffix.lower() in _IMAGE_SUFFIXES]
     if not found:
-        raise DriverError(f"--images {folder}: no image in it ({', '.join(_IMAGE_SUFFIXES)})")
+        raise OptionError(f"--images {folder}: no image in it ({', '.join(_IMAGE_SUFFIXES)})")
     return found
 
 
@@ -122,20 +122,20 @@ def _lines_of(prompts: Path | None) -> list[str]:
     try:
         return [] if prompts is None else prompts.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DriverError(f"--prompts {prompts}: {error}") from error
+        raise OptionError(f"--prompts {prompts}: {error}") from error
 
 
 def _row_of(name: str, line: str) -> tuple[str, Row]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DriverError(f"{name}: not JSON ({error})") from error
+        raise OptionError(f"{name}: not JSON ({error})") from error
     if not isinstance(row, dict) or not _KEYS.keys() & row.keys():
-        raise DriverError(f"{name}: expected {_SHAPES}")
+        raise OptionError(f"{name}: expected {_SHAPES}")
     for key in _KEYS.keys() & row.keys():
         types, words = _KEYS[key]
         if not isinstance(row[key], types):
-            raise DriverError(f"{name}: {key!r} is not {words}")
+            raise OptionError(f"{name}: {key!r} is not {words}")
     return name, row
 
 
@@ -177,7 +177,7 @@ def _data_of(path: Path) -> str:
     try:
         data = base64.b64encode(path.read_bytes()).decode()
     except OSError as error:
-        raise DriverError(f"image {path}: {error.strerror}") from error
+        raise OptionError(f"image {path}: {error.strerror}") from error
     return f"data:{mimetypes.guess_type(path.name)[0] or 'image/png'};base64,{data}"
 
 
@@ -185,7 +185,7 @@ def _check_image(path: Path) -> None:
     """Refuse an image that cannot be read. Without Pillow the engine will say.
 
     Raises:
-        DriverError: it cannot.
+        OptionError: it cannot.
     """
     try:
         with path.open("rb") as stream:
@@ -196,7 +196,7 @@ def _check_image(path: Path) -> None:
             with Image.open(stream) as image:
                 image.verify()
     except Exception as error:  # Pillow raises what its decoders raise
-        raise DriverError(f"image {path} cannot be read: {error}") from error
+        raise OptionError(f"image {path} cannot be read: {error}") from error
 
 
 def tokens_said(prompt: int, output: int) -> str:
@@ -216,7 +216,7 @@ def run_all(generate: Generate, requests: Sequence[Request], options: Options) -
             started = time.perf_counter()
             try:
                 answers = generate(batch)
-            except (ValueError, DriverError) as error:  # a prompt that is too long, an image gone
+            except (ValueError, OptionError) as error:  # a prompt that is too long, an image gone
                 if not options.skips:
                     raise
                 names = ", ".join(request.name for request in batch)

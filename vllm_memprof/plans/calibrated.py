@@ -79,7 +79,7 @@ def compared(report: Report, rank: RankReport) -> ComparedRank:
     except RunRecordError:
         counted = None
     return ComparedRank(
-        figures_of(rank, report.run.simulated),
+        figures_of(rank),
         rank.budget.equation,
         counted,
         sum(span.phase == "communicator" and span.error is None for span in rank.phases),
@@ -114,7 +114,7 @@ def hardware_of(
     _require_type(name, report, profile)
 
     def told(rank: RankReport) -> tuple[int, int]:
-        return len(figures_of(rank, simulated=False)), granted_bytes(rank) or 0
+        return len(figures_of(rank)), granted_bytes(rank) or 0
 
     # in releases that leave other ranks' contexts on a device, the rank with most has fewest
     rank = max(report.ranks, key=told, default=None)

@@ -16,8 +16,7 @@ from typing import Annotated
 
 from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES, held_quantities
-from vllm_memprof.accounting.readings.startup import StartupReadings
+from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES
 from vllm_memprof.plans.model import TABLES
 from vllm_memprof.record.codec import computed, from_json, one_of
 from vllm_memprof.record.spans import DERIVED, ESTIMATED, MEASURED, How
@@ -96,14 +95,12 @@ _AS_ONE = {
 _PAGES = 4 * MIB
 
 
-def figures_of(rank: RankReport, simulated: bool) -> dict[str, ReportedFigure]:
+def figures_of(rank: RankReport) -> dict[str, ReportedFigure]:
     """Return what a rank's report tells of memory outside torch, by name; absent: it does not.
 
     Args:
         rank: of a run, a plan or a log.
-        simulated: a simulated device's profile set what lies outside torch.
     """
-    of = StartupReadings.of(rank, simulated)
     terms = {row.name: row for row in rank.budget.terms if row.bytes is not None}
     parts = {part.name: part.bytes for row in terms.values() for part in row.parts}
     total, free, start = "device_total_bytes", "initial_free_bytes", "initial_non_torch_bytes"
@@ -111,23 +108,23 @@ def figures_of(rank: RankReport, simulated: bool) -> dict[str, ReportedFigure]:
     rows = (
         (
             "context",
-            minus(of.figure(total), of.figure(free)),
+            minus(rank.figure(total), rank.figure(free)),
             text("device total less free at the start"),
             (total, free),
         ),
-        ("context", of.figure(start), text("non-torch at the start"), (start,)),
+        ("context", rank.figure(start), text("non-torch at the start"), (start,)),
         (
             "cleared",
-            held_quantities(rank, simulated)["non_torch_cleared"],
+            rank.readings["non_torch_cleared"].bytes,
             text("non-torch before less after the last empty_cache of the profile run"),
             ends,
         ),
-        ("graph", of.figure("graph_bytes"), text("captured graphs"), ("graph_bytes",)),
+        ("graph", rank.figure("graph_bytes"), text("captured graphs"), ("graph_bytes",)),
         ("graph_runtime", parts.get("runtime"), text("of it in the runtime"), ("graph_bytes",)),
     )
     found = {
         name: ReportedFigure(
-            size, of.rounding(*names), DERIVED if len(names) > 1 else MEASURED, source
+            size, rank.rounding(*names), DERIVED if len(names) > 1 else MEASURED, source
         )
         for name, size, source, names in rows
         if size is not None

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from vllm_memprof.accounting.budget.kv import blocks_per_request
 from vllm_memprof.accounting.model import Kv, RankReport, Report
-from vllm_memprof.accounting.readings.quantities import held_quantities, is_device_wide, title_of
+from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.plans.model import TABLES, FirstFailure, OwnerChange, Try
 from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, How
 from vllm_memprof.text import join, text, titled
@@ -114,7 +114,7 @@ def _changes(ranks: Sequence[RankReport], simulated: bool) -> list[OwnerChange]:
 
     At the serving peak where both have one, else what the equation is made of.
     """
-    held = [held_quantities(rank, simulated) for rank in ranks]
+    held = [{name: read.bytes for name, read in rank.readings.items()} for rank in ranks]
     peaks = [{row.name: row.bytes for row in rank.budget.held_at_peak} for rank in ranks]
     names = _OF_THE_PEAK if all(peaks) else (*_OF_THE_PEAK, *_BEFORE_KV)
     known = [name for name in names if all(each.get(name) is not None for each in held)]

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vllm_memprof.accounting.budget.decomposition import granted_bytes
 from vllm_memprof.accounting.budget.kv import concurrency_at
 from vllm_memprof.accounting.model import Oom, Report
 from vllm_memprof.engines import engine_row
+from vllm_memprof.files import read_table
 from vllm_memprof.launch.request import DeviceChoice, parse_device
 from vllm_memprof.options import devices_of, with_option
 from vllm_memprof.record.codec import computed
@@ -25,11 +26,6 @@ from vllm_memprof.record.schema import FullStep
 from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.redact import redact_value
 from vllm_memprof.units import one_line
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: Options of memprof that a sweep may vary as well.
 OWN_OPTIONS = ("device", "stack", "python")
@@ -128,18 +124,8 @@ def folder_name(number: int, plan: Plan, width: int = 2) -> str:
     return f"{number:0{width}d}-{values or 'plan'}"
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
-    content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return content
-
-
 #: Names, figures, patterns and words that plans are told by.
-TABLES = read_toml(Path(__file__).with_name("tables.toml"))
+TABLES = read_table(Path(__file__).with_name("tables.toml"))
 #: Where a plan stops: at the KV plan; or it goes on, and runs its largest batches.
 KV, READY = "kv", "ready"
 #: Figures of a row that the budget of the rank with the least KV cache has, that its KV cache has,

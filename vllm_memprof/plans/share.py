@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.model import TABLES, Answer, PlanRow, Try, read_toml
+from vllm_memprof.files import read_table
+from vllm_memprof.plans.model import TABLES, Answer, PlanRow, Try
 from vllm_memprof.record.codec import computed, from_json, one_of
 from vllm_memprof.record.schema import MOMENTS, READY, SERVED
 from vllm_memprof.text import text
@@ -407,8 +408,8 @@ def read_instances(path: Path) -> list[Typed]:
         UsageError: it cannot be read, or has something else than instances.
     """
     try:
-        content = read_toml(path)
-        rows = content.pop("instance", [])
+        content = read_table(path)
+        rows = content.pop("instance", ())
         found = [from_json(Typed, row) for row in rows]
         unknown = {*content, *(key for row in rows for key in row if key not in vars(found[0]))}
         if unknown or not found:

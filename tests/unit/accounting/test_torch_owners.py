@@ -90,7 +90,7 @@ def test_the_weights_are_divided_and_stay_the_engine_s() -> None:
     }
     whole, audited = report.ranks[0].budget.term("weights"), report.ranks[0].budget.audit
     assert whole == engine == sum(size for size, _ in weight_parts(report).values())
-    assert next(row.engine_bytes for row in audited if row.term == "weights") == engine
+    assert next(row.engine_bytes for row in audited if row.name == "weights") == engine
     alone = report_of(start_up(("draft_load", "lora_load")), engine).ranks[0].budget
     divided = report.ranks[0].budget
     assert [replace(term, parts=()) for term in divided.terms] == alone.terms

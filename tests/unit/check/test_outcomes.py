@@ -208,11 +208,11 @@ def test_a_rank_without_a_figure_fails_beside_one_that_has_it() -> None:
 # --- regressions
 
 
-def _figures(name: str) -> Callable[[RankReport, float], RankReport]:
+def _reading(name: str) -> Callable[[RankReport, float], RankReport]:
     def plant(rank: RankReport, factor: float) -> RankReport:
-        return replace(
-            rank, figures={**rank.figures, name: round((rank.figures[name] or 0) * factor)}
-        )
+        read = rank.readings[name]
+        grown = replace(read, bytes=round((read.bytes or 0) * factor))
+        return replace(rank, readings={**rank.readings, name: grown})
 
     return plant
 
@@ -249,10 +249,10 @@ def _grant_less(rank: RankReport, size: int) -> RankReport:
 PLANT: dict[str, Callable[[RankReport, float], RankReport]] = {
     "max_kv_cache_drop": _grant,
     "max_kv_cache_tokens_drop": _tokens,
-    "max_weights_growth": _figures("weights_bytes"),
-    "max_peak_activation_growth": _figures("peak_activation_bytes"),
-    "max_non_torch_growth": _figures("non_torch_increase_bytes"),
-    "max_graph_growth": _figures("graph_bytes"),
+    "max_weights_growth": _reading("weights"),
+    "max_peak_activation_growth": _reading("peak_activation"),
+    "max_non_torch_growth": _reading("non_torch"),
+    "max_graph_growth": _reading("graph"),
     "max_headroom_drop": _headroom,
     "max_rank_skew_growth": _skew,
 }

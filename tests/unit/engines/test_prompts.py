@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.engines import prompts
-from vllm_memprof.engines.driver import DriverError, Options
+from vllm_memprof.engines.driver import OptionError, Options
 from vllm_memprof.engines.prompts import Request
 
 PNG = b"\x89PNG not really"
@@ -20,7 +20,7 @@ def readable(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def check(path: Path) -> None:
         if not path.exists() or path.read_bytes()[:1] != b"\x89":
-            raise DriverError(f"image {path} cannot be read")
+            raise OptionError(f"image {path} cannot be read")
 
     monkeypatch.setattr(prompts, "_check_image", check)
 
@@ -109,7 +109,7 @@ def test_bad_prompts_say_where(tmp_path: Path, content: str, message: str) -> No
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
 
-    with pytest.raises(DriverError, match=message):
+    with pytest.raises(OptionError, match=message):
         load_requests(path, [], None)
 
 
@@ -130,11 +130,11 @@ def test_bad_prompts_are_named_and_skipped_where_asked(
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_folder_without_an_image_is_refused(tmp_path: Path, skip: bool) -> None:
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(DriverError, match="no image in it"):
+    with pytest.raises(OptionError, match="no image in it"):
         load_requests(None, [], tmp_path, skip=skip)
 
 
 def test_nothing_left_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("text")
-    with pytest.raises(DriverError, match="no request is left"):
+    with pytest.raises(OptionError, match="no request is left"):
         load_requests(None, [], tmp_path, skip=True)

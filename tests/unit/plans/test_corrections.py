@@ -39,10 +39,10 @@ def of_run(name: str) -> Report:
     return build_report(load_run(DATA / name))
 
 
-def side(report: Report, simulated: bool) -> ComparedRank:
+def side(report: Report) -> ComparedRank:
     rank = report.ranks[-1]
     opened = sum(span.phase == "communicator" for span in rank.phases)
-    told = figures_of(rank, simulated)
+    told = figures_of(rank)
     return ComparedRank(told, rank.budget.equation, communicators=opened)
 
 
@@ -59,7 +59,7 @@ def only(**sizes: int) -> ComparedRank:
 
 
 def test_a_log_corrects_non_torch_as_one_figure() -> None:
-    found = Corrections(side(of_log(3), False), side(of_run("recorded_023_tp2"), True), PROFILE)
+    found = Corrections(side(of_log(3)), side(of_run("recorded_023_tp2")), PROFILE)
     one = row(found, "non_torch")
     figure, simulated = one.hardware, one.simulated
     assert figure is not None
@@ -76,7 +76,7 @@ def test_a_log_corrects_non_torch_as_one_figure() -> None:
 
 
 def test_what_agrees_within_the_digits_of_the_log_is_left_alone() -> None:
-    found = Corrections(side(of_log(3), False), side(of_run("recorded_023_tp2"), True), PROFILE)
+    found = Corrections(side(of_log(3)), side(of_run("recorded_023_tp2")), PROFILE)
     context = row(found, "context")
     assert context.hardware is not None
     assert (context.hardware.bytes, context.applied_bytes, context.constants) == (375809638, 0, [])
@@ -88,7 +88,7 @@ def test_what_agrees_within_the_digits_of_the_log_is_left_alone() -> None:
 
 
 def test_the_old_method_compares_what_is_used_beside_allocated_blocks() -> None:
-    found = Corrections(side(of_log(2), False), side(of_run("recorded_013_tp2"), True), PROFILE)
+    found = Corrections(side(of_log(2)), side(of_run("recorded_013_tp2")), PROFILE)
     one = row(found, "non_torch")
     sizes = [each.bytes for each in (one.hardware, one.simulated) if each is not None]
     assert sizes == [1_299_227_607, 1_276_704_870]
@@ -205,7 +205,7 @@ def test_a_recorded_run_has_counters_and_equals_itself() -> None:
     report = of_run("recorded_023_tp2")
     settings = calibrate(facts_of(report))
     assert "kernels_bytes" in {each.key for each in settings.settings}
-    same = ComparedRank(figures_of(report.ranks[0], True), "E4", settings)
+    same = ComparedRank(figures_of(report.ranks[0]), "E4", settings)
     assert not any(each.constants for each in Corrections(same, same, PROFILE).rows)
 
 
@@ -213,7 +213,7 @@ def test_a_recorded_run_has_counters_and_equals_itself() -> None:
 
 
 def test_the_corrected_profile_can_be_read_and_differs_in_nothing_else(tmp_path: Path) -> None:
-    found = Corrections(side(of_log(3), False), side(of_run("recorded_023_tp2"), True), PROFILE)
+    found = Corrections(side(of_log(3)), side(of_run("recorded_023_tp2")), PROFILE)
     base = find_profile("910b").read_text()
     text = render(found.calibration(), "ascend910b", base, "other", "a log", "memprof plan")
     path = tmp_path / "calibrated.toml"
@@ -227,5 +227,5 @@ def test_the_corrected_profile_can_be_read_and_differs_in_nothing_else(tmp_path:
 @pytest.mark.parametrize("start", [1, 4])
 def test_a_start_tells_what_it_prints_and_no_more(start: int) -> None:
     ranks = of_log(start).ranks
-    told = {name for rank in ranks for name in figures_of(rank, False)}
+    told = {name for rank in ranks for name in figures_of(rank)}
     assert told == ({"used_by_device"} if start == 1 else set())

@@ -10,12 +10,11 @@ from vllm_memprof.accounting.model import (
     Budget,
     Finding,
     Kv,
-    MemoryItem,
     Oom,
     RankReport,
+    Reading,
     Report,
     RunSummary,
-    TermRow,
 )
 from vllm_memprof.plans.first_failure import beyond
 from vllm_memprof.plans.model import Miss, PlanRow, Try
@@ -26,23 +25,23 @@ RUN = RunSummary("1", "plan", "m", [], status="ok", until="ready")
 
 def rank(label: str, activation: int, kv_cache: int, headroom: int | None) -> RankReport:
     held = [
-        MemoryItem("reserved_peak", "", 5 * GIB + activation, "measured", ""),
-        MemoryItem("non_torch_peak", "", GIB, "measured", ""),
-        MemoryItem("late_device", "", None, "derived", "", "not reached"),
+        Reading(5 * GIB + activation, name="reserved_peak"),
+        Reading(GIB, name="non_torch_peak"),
+        Reading(None, reason="not reached", name="late_device"),
     ]
     budget = Budget(
         headroom_bytes=headroom,
         held_at_peak=held,
-        terms=[
-            TermRow("weights", 4 * GIB, True),
-            TermRow("persistent_torch", GIB // 2, False),
-            TermRow("peak_activation", activation, True),
-        ],
     )
+    read = {
+        "weights": Reading(4 * GIB),
+        "persistent_torch": Reading(GIB // 2),
+        "peak_activation": Reading(activation),
+    }
     return RankReport(
         rank=0, label=label, pid=None, host=None, dp_rank=None, pp_rank=None, tp_rank=None,
         ep_rank=None, device_total_bytes=64 * GIB, initial_free_bytes=None, phases=[],
-        budget=budget, kv=Kv(planned_bytes=kv_cache), empty_cache=[],
+        budget=budget, readings=read, kv=Kv(planned_bytes=kv_cache), empty_cache=[],
     )  # fmt: skip
 
 

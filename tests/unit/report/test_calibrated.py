@@ -37,8 +37,8 @@ def corrections():
     log = build_report(read_log(DATA / "logs" / "two_methods_910b_tp2.md")[2]).ranks[0]
     plan = build_report(load_run(DATA / "recorded_023_tp2")).ranks[0]
     sides = [
-        ComparedRank(figures_of(log, False), "E4"),
-        ComparedRank(figures_of(plan, True), "E4"),
+        ComparedRank(figures_of(log), "E4"),
+        ComparedRank(figures_of(plan), "E4"),
     ]
     return Corrections(*sides, load_profile("910b")).rows
 

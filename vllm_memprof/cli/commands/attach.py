@@ -32,16 +32,24 @@ def attach(
     """
     folder = Path(find_run(run))
     attached = Attached(folder, lambda: live.read_budgets(folder))
-    shown = live.shown_by_attach(attached, lang)
+    info = attached.info
+    shown = live.shown_of(
+        info,
+        f"attach {info.mode}",
+        info.start_t_ns or attached.clock(),
+        lang,
+        foot=text("Ctrl-C: leave the view, the run goes on"),
+        leave=text("q: leave the view"),
+        clock=attached.clock,
+    )
     end, painted = attached.ended(), once
     if end is None and not once:
-        view: PlainView | LiveView
         if can_repaint() and sys.stdout.isatty():
-            view = LiveView(shown, screen, table=True)
+            view: PlainView = LiveView(shown, screen, table=True)
         else:
             view = PlainView(shown, stream=sys.stdout.buffer)
         painted = isinstance(view, LiveView)
-        views = GuardedView(view, *live.refresher(folder, [view], shown.sampled))
+        views = GuardedView(view, *live.refresher(folder, shown.sampled))
         try:
             end = attached.follow(views, lambda: isinstance(view, LiveView) and view.left)
         except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from typing import Any
 
 from vllm_memprof.capture import actions, plugin
 from vllm_memprof.capture.hook import StopAfterPlan
-from vllm_memprof.engines.driver import DriverError, Options
+from vllm_memprof.engines.driver import OptionError, Options
 from vllm_memprof.engines.vllm.forks import Fork
 from vllm_memprof.engines.vllm.rank_choice import (
     Choice,
@@ -42,12 +42,12 @@ def run(vllm_config: Any, options: Options) -> int:
             on, through the largest batches.
 
     Raises:
-        DriverError: these ranks cannot be run.
+        OptionError: these ranks cannot be run.
     """
     choice = choose(world_of(vllm_config), options, free_host_bytes())
     if options.until == "ready" and choice.mode == "one" and choice.world.pipeline > 1:
         # the launcher refuses ``edges``
-        raise DriverError("--until ready: a pipeline stage alone gets no batch from the one before:"
+        raise OptionError("--until ready: a pipeline stage alone gets no batch from the one before:"
                           " --ranks all, or --until kv")  # fmt: skip
     plugin.emit("ranks", **choice.to_event())
     try:

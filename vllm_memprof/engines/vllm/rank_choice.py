@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from vllm_memprof.engines.driver import DriverError, Options
+from vllm_memprof.engines.driver import OptionError, Options
 from vllm_memprof.record.schema import HoldsMore, PlannedRanks
 
 #: Host memory of one worker process on a simulated device, as measured with vllm-ascend 0.23.0:
@@ -156,14 +156,14 @@ def choose(world: World, options: Options, host_bytes: int | None) -> Choice:
         host_bytes: host memory that is free; None: not known.
 
     Raises:
-        DriverError: there is no such rank, or a rank with a mode that chooses for itself.
+        OptionError: there is no such rank, or a rank with a mode that chooses for itself.
     """
     mode, rank, why = options.ranks, options.rank, f"--ranks {options.ranks}"
     if rank is not None:
         if mode not in ("auto", "one"):
-            raise DriverError(f"--rank {rank} goes with --ranks one, not with --ranks {mode}")
+            raise OptionError(f"--rank {rank} goes with --ranks one, not with --ranks {mode}")
         if not 0 <= rank < world.size:
-            raise DriverError(f"--rank {rank}: this run has the ranks 0 to {world.size - 1}")
+            raise OptionError(f"--rank {rank}: this run has the ranks 0 to {world.size - 1}")
         mode, why = "one", "--rank"
     elif mode == "auto":
         mode, why = "one", f"{world.size} ranks, and this machine has {options.devices} devices"

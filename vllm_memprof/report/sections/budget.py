@@ -16,8 +16,8 @@ from vllm_memprof.accounting.model import (
     MODELLED,
     Budget,
     ItemPart,
-    MemoryItem,
     RankReport,
+    Reading,
     Report,
     TermRow,
 )
@@ -84,7 +84,7 @@ def _figure(rank: RankReport, name: str, style: str = PLAIN, mark: str = "") -> 
     return Size(title, size, style, mark, budget_tokens(rank).get(name))
 
 
-def _items(items: list[MemoryItem]) -> Iterator[Size]:
+def _items(items: list[Reading]) -> Iterator[Size]:
     """Return what is subtracted, each with its parts."""
     for item in items:
         title = modelled(item.title, item.how == MODELLED)
@@ -104,7 +104,7 @@ def _device_total(rank: RankReport) -> Row | Size:
     return Size(text("device total"), rank.device_total_bytes)
 
 
-def _not_measured(items: list[MemoryItem]) -> Iterator[str]:
+def _not_measured(items: list[Reading]) -> Iterator[str]:
     """Yield the items that are not known, each reason once."""
     missing = [item for item in items if item.bytes is None]
     for reason in dict.fromkeys(item.reason for item in missing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from vllm_memprof.accounting.model import MEMPROF, EmptyCacheCall, RankReport, ReclaimSummary
@@ -150,7 +151,10 @@ _EXPERIMENTS = (
 
 def experiments(sheet: Sheet) -> Iterator[Section]:
     """Return what memprof's own calls released and cost; nothing where it made none."""
-    own = {rank.label: rank.reclaim.own for rank in sheet.report.ranks if rank.reclaim is not None}
+    own = {
+        rank.label: [call for call in rank.empty_cache if call.by == MEMPROF]
+        for rank in sheet.report.ranks
+    }
     reached = {call.at for calls in own.values() for call in calls}
     if not reached:
         return
@@ -168,27 +172,32 @@ def effect(sheet: Sheet) -> Iterator[Section]:
 
     Ranks that differ in nothing but time share a table, with the longest time.
     """
-    timed = ("seconds", "serving_seconds", "own")
     ranks = [(rank, rank.reclaim) for rank in sheet.report.ranks if rank.reclaim is not None]
     groups = group_ranks(
         [] if sheet.evidence.partial else ranks,
-        lambda own: repr([pair for pair in vars(own[1]).items() if pair[0] not in timed]),
+        lambda own: repr(_without_time(own[1])),
     )
     for members in groups[:SHOWN_GROUPS]:
-        rank, summary = max(members, key=lambda own: own[1].seconds or 0.0)
+        rank, summary = max(members, key=lambda own: own[1].engine.seconds or 0.0)
         rows = [
             (text("Released"), _released(summary)),
-            (text("Releasable after warm-up"), _releasable(summary)),
+            (text("Releasable after warm-up"), _releasable(rank, summary)),
             (text("Cost"), _cost(rank, summary)),
         ]
         labels = labels_of(rank for rank, _ in members)
         yield sheet.table(text("Effect of empty_cache, {labels}", labels=labels), PAIRS, rows)
 
 
+def _without_time(summary: ReclaimSummary) -> ReclaimSummary:
+    engine, serving = (replace(each, seconds=None) for each in (summary.engine, summary.serving))
+    return replace(summary, engine=engine, serving=serving)
+
+
 def _released(summary: ReclaimSummary) -> str:
     if not summary.calls:
         return text("the engine never called empty_cache")
-    modules = summary.freed_by_module or {}
+    engine = summary.engine
+    modules = engine.freed_by_module or {}
     counted = join(
         ", ",
         [
@@ -200,12 +209,12 @@ def _released(summary: ReclaimSummary) -> str:
     return join(
         "; ",
         (
-            text("reserved, not allocated: {freed_cached_bytes:gib4} GiB", summary),
-            summary.freed_npu_workspace_bytes is not None
-            and text("operator workspace: {freed_npu_workspace_bytes:gib4} GiB", summary),
-            text("other non-torch: {freed_other_bytes:gib4} GiB", summary),
-            text("calls of the engine: {calls}, {seconds:ms} ms", summary),
-            summary.freed_by_module is not None
+            text("reserved, not allocated: {freed_cached_bytes:gib4} GiB", engine),
+            engine.freed_npu_workspace_bytes is not None
+            and text("operator workspace: {freed_npu_workspace_bytes:gib4} GiB", engine),
+            text("other non-torch: {freed_other_bytes:gib4} GiB", engine),
+            text("calls of the engine: {calls}, {seconds:ms} ms", engine, calls=summary.calls),
+            engine.freed_by_module is not None
             and text(
                 "outside the allocators, by the runtime's counters: {counted}",
                 counted=counted or text("nothing"),
@@ -214,15 +223,15 @@ def _released(summary: ReclaimSummary) -> str:
     )
 
 
-def _releasable(summary: ReclaimSummary) -> str:
+def _releasable(rank: RankReport, summary: ReclaimSummary) -> str:
     if summary.left_after is None or summary.left_cached_bytes is None:
         return text("the end of the start-up was not recorded")
     size = summary.left_cached_bytes + (summary.left_npu_workspace_bytes or 0)
     most = text("one call there releases at most {size:gib4} GiB", size=size)
     if summary.left_kv_tokens is not None:
         most = text("{most}, {left_kv_tokens:,} KV tokens", summary, most=most)
-    for call in summary.own:
-        if call.at == summary.left_after and call.freed_bytes is not None:
+    for call in rank.empty_cache:
+        if call.by == MEMPROF and call.at == summary.left_after and call.freed_bytes is not None:
             most = text(
                 "one call there released {freed_bytes:gib4} GiB, measured by the experiment", call
             )
@@ -244,22 +253,16 @@ def _releasable(summary: ReclaimSummary) -> str:
 def _cost(rank: RankReport, summary: ReclaimSummary) -> str:
     if not summary.calls:
         return text("none")
-    freed = sum_or_none(
-        (
-            summary.freed_cached_bytes,
-            summary.freed_npu_workspace_bytes or 0,
-            summary.freed_other_bytes,
-        )
-    )
+    freed = summary.engine.freed_bytes
     serving = text("no call while requests ran")
     if summary.calls_while_serving:
         serving = text(
-            "{calls_while_serving} call(s) while requests ran: waited {serving_seconds:ms} ms, "
-            "released {serving_freed_bytes:gib4} GiB, reallocated {serving_refilled_bytes:gib4} "
-            "GiB",
-            summary,
+            "{calls} call(s) while requests ran: waited {seconds:ms} ms, released "
+            "{freed_bytes:gib4} GiB, reallocated {refilled_bytes:gib4} GiB",
+            summary.serving,
+            calls=summary.calls_while_serving,
         )
-    kept = minus(freed, summary.refilled_bytes)
+    kept = minus(freed, summary.engine.refilled_bytes)
     return join(
         "; ",
         (

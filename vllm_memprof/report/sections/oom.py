@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from operator import itemgetter
 
 from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, ESTIMATED, MODELLED, RankReport, Remedy
-from vllm_memprof.accounting.oom.failed_allocation import STAGE_TITLES, gib_of, merge_not_profiled
+from vllm_memprof.accounting.oom.failed_allocation import gib_of, merge_not_profiled
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Section
 from vllm_memprof.record.failures import PROFILE, StepRequest
 from vllm_memprof.report.language import titles
@@ -51,7 +52,7 @@ def failed_allocation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         (text("missing"), gib(oom.missing_bytes)),
         (text("largest free block that it could have used"), largest),
         (text("in phase"), oom.phase),
-        (text("part of the step"), STAGE_TITLES.get(oom.stage or "")),
+        (text("part of the step"), TITLES["stages"].get(oom.stage or "")),
         (text("called at"), oom.site),
         (text("request in turn"), at),
         (text("input"), oom.input),
@@ -146,7 +147,7 @@ def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
 
 _READINGS = (
     Column("When", lambda row: text("profile") if row.moment == PROFILE else row.moment),
-    Column("Part of the step", lambda row: STAGE_TITLES[row.stage]),
+    Column("Part of the step", lambda row: TITLES["stages"][row.stage]),
     Column("Took, GiB", "bytes", GIB3),
     Column("Allocated then, GiB", "allocated_bytes", GIB3),
 )

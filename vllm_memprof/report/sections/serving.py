@@ -14,7 +14,6 @@ from vllm_memprof.accounting.serving.growth import (
     KV_BLOCKS,
     LEAST_RISE_BYTES,
     owner_title,
-    process_name,
     process_title,
 )
 from vllm_memprof.accounting.serving.requests import largest
@@ -381,7 +380,7 @@ _SITES = (
 def allocations(sheet: Sheet) -> Iterator[Section]:
     """Return a table per traced process."""
     for traced in sheet.report.allocations:
-        process = process_name(traced.roles, traced.label, traced.pid)
+        process = process_title(traced)
         title = text(
             "{memory} that stayed after {requests:,} requests, by line of code, {process}",
             traced,

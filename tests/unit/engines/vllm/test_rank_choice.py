@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_memprof.engines.driver import DriverError, Options
+from vllm_memprof.engines.driver import OptionError, Options
 from vllm_memprof.engines.vllm.rank_choice import (
     EXPERTS,
     WORKER_HOST_BYTES,
@@ -97,7 +97,7 @@ def test_replicas_that_are_alike_are_run_at_the_ends():
 
 @pytest.mark.parametrize(("mode", "rank"), [("one", 4), ("one", -1), ("all", 0), ("edges", 0)])
 def test_a_rank_that_the_run_does_not_have(mode, rank):
-    with pytest.raises(DriverError, match=f"--rank {rank}"):
+    with pytest.raises(OptionError, match=f"--rank {rank}"):
         pick(World(tensor=4), mode, rank)
 
 
