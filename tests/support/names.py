@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vllm_memprof.logs.formats import LOGS
+
 ROLES = ("api", "engine_core", "worker", "detokenizer", "collector", "unknown")
 
 #: Phase ids in the order of a start-up.
@@ -63,3 +65,6 @@ KV_PLAN = (
     "divisor_bytes",
     "layer_bytes",
 )
+
+#: Figures that only a log gives.
+LOG_FIGURES = {name for log in LOGS.values() for name in (*log.figures, *log.shared_figures)}

@@ -77,7 +77,7 @@ class EngineRow:
     whole_pools: bool = False
     compared: str | None = None  # what a comparison with another engine has to say
     beside: tuple[str, ...] = ()  # modules that have to be importable besides ``package``
-    log_lines: str | None = None  # module whose ``LOG`` has its lines; None: those of vLLM alone
+    log_lines: str | None = None  # module whose ``LOG`` has its lines; None: it prints none
     #: Path fragments of frames that only forward ``empty_cache``.
     forwarders: tuple[str, ...] = ()
     #: Its functions that empty the cache only to read memory: patterns of module and function, and

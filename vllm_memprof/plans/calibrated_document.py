@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vllm_memprof.accounting.readings.quantities import HOW_TITLES
 from vllm_memprof.accounting.summary import engine_name
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, CODE, GOOD, MUTED, PLAIN, TOTAL, Document, Line, Section
 from vllm_memprof.plans.calibrated import Calibrated
 from vllm_memprof.plans.corrections import OWNERS, ProfileCorrection
@@ -112,7 +112,7 @@ def _source(each: ProfileCorrection) -> str | None:
     figure = each.hardware
     if figure is None:
         return None
-    return text("{source}; {how}", source=figure.source, how=HOW_TITLES[figure.how])
+    return text("{source}; {how}", source=figure.source, how=TITLES["how"][figure.how])
 
 
 def _signed(size: int | None) -> str:

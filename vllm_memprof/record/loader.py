@@ -96,16 +96,16 @@ class ProcessRecord:
 
     file: str  # name within events/
     identity: Identity
-    versions: dict[str, str]
-    phases: list[Span]
-    figures: dict[
-        str, int | float | None
-    ]  # FIGURES; a later event overrides, null never overrides a number
-    kv_plan: dict[str, Any] | None
-    hooks: dict[str, HookState]
-    errors: list[str]  # "where: message" of hooks that failed
-    ready_t_ns: dict[str, int]  # what became ready -> time.monotonic_ns()
-    last_t_ns: int | None
+    versions: dict[str, str] = field(default_factory=dict)
+    phases: list[Span] = field(default_factory=list)
+    #: FIGURES; a later event overrides, null never overrides a number.
+    figures: dict[str, int | float | None] = field(default_factory=dict)
+    kv_plan: dict[str, Any] | None = None
+    hooks: dict[str, HookState] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)  # "where: message" of hooks that failed
+    #: What became ready -> time.monotonic_ns().
+    ready_t_ns: dict[str, int] = field(default_factory=dict)
+    last_t_ns: int | None = None
     dropped_lines: int = 0  # lines that were not a whole JSON object
     figures_half_units: dict[str, int] = field(
         default_factory=dict

@@ -40,7 +40,7 @@ LOGS = {path.name: path.read_text() for path in sorted(DATA.glob("*.log"))} | {
 def read(data: str | bytes) -> tuple[set[tuple[str, Any]], list[Any]]:
     """Return (figures, the record's content per start and rank)."""
     raw = data.encode() if isinstance(data, str) else data
-    ((_, stream),) = logs_in(io.BytesIO(raw), "log")
+    ((_, stream),) = logs_in(io.BufferedReader(io.BytesIO(raw)), "log")
     lines = list(parse_lines(read_lines(read_chunks(stream))))
     starts = [
         (

@@ -114,9 +114,8 @@ def every_template() -> list[Template]:
         said += [equation.base_title for equation in read_equations(row.folder)]
         found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
     table = read_table(PACKAGE / "accounting" / "readings" / "quantities.toml")
-    said = [title for titles in table["titles"].values() for title in titles.values()]
-    for quantity in table["quantities"].values():
-        said += [quantity[key] for key in ("title", "source", "unknown") if key in quantity]
+    words = ("title", "source", "unknown")
+    said = [row[key] for row in table.values() for key in words if key in row]
     found += [Template("quantities.toml", each, frozenset()) for each in said]
     words = read_table(PACKAGE / "report" / "words.toml")
     rows = [

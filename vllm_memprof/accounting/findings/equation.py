@@ -18,7 +18,8 @@ from vllm_memprof.accounting.findings.rules import (
     Found,
 )
 from vllm_memprof.accounting.model import RankReport, Tried
-from vllm_memprof.accounting.readings.quantities import HOW_TITLES, title_of
+from vllm_memprof.accounting.readings.quantities import title_of
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB
 
@@ -103,26 +104,17 @@ def engine_term_off(rank: RankReport, _: Context) -> Iterator[Found]:
 def item_not_subtracted(name: str, rank: RankReport, run: Context) -> Iterator[Found]:
     """Find an item that the equation does not subtract, where it takes a KV block at least."""
     item = next((item for item in rank.budget.not_subtracted if item.name == name), None)
-    if item is not None and item.bytes is not None and item.bytes > 0 and item.kv_tokens != 0:
-        room = leave_room(rank, item.bytes, run.least_granted_bytes, by_utilization=True)
-        yield Found(
-            item.bytes,
-            {**vars(item), "how": HOW_TITLES.get(item.how, item.how), **room},
-            severity=INFO if _only_exceeds_request(rank, item.bytes) else BY_BYTES,
-            kv_tokens=item.kv_tokens,
-        )
-
-
-def _only_exceeds_request(rank: RankReport, size: int) -> bool:
-    """Return whether the device holds an item beside the KV cache: only the request is exceeded.
-
-    Where the KV cache that fits the device is unknown: whether the share of the device that was
-    never requested holds it.
-    """
-    if rank.budget.device_verdict is not None:
-        return rank.budget.device_verdict in ("fits", "narrow")
+    if item is None or item.bytes is None or item.bytes <= 0 or item.kv_tokens == 0:
+        return
     total, asked = share_of(rank).base_bytes or device_total(rank), rank.budget.requested_bytes
-    return total is not None and asked is not None and size <= total - asked
+    # whether the device holds it beside the KV cache, so that only the request is exceeded; where
+    # that is unknown, whether the share of the device that was never requested holds it
+    held = rank.budget.device_verdict in ("fits", "narrow")
+    if rank.budget.device_verdict is None:
+        held = total is not None and asked is not None and item.bytes <= total - asked
+    room = leave_room(rank, item.bytes, run.least_granted_bytes, by_utilization=True)
+    figures = {**vars(item), "how": TITLES["how"].get(item.how, item.how), **room}
+    yield Found(item.bytes, figures, INFO if held else BY_BYTES, item.kv_tokens)
 
 
 def graph_estimate_high(rank: RankReport, run: Context) -> Iterator[Found]:

@@ -86,32 +86,35 @@ class FindingRule:
         """Yield all occurrences in a run."""
         context = Context(run, ranks)
         given = () if self.argument is None else (self.argument,)
-        for rank in [None] if self.of_run else ranks:
-            about = () if rank is None else (rank,)
-            for one in self.find(*given, *about, context):
-                yield self._finding(one, one.about or rank)
-
-    def _finding(self, one: Found, about: RankReport | Identity | None) -> Finding:
-        severity, tokens = one.severity or self.severity, one.kv_tokens
-        figures: dict[str, object] = {}
-        if isinstance(about, RankReport):
-            figures = {**vars(about.kv), **vars(about.budget), **vars(about), **about.figures}
-        figures |= {"bytes": one.bytes, **one.figures}
-        if severity == BY_BYTES:
-            severity = WARNING if (one.bytes or 0) >= WARNING_BYTES else INFO
-        if tokens is None and self.priced and isinstance(about, RankReport):
-            tokens = worth_in_tokens(about.kv, one.bytes)
-        return Finding(
-            id=self.id,
-            severity=severity,
-            rank=None if about is None else about.rank,
-            label=None if about is None else about.label,
-            title=sentences([self.title], figures),
-            evidence=sentences(self.evidence, figures, self.mark),
-            bytes=one.bytes,
-            kv_tokens=tokens,
-            action=sentences(self.action, figures),
-        )
+        asked = [(None, (context,))] if self.of_run else [(rank, (rank, context)) for rank in ranks]
+        for rank, where in asked:
+            for one in self.find(*given, *where):
+                about = one.about or rank
+                severity, tokens = one.severity or self.severity, one.kv_tokens
+                if severity == BY_BYTES:
+                    severity = WARNING if (one.bytes or 0) >= WARNING_BYTES else INFO
+                figures: dict[str, object] = {}
+                if isinstance(about, RankReport):
+                    figures = {
+                        **vars(about.kv),
+                        **vars(about.budget),
+                        **vars(about),
+                        **about.figures,
+                    }
+                    if tokens is None and self.priced:
+                        tokens = worth_in_tokens(about.kv, one.bytes)
+                figures |= {"bytes": one.bytes, **one.figures}
+                yield Finding(
+                    id=self.id,
+                    severity=severity,
+                    rank=None if about is None else about.rank,
+                    label=None if about is None else about.label,
+                    title=sentences([self.title], figures),
+                    evidence=sentences(self.evidence, figures, self.mark),
+                    bytes=one.bytes,
+                    kv_tokens=tokens,
+                    action=sentences(self.action, figures),
+                )
 
 
 def read_rules(folders: Mapping[Path, str]) -> Iterator[FindingRule]:

@@ -7,7 +7,7 @@ large enough, too small, and out of reach.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +88,10 @@ def failed_allocation(run: Run, process: ProcessRecord) -> Oom | None:
     used, process_bytes = minus(total, free), told("process_bytes")
     # where only the peak of allocated memory is known, at least this much of the segments was free
     held = told("allocated_peak_bytes") if allocated is None else allocated
+    # as the log tells it, the call chain, or the sampler
+    multimodal = any(request.items for request in failure.requests or [])
+    stage = detail.get("stage") or stage_of(failure.chain, multimodal)
+    stage = stage or (detail.get("moment") or {}).get("stage")
     phase = next((each.phase for each in ancestors(process.phases, span)), span.string("phase"))
     warm = last_of(process.phases, "warm_up")
     served = warm is not None and warm.after is not None and warm.error is None
@@ -116,7 +120,7 @@ def failed_allocation(run: Run, process: ProcessRecord) -> Oom | None:
         # the csv of torch_npu is rounded
         components=snapshot.components or counters.get(-1 if index is None else index),
         requested_half_unit_bytes=told("requested_half_unit_bytes") or 0,
-        stage=_stage(detail, failure),
+        stage=stage,
         site=failure.site or span.string("site"),
         chain=failure.chain,
         requests=failure.requests,
@@ -142,13 +146,6 @@ def _step_at(moment: Any) -> list[StepRequest] | None:
         StepRequest(str(name), tokens, None, items.get(str(name), []))
         for name, tokens in moment.get("requests") or []
     ]
-
-
-def _stage(detail: Mapping[str, Any], failure: Failure) -> str | None:
-    """Return the part of the step: as the log tells it, the call chain, or the sampler."""
-    multimodal = any(request.items for request in failure.requests or [])
-    stage: str | None = detail.get("stage") or stage_of(failure.chain, multimodal)
-    return stage or (detail.get("moment") or {}).get("stage")
 
 
 def _in_turn(run: Run, requests: list[StepRequest]) -> int | None:
@@ -265,22 +262,23 @@ def divide_free(
     Returns:
         None where there is no segment.
     """
-    common = [pool for pool in pools if not pool.private]
-    if not common:
+    held: Counter[str] = Counter()
+    for pool in pools:
+        if not pool.private:
+            held[pool.stream] += pool.allocated_bytes
+    if not held:
         return None
     small = requested is not None and requested <= _SMALL_SEGMENT_BYTES
-    held: Counter[str] = Counter()
-    for pool in common:
-        held[pool.stream] += pool.allocated_bytes
     stream = max(held, key=held.__getitem__)
-    same = [pool for pool in common if pool.small == small]
-    asked = [pool for pool in same if pool.stream == stream]
+    asked = [
+        pool for pool in pools if (pool.private, pool.small, pool.stream) == (False, small, stream)
+    ]
+    free: Counter[str] = Counter()
+    for pool in pools:
+        other = "pools" if pool.small != small else "streams"
+        free["graphs" if pool.private else "asked" if pool in asked else other] += pool.free_bytes
     fitting = None if requested is None else sum(pool.fitting_bytes or 0 for pool in asked)
     freed = minus(allocated, sum(pool.allocated_bytes for pool in pools))
-
-    def free(some: Iterable[Pool]) -> int:
-        return sum(pool.free_bytes for pool in some)
-
     return FreeBlocks(
         stream=stream,
         streams=len(held),
@@ -290,10 +288,10 @@ def divide_free(
         freed_bytes=freed,
         largest_bytes=max((pool.largest_free_bytes for pool in asked), default=0),
         fitting_bytes=fitting,
-        too_small_bytes=minus(free(asked), fitting),
-        other_streams_bytes=free(pool for pool in same if pool.stream != stream),
-        other_pools_bytes=free(pool for pool in common if pool.small != small),
-        graph_pools_bytes=free(pool for pool in pools if pool.private),
+        too_small_bytes=minus(free["asked"], fitting),
+        other_streams_bytes=free["streams"],
+        other_pools_bytes=free["pools"],
+        graph_pools_bytes=free["graphs"],
         pending_bytes=sum(pool.pending_bytes for pool in pools),
     )
 

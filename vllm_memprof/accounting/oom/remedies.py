@@ -47,7 +47,7 @@ REMEDIES = {name: RemedyRow(**row) for name, row in _TABLE["remedies"].items()}
 
 def remedies(case: Case) -> list[Remedy]:
     """Return every remedy that applies, in the order of the table."""
-    found = []
+    found, needed = [], case.needed
     for name, row in REMEDIES.items():
         if name in case.arguments.without or (
             case.logged and case.run.engine is None and not row.of_no_engine
@@ -59,7 +59,14 @@ def remedies(case: Case) -> list[Remedy]:
         for one in find(case, row.owner) if row.owner else find(case):
             unsure = one.unsure or (row.of_kv_cache and case.has_kv_cache is None)
             figures = {**one.figures, "unsure": unsure}
-            bound = None if one.bytes is None else one.bound or row.bound
+            bound, enough = None if one.bytes is None else one.bound or row.bound, None
+            if one.surely:
+                enough = True
+            elif one.bytes is not None and needed is not None and not unsure:
+                # at most so much never shows that it is enough, at least so much never that it is
+                # not
+                covers = one.bytes >= needed
+                enough = None if bound == (AT_MOST if covers else AT_LEAST) else covers
             found.append(
                 Remedy(
                     id=name,
@@ -67,23 +74,11 @@ def remedies(case: Case) -> list[Remedy]:
                     bytes=one.bytes,
                     bound=bound,
                     how=None if one.bytes is None else one.how or row.how,
-                    enough=True if one.surely else _is_enough(one.bytes, bound, unsure, case),
+                    enough=enough,
                     grounds=sentences(row.grounds, figures),
                 )
             )
     return found
-
-
-def _is_enough(size: int | None, bound: str | None, unsure: bool, case: Case) -> bool | None:
-    """Return whether the bytes alone let the allocation pass; None: not known.
-
-    At most so much never shows that it is enough, at least so much never that it is not.
-    """
-    needed = case.needed
-    if size is None or needed is None or unsure:
-        return None
-    covers = size >= needed
-    return None if bound == (AT_MOST if covers else AT_LEAST) else covers
 
 
 def with_values(failure: NamedFailure | None, ranks: list[RankReport]) -> NamedFailure | None:

@@ -98,7 +98,10 @@ def _judge(
     levels = _levels(positions, values, first, last)
     if len(levels) < LEAST_STRETCHES:
         return Trend(TOO_SHORT)
-    slope, low, high = theil_sen([at for at, _ in levels], [level for _, level in levels])
+    places, sizes = zip(*levels, strict=True)
+    half, third = len(levels) // 2, len(levels) // 3
+    slope, low, high = theil_sen(places, sizes)
+    _, low_later, _ = theil_sen(places[half:], sizes[half:])
     parts = _parts(levels, first, last)
     grown = [after - before for before, after in pairwise(parts)]
     per_part = (last - first) / PARTS
@@ -106,10 +109,6 @@ def _judge(
     low = min(low, (mean(grown) - spread) / per_part)
     high = max(high, (mean(grown) + spread) / per_part)
     rise = parts[-1] - parts[0]
-    sizes = [level for _, level in levels]
-    later = levels[len(levels) // 2 :]
-    _, low_later, _ = theil_sen([at for at, _ in later], [level for _, level in later])
-    third = len(sizes) // 3
     thirds, fifth = len(grown) // 3, len(grown) // 5 + 1
     goes_on = sum(grown[-thirds:]) >= LAST_THIRD * sum(grown[:thirds]) and sum(
         grown[-fifth:]

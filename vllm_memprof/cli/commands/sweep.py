@@ -59,8 +59,6 @@ def sweep(
     Exit status 0: every plan has a row, and at least one started. 1: none started. 2: a wrong
     argument. 130: Ctrl-C.
     """
-    if jobs is not None and jobs < 1:
-        raise UsageError("--jobs must be at least 1")
     plan = plans.requested_plan(ctx)
     knobs = parse_over(over or [])
     place = (default_folder(plan, knobs) if folder is None else folder.expanduser()).absolute()

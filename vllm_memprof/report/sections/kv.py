@@ -7,7 +7,7 @@ from functools import partial
 
 from vllm_memprof.accounting.budget.kv import is_overridden_by_an_unknown
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.accounting.readings.quantities import KV_TITLES
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import MUTED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.report.sections.base import Sheet, failed
 from vllm_memprof.tables import COMMAS, COUNT, GIB4, Column, Unit, number
@@ -23,7 +23,7 @@ _GROUPS = (
     Column("Bytes/token", "bytes_per_token", COMMAS),
     Column("dtype", "dtype", right=True),
 )
-#: How the figures of ``KV_TITLES`` are printed.
+#: How the figures of ``TITLES["kv"]`` are printed.
 _UNITS: dict[str, Unit] = {
     "max_concurrency": partial(number, spec=".2f", suffix="x"),
     "bytes_per_token": COMMAS,
@@ -40,7 +40,7 @@ def kv_cache(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             [title, _UNITS.get(name, COUNT)(getattr(kv, name))],
             style=TOTAL if name in _FIRST else PLAIN,
         )
-        for name, title in KV_TITLES.items()
+        for name, title in TITLES["kv"].items()
     ]
     rows.append(Row([text("planned, GiB"), GIB4(kv.planned_bytes)]))
     if kv.draft_layers:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.owners.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.owners.outside_torch import CommunicatorUse, communicators_of
-from vllm_memprof.accounting.readings.quantities import HOW_TITLES, TORCH_ROWS
+from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import MUTED, NOT_MEASURED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.spans import UNEXPLAINED, ComponentRow, DeviceMemory, device_after
 from vllm_memprof.report.language import titles
@@ -45,7 +46,7 @@ def _owner(row: ComponentRow) -> str:
 _DEVICE = (
     Column("Owner", _owner),
     *SIZES[1:],
-    Column("How", lambda row: HOW_TITLES.get(row.how, row.how)),
+    Column("How", lambda row: TITLES["how"].get(row.how, row.how)),
     Column("Read from", "source", when=wide_only),
 )
 
