@@ -45,6 +45,9 @@ RENAMED = {
 MOVED: tuple[tuple[str, str | None], ...] = (
     (r"\bempty_cache_summary\b", "reclaim"),
     (r"\brequested_exact$", "requested"),
+    (r"\breclaim\.(seconds|freed_\w+|refilled_bytes)\b", r"reclaim.engine.\1"),
+    (r"\breclaim\.serving_(\w+)$", r"reclaim.serving.\1"),
+    (r"\breclaim\.(calls_at_end|own\b.*)$", None),
     (r"\bnum_gpu_blocks_override$", "override_blocks"),
     # of a comparison, which had an object per figure with one key per run
     (r"phases\[[^]]*\]\.phase$", None),

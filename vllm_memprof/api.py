@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.frames.tables import RankSource
-    from vllm_memprof.plans.rows import Sweep
+    from vllm_memprof.plans.model import Sweep
     from vllm_memprof.plans.runner import PlanRunner
     from vllm_memprof.plans.sweep import SweepJob
 
@@ -190,8 +190,8 @@ def plan(
         LaunchError: it left nothing that can be read, with the reason.
     """
     from vllm_memprof.launch.folder import default_run_dir, other_names
-    from vllm_memprof.plans.pool import run_plan
-    from vllm_memprof.plans.request import Plan
+    from vllm_memprof.plans.model import Plan
+    from vllm_memprof.plans.runner import run_plan
 
     own = {
         "engine": engine, "device": device, "python": python, "stack": stack, "ranks": ranks,
@@ -251,10 +251,8 @@ def sweep(
         UsageError: an option without values, or a folder of something else.
         KeyboardInterrupt: Ctrl-C; the plans that are made are kept.
     """
-    from vllm_memprof.plans.pool import Interrupted, default_jobs, run_here
-    from vllm_memprof.plans.request import Plan
-    from vllm_memprof.plans.rows import Knob
-    from vllm_memprof.plans.runner import PlanRunner
+    from vllm_memprof.plans.model import Knob, Plan
+    from vllm_memprof.plans.runner import Interrupted, PlanRunner, default_jobs, run_here
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import SweepJob, default_folder
 
@@ -297,7 +295,7 @@ def make_sweep(job: SweepJob, runner: PlanRunner, lang: str = "en") -> tuple[Swe
     """
     from vllm_memprof.files import write_atomically
     from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
-    from vllm_memprof.plans.pool import Interrupted
+    from vllm_memprof.plans.runner import Interrupted
     from vllm_memprof.plans.sweep import run_sweep
     from vllm_memprof.report.html import render_html
     from vllm_memprof.report.json_text import render_result_json

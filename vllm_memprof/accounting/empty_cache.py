@@ -23,7 +23,7 @@ from vllm_memprof.accounting.model import (
     ReclaimSummary,
 )
 from vllm_memprof.accounting.readings.counters import counter
-from vllm_memprof.accounting.readings.startup import growth
+from vllm_memprof.accounting.readings.startup import growth, value
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, ancestors, first_of
@@ -214,9 +214,7 @@ def _cycle_rows(spans: list[Span], kind: str, groups: Sequence[list[Span]]) -> l
                 number=number,
                 order=begin.order,
                 seconds=sum_known(span.seconds for span in group),
-                asleep_used_bytes=begin.after.used_bytes
-                if kind == "sleep" and begin.after
-                else None,
+                asleep_used_bytes=value(begin.after, "used_bytes") if kind == "sleep" else None,
                 used_bytes=after.used_bytes,
                 free_bytes=after.device_free_bytes,
                 reserved_bytes=after.reserved_bytes,

@@ -17,7 +17,7 @@ from vllm_memprof.cli.show import can_repaint, write_reports
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import from_here
 from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
-from vllm_memprof.launch.run import run_engine
+from vllm_memprof.launch.run import EngineRun
 from vllm_memprof.sources import build_run
 from vllm_memprof.text import text
 
@@ -104,7 +104,7 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
             report = _report(ctx, job.run_dir) if serves else None
             return [] if report is None else rank_budgets(report)
 
-        outcome = run_engine(job, views, report_at_readiness)
+        outcome = EngineRun(job, views, report_at_readiness).run()
         _report(ctx, job.run_dir, print_it=not printed)
         with contextlib.suppress(OSError):
             _say_how_it_ended(outcome, job, request)

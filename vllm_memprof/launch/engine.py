@@ -216,13 +216,6 @@ class EngineProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
-    def signal_group(self, number: int) -> None:
-        """Signal every process of the group, unless its main process has been collected."""
-        if self.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
 
 def end_with_parent() -> Callable[[], None]:
     """Return what a child calls before it starts, to get SIGTERM when its parent is killed.

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +28,7 @@ _PIECE = re.compile(
 )
 _END = re.compile(rb"[\r\n]")
 
-_TAIL_LINES = 15
+_TAIL_LINES = 200
 _ERROR_LINES = 60
 _READ_BYTES = 1 << 16
 #: A line of the engine's log that may tell why it ended.
@@ -116,12 +116,9 @@ class LogPump:
         self._partial = b""
         self._line_before = ""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self.last_line = ""  # that is not empty
         self.error_lines: deque[str] = deque(maxlen=_ERROR_LINES)  # oldest first
-        #: What the engine says of itself, by ``EngineRow.lines``: when first, and its last word.
-        self.said_t_ns: dict[str, int] = {}
-        self.said: dict[str, str] = {}
-        self.times_said: Counter[str] = Counter()
+        #: What the engine says of itself, by ``EngineRow.lines``: when, and in which word.
+        self.said: dict[str, list[tuple[int, str]]] = {}
         #: When a rank ended its connection with one of this host, which had not failed before.
         self.lost_peer_t_ns: int | None = None
         self.last_output_s = time.monotonic()
@@ -169,13 +166,10 @@ class LogPump:
     def _read(self, line: str, now_ns: int) -> None:
         """Keep what a line tells."""
         self.tail.append(line)
-        self.last_line = line or self.last_line
         for what, form in self._lines.items():
             if found := form.search(line):
-                self.said_t_ns.setdefault(what, now_ns)
-                self.said[what] = found[found.lastindex or 0]
-                self.times_said[what] += 1
-        failed = self.said_t_ns.get("fatal", now_ns) < now_ns - _TRACEBACK_NS
+                self.said.setdefault(what, []).append((now_ns, found[found.lastindex or 0]))
+        failed = "fatal" in self.said and now_ns - self.said["fatal"][0][0] > _TRACEBACK_NS
         if self.lost_peer_t_ns is None and not failed and _LOST_PEER.search(line):
             self.lost_peer_t_ns = now_ns
         if found := ANSWER_LINE.search(line):

@@ -147,7 +147,7 @@ def painted(
     console = Console(file=stream, width=width, highlight=False, force_terminal=True, **options)
     view = LiveView(shown(say=language(lang)), console=console)
     read(progress.requests, *printed)
-    progress.last_line = "the engine's last line"
+    progress.output.append("the engine's last line")
     drawn = view._painting(progress, 30 * S)
     view.close()
     plain = Console(file=io.StringIO(), width=width, highlight=False, **options)

@@ -17,6 +17,7 @@ from vllm_memprof.causes.book import read_book
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.equation import read_equations
 from vllm_memprof.files import read_table
+from vllm_memprof.plans.model import TABLES
 from vllm_memprof.text import Part
 
 PACKAGE = Path(vllm_memprof.__file__).parent
@@ -114,10 +115,21 @@ def every_template() -> list[Template]:
         said += [equation.base_title for equation in read_equations(row.folder)]
         found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
     table = read_table(PACKAGE / "accounting" / "readings" / "quantities.toml")
-    said = [title for titles in table["titles"].values() for title in titles.values()]
-    for quantity in table["quantities"].values():
-        said += [quantity[key] for key in ("title", "source", "unknown") if key in quantity]
+    words = ("title", "source", "unknown")
+    said = [row[key] for row in table.values() for key in words if key in row]
     found += [Template("quantities.toml", each, frozenset()) for each in said]
+    said = [row[key] for row in TABLES["owners"].values() for key in row if key != "constants"]
+    said += [row["title"] for row in TABLES["curves"].values()]
+    said += [*TABLES["owner_changes"].values(), *TABLES["problems"].values()]
+    found += [Template("plans: tables.toml", words, None) for words in said]
+    words = read_table(PACKAGE / "report" / "words.toml")
+    rows = [
+        part for row in words["tables"].values() for part in (row["title"], *row.get("notes", ()))
+    ]
+    rows += [part for row in words["sentences"].values() for part in row]
+    for part in rows:
+        for one in part if isinstance(part, tuple) else (part,):
+            found.append(Template("words.toml", one if isinstance(one, str) else one["say"], None))
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

@@ -14,13 +14,14 @@ from dataclasses import replace
 
 from vllm_memprof.accounting.budget import equations
 from vllm_memprof.accounting.model import DERIVED, Reading
-from vllm_memprof.accounting.readings.quantities import FIGURE_TITLES, QUANTITIES, title_of
+from vllm_memprof.accounting.readings.quantities import QUANTITIES, title_of
 from vllm_memprof.accounting.readings.startup import (
     CONSTANT,
     Moments,
     made_of,
     unread,
 )
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.engines.equation import Equation, Figures, Term
 from vllm_memprof.record.spans import weakest
 from vllm_memprof.text import join, text
@@ -83,7 +84,7 @@ def audit(
             replace(
                 read,
                 name=name,
-                title=FIGURE_TITLES.get(name) or title_of(name),
+                title=TITLES["figures"].get(name) or title_of(name),
                 engine_bytes=None if figure is None else int(figure),
                 reason=reason,
             )

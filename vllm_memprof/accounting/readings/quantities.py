@@ -40,6 +40,7 @@ from vllm_memprof.accounting.readings.startup import (
     others_at_start,
     value,
 )
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.files import read_table
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within
@@ -64,14 +65,6 @@ NEVER_MODELLED_ROWS = (
 #: Phases inside weight_load that load something else than the model -> its owner.
 LOADED_BESIDE = {"draft_load": "draft_weights", "lora_load": "lora"}
 _ENGINES_FIGURE, _NOT_RECORDED = text("the engine's figure"), text("it was not recorded")
-_TABLE = read_table(Path(__file__).with_name("quantities.toml"))
-_TITLES: dict[str, dict[str, Text]] = {
-    group: {name: titled(title) for name, title in titles.items()}
-    for group, titles in _TABLE["titles"].items()
-}
-#: Figures of a KV cache -> their titles, in the order of the reports; how a figure is known -> in
-#: words; figures of the engine beside the terms of equations.
-KV_TITLES, HOW_TITLES, FIGURE_TITLES = (_TITLES[name] for name in ("kv", "how", "figures"))
 #: Phases in which a worker reads its device for the first time.
 _BEFORE_LOADING = ("device_init", "hccl_init")
 
@@ -144,7 +137,7 @@ def _weights(of: Moments) -> Reading:
         return Reading(size)
     target = ItemPart("target_weights", text("target model"), rest, DERIVED)
     others = (
-        ItemPart(LOADED_BESIDE[phase], _TITLES["loaded"][phase], more or 0, MEASURED)
+        ItemPart(LOADED_BESIDE[phase], TITLES["loaded_beside"][phase], more or 0, MEASURED)
         for phase, more in beside.items()
     )
     return Reading(size, parts=(target, *others))
@@ -265,7 +258,7 @@ def _graph_parts(
     parts = [
         ItemPart(
             name,
-            _TITLES["graph"][name],
+            TITLES["graph_parts"][name],
             more,
             MODELLED if simulated and name != "torch" else MEASURED,
         )
@@ -370,7 +363,8 @@ def _row(name: str, said: dict[str, Any]) -> Quantity:
 
 #: The table, in the order in which reports list quantities.
 QUANTITIES: dict[str, Quantity] = {
-    name: _row(name, said) for name, said in _TABLE["quantities"].items()
+    name: _row(name, said)
+    for name, said in read_table(Path(__file__).with_name("quantities.toml")).items()
 }
 
 
