@@ -9,7 +9,6 @@ its signals and its children are not those of the caller; ``memprof sweep`` make
 from __future__ import annotations
 
 import html
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -279,19 +278,13 @@ def sweep(
     return SweepFrames(runner.folder / "sweep.csv")
 
 
-def make_sweep(
-    job: SweepJob,
-    runner: PlanRunner,
-    lang: str = "en",
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
-) -> tuple[Sweep, list[str]]:
+def make_sweep(job: SweepJob, runner: PlanRunner, lang: str = "en") -> tuple[Sweep, list[str]]:
     """Make the plans of a sweep that are not there yet, and write its files.
 
     Args:
         job: the sweep.
         runner: makes its plans.
         lang: of the page.
-        say: is told why a file is not written.
 
     Returns:
         The sweep, and the names of the files in its folder.
@@ -300,30 +293,24 @@ def make_sweep(
         UsageError: the folder holds something else, or another memprof is at it.
         Interrupted: by a signal; the files hold what is there so far.
     """
+    from vllm_memprof.files import write_atomically
+    from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
     from vllm_memprof.plans.runner import Interrupted
     from vllm_memprof.plans.sweep import run_sweep
+    from vllm_memprof.report.html import render_html
+    from vllm_memprof.report.json_text import render_result_json
+
+    def write(found: Sweep) -> list[str]:
+        page = render_html(partial(sweep_document, found), lang=lang)
+        made = {"csv": render_sweep_csv(found), "json": render_result_json(found), "html": page}
+        for suffix, content in made.items():
+            write_atomically(runner.folder / f"sweep.{suffix}", content)
+        return [f"sweep.{suffix}" for suffix in made]
 
     try:
         found = run_sweep(job, runner)
     except Interrupted as error:
         if error.sweep is not None:
-            _write_sweep(error.sweep, runner.folder, lang, say)
+            write(error.sweep)
         raise
-    return found, _write_sweep(found, runner.folder, lang, say)
-
-
-def _write_sweep(found: Sweep, folder: Path, lang: str, say: Callable[[str], None]) -> list[str]:
-    """Write the files of a sweep and return their names; without the html extra, no page."""
-    from vllm_memprof.files import write_atomically
-    from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
-    from vllm_memprof.report.html import render_html
-    from vllm_memprof.report.json_text import render_result_json
-
-    made = {"sweep.csv": render_sweep_csv(found), "sweep.json": render_result_json(found)}
-    try:
-        made["sweep.html"] = render_html(partial(sweep_document, found), lang=lang)
-    except MemprofError as error:
-        say(f"memprof: no sweep.html: {error.message}")
-    for name, content in made.items():
-        write_atomically(folder / name, content)
-    return list(made)
+    return found, write(found)
