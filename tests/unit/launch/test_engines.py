@@ -109,11 +109,10 @@ def test_a_stack_of_another_engine_is_refused(monkeypatch, engine, stack_engine)
 @pytest.mark.parametrize("row", ENGINES.values(), ids=lambda row: row.name)
 def test_the_lines_of_an_engine_are_its_own(row: EngineRow, tmp_path: Path):
     def said(line: str) -> dict[str, list[tuple[int, str]]]:
-        read, write = os.pipe()
-        os.write(write, f"before {line} after\n".encode())
-        os.close(write)
-        found = LogPump(read, tmp_path / "engine.log", None, row=row)
-        found._run()
+        found = LogPump(tmp_path / "engine.log", row=row)
+        os.write(found.fd, f"before {line} after\n".encode())
+        found.start()
+        found.join(10)
         return found.said
 
     def forms(name: str, of: EngineRow = row) -> list[str]:
@@ -188,13 +187,11 @@ def test_an_engine_without_a_plan_is_refused_before_anything_is_made(monkeypatch
     ],
 )  # fmt: skip
 def test_what_a_host_without_an_api_server_prints(line: bytes, head: str | None, tmp_path: Path):
-    read, write = os.pipe()
-    os.write(
-        write, line + b"\n" + b"init engine (profile, create kv cache, warmup model) took 2 s\n"
-    )
-    os.close(write)
-    pump = LogPump(read, tmp_path / "engine.log", None)
-    pump._run()
+    pump = LogPump(tmp_path / "engine.log")
+    ready = b"init engine (profile, create kv cache, warmup model) took 2 s"
+    os.write(pump.fd, b"%b\n%b\n" % (line, ready))
+    pump.start()
+    pump.join(10)
     assert [word for _, word in pump.said.get("head", [])] == ([head] if head else [])
     assert len(pump.said["core_ready"]) == 1
     assert "ready" not in pump.said
