@@ -29,6 +29,7 @@ from vllm_memprof.document import (
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
+from vllm_memprof.report.sections.base import sentences_of, words_of
 from vllm_memprof.report.sections.starts import starts_section
 from vllm_memprof.tables import COUNT, GIB4, SIZES, Column, modelled, table
 from vllm_memprof.text import fill, join, text
@@ -195,22 +196,20 @@ def serving_text(view: RankView) -> str:
     served = view.serving
     if served is None:
         return ""
-    parts = [
-        text(
-            "{drawn}: {count:,} readings in {seconds:.1f} s",
-            view,
-            count=served.readings,
-            seconds=served.seconds[-1] - served.seconds[0],
-        ),
-        text("{count} requests", count=len(served.bars) + served.left_out),
-    ]
+    curves = []
     for curve in served.curves:
         low = min((size for size in curve.low if size is not None), default=None)
         high = max((size for size in curve.high if size is not None), default=None)
-        parts.append(text("{title} {low:gib} to {high:gib} GiB", curve, low=low, high=high))
-    if served.left_out:
-        parts.append(text("{left_out} requests without a bar are in report.json", served))
-    return join("; ", parts)
+        curves.append(text("{title} {low:gib} to {high:gib} GiB", curve, low=low, high=high))
+    figures = {
+        **vars(served),
+        "drawn": view.drawn,
+        "seconds": served.seconds[-1] - served.seconds[0],
+        "requests": len(served.bars) + served.left_out,
+        "curves": join("; ", curves),
+        "left_out": served.left_out or None,
+    }
+    return sentences_of("serving", figures)
 
 
 def timeline_text(view: RankView) -> str:
@@ -218,26 +217,14 @@ def timeline_text(view: RankView) -> str:
     line = view.timeline
     if line is None:
         return view.no_timeline or ""
-    seconds = line.moments[-1].seconds - line.moments[0].seconds
-    return join(
-        "; ",
-        (
-            text(
-                "{drawn}: {count} readings in {seconds:.1f} s",
-                view,
-                count=len(line.moments),
-                seconds=seconds,
-            ),
-            line.worst_bytes is not None
-            and text(
-                "most in use {size:gib} of {device_total_bytes:gib} GiB",
-                view,
-                size=line.worst_bytes,
-            ),
-            view.requested_bytes is not None and text("requested {requested_bytes:gib} GiB", view),
-            *(text(_PEAKS[peak.what], peak) for peak in line.peaks),
-        ),
-    )
+    figures = {
+        **vars(view),
+        **vars(line),
+        "moments": len(line.moments),
+        "seconds": line.moments[-1].seconds - line.moments[0].seconds,
+    }
+    peaks = [text(_PEAKS[peak.what], peak) for peak in line.peaks]
+    return join("; ", [sentences_of("timeline", figures), *peaks])
 
 
 def timeline_table(view: RankView) -> Section | None:
@@ -256,12 +243,9 @@ def timeline_table(view: RankView) -> Section | None:
         ),
     )
     derived = join(", ", [owner.title for owner in line.owners if owner.how == DERIVED])
-    notes = (
-        text("GiB; -: not read at that moment, so that its bytes are in another column"),
-        bool(derived) and text("derived: {titles}", titles=derived),
-        line.left_out > 0 and text("{left_out} more readings are in report.json", line),
-    )
-    return table(text("Readings of {drawn}", view), columns, range(len(line.moments)), notes)
+    figures = {"drawn": view.drawn, "derived": derived, "left_out": line.left_out or None}
+    title, notes = words_of("timeline", figures)
+    return table(title, columns, range(len(line.moments)), notes)
 
 
 def waterfall_text(view: RankView) -> str:

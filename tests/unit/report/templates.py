@@ -117,6 +117,14 @@ def every_template() -> list[Template]:
     words = ("title", "source", "unknown")
     said = [row[key] for row in table.values() for key in words if key in row]
     found += [Template("quantities.toml", each, frozenset()) for each in said]
+    words = read_table(PACKAGE / "report" / "words.toml")
+    rows = [
+        part for row in words["tables"].values() for part in (row["title"], *row.get("notes", ()))
+    ]
+    rows += [part for row in words["sentences"].values() for part in row]
+    for part in rows:
+        for one in part if isinstance(part, tuple) else (part,):
+            found.append(Template("words.toml", one if isinstance(one, str) else one["say"], None))
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

@@ -27,8 +27,8 @@ def audit(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if all(row.difference_bytes is None for row in rows):
         return
     known = [row for row in rows if row.bytes is not None or row.engine_bytes is not None]
-    title = text("Audit: the engine's figures and memprof's readings")
-    yield sheet.table(title, _AUDIT, known, _notes(rows), _look)
+    compared = any(row.engine_bytes is not None for row in rows if row.name in QUANTITIES)
+    yield sheet.table("audit", _AUDIT, known, {"compared": compared}, _notes(rows), _look)
 
 
 def _look(row: Reading) -> Look:
@@ -45,11 +45,6 @@ def _notes(rows: list[Reading]) -> Iterator[str]:
     for row in rows:
         if row.tolerance_bytes and row.name != "kv_cache" and row.between is not None:
             yield text("tolerance of {title}: {between}", row)
-    if any(row.engine_bytes is not None for row in rows if row.name in QUANTITIES):
-        yield text(
-            "difference and tolerance in bytes; where nothing is said, nothing lies between the "
-            "engine's reading and memprof's"
-        )
 
 
 def recomputed_from(sheet: Sheet, rank: RankReport) -> Iterator[str]:

@@ -58,14 +58,13 @@ def failed_allocation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         (text("input"), oom.input),
         *((text("in the step"), _request(each)) for each in requests[:_SHOWN_REQUESTS]),
     ]
-    more = len(requests) - _SHOWN_REQUESTS
-    notes = (
-        more > 0 and text("{count} more requests were in the step", count=more),
-        asked is None and text("how much was asked for is not known"),
-        oom.phase is None and text("the phase is not known"),
-    )
+    figures = {
+        "more": max(0, len(requests) - _SHOWN_REQUESTS) or None,
+        "unasked": asked is None,
+        "no_phase": oom.phase is None,
+    }
     rows = [pair for pair in values if pair[1] is not None]
-    yield sheet.table(text("The allocation that failed"), PAIRS, rows, notes)
+    yield sheet.table("failed_allocation", PAIRS, rows, figures)
 
 
 def _request(request: StepRequest) -> Text:
@@ -98,18 +97,14 @@ def owners(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             rows.append(Size(title, owner.bytes, indent=int(part)))
     if oom.device_total_bytes is not None:
         rows.append(Size(text("device total"), oom.device_total_bytes, TOTAL, "="))
-    notes = [
-        text("allocated is known at its peak only: at least this much was not allocated")
-        for owner in oom.owners
-        if owner.component == "allocated_peak" and owner.bytes
-    ]
+    peak = any(each.component == "allocated_peak" and each.bytes for each in oom.owners)
     logged = any(name.startswith("oom_") for name in rank.figures)
     columns = (
         _OWNER,
         Column("GiB", "bytes", lambda size: gib_of(rank, size)),
         Column("bytes", "bytes", COUNT, not logged),
     )
-    yield sheet.table(text("The device when the allocation failed"), columns, rows, notes)
+    yield sheet.table("owners_at_failure", columns, rows, {"peak": peak})
 
 
 def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -124,25 +119,8 @@ def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     ]
     total = sum(size or 0 for size in sizes.values())
     rows.append(Size(text("reserved, not allocated"), total, TOTAL, "="))
-    notes = (
-        blocks.exact
-        and text("read after the failure; nothing was allocated or freed between both"),
-        blocks.freed_bytes is not None
-        and not blocks.exact
-        and text(
-            "read after the failure, when {freed_bytes:bytes} bytes less were allocated than at "
-            "it: blocks may have been smaller then",
-            blocks,
-        ),
-        blocks.streams > 1
-        and text(
-            "which of {streams} streams asked is not known; taken to be the one with the most "
-            "allocated memory",
-            blocks,
-        ),
-        blocks.expandable and text("segments of the pool are expandable"),
-    )
-    yield sheet.table(text("Reserved memory without a tensor"), (_OWNER, *SIZES[1:]), rows, notes)
+    figures = vars(blocks) | {"several": blocks.streams > 1}
+    yield sheet.table("free_blocks", (_OWNER, *SIZES[1:]), rows, figures)
 
 
 _READINGS = (
@@ -156,8 +134,9 @@ _READINGS = (
 def readings(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return what the parts of a step took, where a log notes it."""
     if rank.oom is not None and rank.oom.readings:
-        title = text("Parts of a step, as the log notes them")
-        yield sheet.table(title, _READINGS, rank.oom.readings, [merge_not_profiled(rank.oom)])
+        merge = merge_not_profiled(rank.oom)
+        notes = [] if merge is None else [merge]
+        yield sheet.table("step", _READINGS, rank.oom.readings, notes=notes)
 
 
 def remedies(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -185,24 +164,15 @@ def remedies(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         Column("Enough alone", enough),
         Column("On what grounds", "grounds"),
     )
-    option = text("a lower --gpu-memory-utilization")
-    if rank.budget.takes_fixed_size and rank.budget.engine_kv_cache_bytes is not None:
-        option = text("--kv-cache-memory-bytes {engine_kv_cache_bytes}", rank.budget)
-    notes = (
-        rank.oom.requested_bytes is not None
-        and text(
-            "enough for this allocation; what came after it would have taken more, by how much is "
-            "not known"
-        ),
-        any(row.id in _SHRINK_THE_PROFILE for row in rows)
-        and text(
-            "an argument that makes the profile run smaller makes the KV cache larger: keep its "
-            "size with {option}",
-            option=option,
-        ),
-    )
-    title = text("What would have let it pass")
-    yield sheet.table(title, columns, rows, notes, lambda row: styles[row.enough])
+    granted = rank.budget.engine_kv_cache_bytes
+    shrinks = any(row.id in _SHRINK_THE_PROFILE for row in rows)
+    figures = {
+        "requested_bytes": rank.oom.requested_bytes,
+        "shrinks": shrinks,
+        "fixed": shrinks and rank.budget.takes_fixed_size,
+        "granted": granted,
+    }
+    yield sheet.table("remedies", columns, rows, figures, look=lambda row: styles[row.enough])
 
 
 _COUNTERS = (
@@ -217,9 +187,4 @@ def counters(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the runtime's counters of a rank that ran out of memory, where they were read."""
     if rank.oom is not None and rank.oom.components:
         rows = sorted(rank.oom.components.items(), key=lambda row: -row[1]["bytes"])
-        note = text(
-            "APP: torch, operator workspace, ATB and all else that this process asked ACL for; "
-            "HCCL: communicators"
-        )
-        title = text("Device memory when an allocation failed, by the runtime's counters")
-        yield sheet.table(title, _COUNTERS, rows, [note])
+        yield sheet.table("counters", _COUNTERS, rows)
