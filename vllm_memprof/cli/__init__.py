@@ -112,7 +112,7 @@ def print_error(error: MemprofError) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
-    console.print(Text.assemble(("memprof: ", "bold red"), error.message), soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("memprof: ", "bold red"), error.message))
     if error.hint:
-        console.print(Text.assemble(("  try: ", "bold"), error.hint), soft_wrap=True)
+        console.print(Text.assemble(("  try: ", "bold"), error.hint))

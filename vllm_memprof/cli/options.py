@@ -54,7 +54,7 @@ RUN: Options = {
 #: Of commands that make many plans for one answer.
 ANSWER: Options = {"run_dir": (Path | None, None), "no_cache": (bool, False), **ENGINES}
 
-EPILOG = (
+_EPILOG = (
     "Every other argument goes to the engine unchanged and in order; `--` ends memprof's own. "
     "-q VALUE is vLLM's --quantization."
 )
@@ -103,17 +103,20 @@ def _described(parameter: inspect.Parameter, row: dict[str, Any], command: str) 
 
 
 def command_app(
-    function: Callable[..., None], options: Options | None = None, **settings: Any
+    function: Callable[..., None],
+    options: Options | None = None,
+    cls: type[HelpCommand] = HelpCommand,
 ) -> typer.Typer:
     """Return the Typer app of one command.
 
     Args:
         function: the command; its name is that of the command.
         options: that it has besides its parameters.
-        settings: of Typer's ``command``.
+        cls: of the command; one that is not the default hands arguments to an engine.
     """
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(function.__name__, **{"cls": HelpCommand, **settings})(
-        with_options(function, function.__name__, options)
+    name = function.__name__
+    app.command(name, cls=cls, epilog=None if cls is HelpCommand else _EPILOG)(
+        with_options(function, name, options)
     )
     return app

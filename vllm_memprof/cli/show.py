@@ -16,6 +16,7 @@ from vllm_memprof.errors import MemprofError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.progress import Progress, ProgressColumn
 
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.document import Document
@@ -45,6 +46,17 @@ def printed(drawn: RenderableType, to_file: bool = False) -> str:
 def can_repaint() -> bool:
     """Return True where stderr is a terminal whose lines can be repainted."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def progress_bar(live: bool, *columns: ProgressColumn | str) -> Progress:
+    """Return a bar on stderr, started, below which nothing stays; not live it shows nothing."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not live)
+    bar.start()
+    return bar
 
 
 def file_width(to_file: bool = False) -> int:

@@ -80,7 +80,7 @@ class Patience:
     after_kill_s: float = 5.0  # the kernel frees device memory before a process is gone
 
 
-#: Called when the engine is ready; returns what accounting says of its ranks, for the views.
+#: Called when the server is ready; returns what accounting says of its ranks, for the views.
 OnReady = Callable[[RunInfo], Iterable[RankBudget] | None]
 
 
@@ -118,14 +118,14 @@ class EngineRun:
     Args:
         job: what to start.
         view: what shows the progress.
-        on_ready: called once when the engine is ready, with ``run.json`` up to date and the
+        on_ready: called once when the server is ready, with ``run.json`` up to date and the
             terminal its own; it may take a second.
     """
 
     _engine: EngineProcess
     _watch: ProcessWatch
 
-    def __init__(self, job: Job, view: View, on_ready: OnReady | None = None) -> None:
+    def __init__(self, job: Job, view: View, on_ready: OnReady = lambda _: None) -> None:
         self._job, self._view, self._on_ready = job, view, on_ready
         self._info = job.info
         self._progress = EngineProgress(host_name())
@@ -359,15 +359,12 @@ class EngineRun:
         return True
 
     def _become_ready(self) -> None:
-        serves = self._info.mode == "serve"
-        if serves:
-            self._view.update(self._progress)
-            self._view.suspend()
         self._adopt_facts()
         self._write_info()
-        budgets = None if self._on_ready is None else self._on_ready(self._info)
-        if serves:
-            self._progress.serve(budgets or ())
+        if self._info.mode == "serve":
+            self._view.update(self._progress)
+            self._view.suspend()
+            self._progress.serve(self._on_ready(self._info) or ())
 
     def _write_info(self) -> None:
         """Write ``run.json``; a full disk changes nothing about the run."""

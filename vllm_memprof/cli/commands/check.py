@@ -149,12 +149,10 @@ def _read_budget(
         return "", BudgetFile(_OPTIONS, given)
     try:
         text = path.read_bytes().decode()
-    except OSError as exc:
+    except (OSError, UnicodeDecodeError) as exc:
         hint = "memprof check --init RUN -o FILE proposes one"
-        what = f"cannot read the budget file {path}: {exc.strerror or exc}"
+        what = f"cannot read the budget file {path}: {getattr(exc, 'strerror', exc)}"
         raise UsageError(what, hint=hint) from exc
-    except UnicodeDecodeError as exc:
-        raise UsageError(f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
     limits = parse_budget(text, str(path))
     if limits.needs_baseline and baseline is None:
         hint = "--baseline RUN, a run folder or a report.json"

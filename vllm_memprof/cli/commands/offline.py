@@ -8,7 +8,7 @@ import typer
 
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import EPILOG, RUN, Options, command_app
+from vllm_memprof.cli.options import RUN, Options, command_app
 
 #: Its own, by the names of a ``LaunchRequest``.
 _OPTIONS: Options = {
@@ -34,4 +34,4 @@ def offline(ctx: typer.Context, **options: object) -> None:
     shared.run(ctx, shared.request("offline", ctx, empty_cache_at=phases))
 
 
-app = command_app(offline, {**_OPTIONS, **RUN}, cls=EngineCommand, epilog=EPILOG)
+app = command_app(offline, {**_OPTIONS, **RUN}, EngineCommand)

@@ -7,7 +7,7 @@ import typer
 from vllm_memprof.cli import live
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import EPILOG, RUN, Options, command_app
+from vllm_memprof.cli.options import RUN, Options, command_app
 
 _OPTIONS: Options = {
     "sample": (str | None, None),
@@ -40,4 +40,4 @@ def serve(
     shared.run(ctx, request, exporter)
 
 
-app = command_app(serve, {**_OPTIONS, **RUN}, cls=EngineCommand, epilog=EPILOG)
+app = command_app(serve, {**_OPTIONS, **RUN}, EngineCommand)

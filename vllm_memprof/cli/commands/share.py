@@ -11,7 +11,7 @@ import typer
 
 from vllm_memprof.cli import plans
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
-from vllm_memprof.cli.options import ANSWER, EPILOG, Options, command_app
+from vllm_memprof.cli.options import ANSWER, Options, command_app
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.share import Typed, read_instances
@@ -103,4 +103,4 @@ def _name(number: int) -> str:
 
 
 _WANT: Options = {"want": (list[str] | None, None)}  # read with the instance it is of
-app = command_app(share, {**_WANT, **ANSWER}, cls=ShareCommand, epilog=EPILOG)
+app = command_app(share, {**_WANT, **ANSWER}, ShareCommand)

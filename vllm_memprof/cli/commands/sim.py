@@ -11,12 +11,13 @@ from pathlib import Path
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from vllm_memprof.cli.commands.sim_calibrate import write_profile, write_row
 from vllm_memprof.cli.help import HelpCommand, HelpGroup
 from vllm_memprof.cli.options import with_options
+from vllm_memprof.cli.show import progress_bar
 from vllm_memprof.errors import UsageError
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.launch.warm import list_warm, stop_all
@@ -185,16 +186,9 @@ class _SetupProgress:
         self._plain = not live and not quiet
         self._began = time.monotonic()
         self._title = ""
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            TimeElapsedColumn(),
-            console=Console(stderr=True, highlight=False, markup=False),
-            transient=True,
-            disable=not live,
-        )
+        what = TextColumn("{task.description}", markup=False)
+        self._bar = progress_bar(live, SpinnerColumn(), what, TimeElapsedColumn())
         self._task = self._bar.add_task("", total=None)
-        self._bar.start()
 
     def step(self, number: int, total: int, title: str) -> None:
         self._title = f"[{number}/{total}] {title}"
