@@ -51,7 +51,6 @@ def request(mode: str, ctx: typer.Context, **own: Any) -> LaunchRequest:
         "engine_args": ctx.meta[ENGINE_ARGS],
         "device": parse_device(ctx.params["device"]),
         "sample": None if given.get("sample") == "off" else given.get("sample"),
-        "startup_timeout_s": ctx.params["startup_timeout"],
         "typed": ["memprof", *sys.argv[1:]],
     }
     return LaunchRequest(**given)

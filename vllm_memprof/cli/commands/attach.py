@@ -9,8 +9,7 @@ import typer
 
 from vllm_memprof.cli import live
 from vllm_memprof.cli.options import command_app
-from vllm_memprof.cli.runs import find_run
-from vllm_memprof.cli.show import can_repaint, write_reports
+from vllm_memprof.cli.show import can_repaint, find_run, write_reports
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.launch.attach import Attached
 from vllm_memprof.launch.live import GuardedView, LiveView, PlainView

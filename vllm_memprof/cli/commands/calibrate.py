@@ -9,7 +9,6 @@ from pathlib import Path
 import typer
 
 from vllm_memprof.cli import plans
-from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.options import ANSWER, RANKS, command_app
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.files import from_here
@@ -93,4 +92,4 @@ def _arguments(run: RunInfo) -> list[str] | None:
     return run.engine_command if {*run.engine_command} - {"--enforce-eager"} else None
 
 
-app = command_app(calibrate, {**ANSWER, **RANKS}, EngineCommand)
+app = command_app(calibrate, {**ANSWER, **RANKS})

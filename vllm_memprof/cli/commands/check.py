@@ -21,8 +21,7 @@ from vllm_memprof.check.limits import BUDGET, FIGURES, KEYS, TOKENS
 from vllm_memprof.check.outcomes import CheckResult, check_report
 from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
 from vllm_memprof.cli.options import OUTPUT, Options, command_app
-from vllm_memprof.cli.runs import find_run
-from vllm_memprof.cli.show import draw, write_out, write_result
+from vllm_memprof.cli.show import draw, find_run, write_out, write_result
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.sources import read_report
 

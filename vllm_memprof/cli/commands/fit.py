@@ -8,7 +8,6 @@ from dataclasses import replace
 import typer
 
 from vllm_memprof.cli import plans
-from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.options import ANSWER, RANKS, command_app
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.fit import FitJob, run_fit
@@ -66,4 +65,4 @@ def fit(
         raise typer.Exit(NO_ANSWER if best is None else NOT_IN_ORDER)
 
 
-app = command_app(fit, {**ANSWER, **RANKS, "until": (str, "")}, EngineCommand)
+app = command_app(fit, {**ANSWER, **RANKS, "until": (str, "")})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -82,26 +82,44 @@ def setup(
 @_command
 def list_() -> None:
     """Show stacks, device profiles and model presets."""
-    stacks = _table("Engine stacks (--stack)", "name", "state", "folder", "contents")
     words = {"outdated": "set up again", "absent": "not set up"}
-    for stack in list_stacks():
-        prefix = default_prefix(stack.name)
-        state = stack_state(stack, prefix)
-        stacks.add_row(stack.name, words.get(state, state), str(prefix), stack.title)
-    columns = ("name", "also", ">GiB", ">context GiB", ">devices", "device")
-    profiles = _table("Simulated devices (--device sim:NAME)", *columns)
-    for profile in list_profiles():
-        sizes = format_gib(profile.device.total_bytes), format_gib(profile.memory.context_bytes)
-        aliases, count = ", ".join(profile.aliases), str(profile.device.device_count)
-        profiles.add_row(profile.name, aliases, *sizes, count, profile.title)
-    presets = _table("Model presets (no weights, no hub needed)", "model", ">size", "what")
-    for preset in list_presets():
-        size = "" if preset.parameters is None else f"{preset.parameters / 1e9:.1f} B"
-        presets.add_row(preset.name, size, preset.what)
+    stacks = [(stack, default_prefix(stack.name)) for stack in list_stacks()]
     console = Console(highlight=False)
-    for table in (stacks, profiles, presets):
-        console.print(table)
-        console.print()
+    for title, columns, rows in (
+        (
+            "Engine stacks (--stack)",
+            ("name", "state", "folder", "contents"),
+            [
+                (stack.name, words.get(state, state), str(prefix), stack.title)
+                for stack, prefix in stacks
+                for state in [stack_state(stack, prefix)]
+            ],
+        ),
+        (
+            "Simulated devices (--device sim:NAME)",
+            ("name", "also", ">GiB", ">context GiB", ">devices", "device"),
+            [
+                (
+                    profile.name,
+                    ", ".join(profile.aliases),
+                    format_gib(profile.device.total_bytes),
+                    format_gib(profile.memory.context_bytes),
+                    str(profile.device.device_count),
+                    profile.title,
+                )
+                for profile in list_profiles()
+            ],
+        ),
+        (
+            "Model presets (no weights, no hub needed)",
+            ("model", ">size", "what"),
+            [
+                (each.name, f"{each.parameters / 1e9:.1f} B" if each.parameters else "", each.what)
+                for each in list_presets()
+            ],
+        ),
+    ):
+        console.print(_table(title, columns, rows), "")
     if running := list_warm():
         pids = ", ".join(str(process.pid) for process in running)
         console.print(f"Warm processes for plans: {pids} (`memprof sim stop` ends them)")
@@ -152,12 +170,19 @@ def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str 
     is answered without computing, as documented, is listed and is no failure.
     """
     reads = run_selftest(stack, model, device)
-    table = _table(f"{model}: read by the host, not computed", "value", "by", "read", "call site")
-    for read in sorted(reads, key=lambda read: (read.kind != UNWRITTEN, read.left_by)):
-        where = read.call_site.replace(" < ", "\n")
-        table.add_row(read.kind, read.left_by, f"{read.read_by}, {read.bytes} bytes", where)
-    if reads:
-        Console(highlight=False).print(table)
+    rows = [
+        (
+            read.kind,
+            read.left_by,
+            f"{read.read_by}, {read.bytes} bytes",
+            read.call_site.replace(" < ", "\n"),
+        )
+        for read in sorted(reads, key=lambda read: (read.kind != UNWRITTEN, read.left_by))
+    ]
+    columns = ("value", "by", "read", "call site")
+    if rows:
+        title = f"{model}: read by the host, not computed"
+        Console(highlight=False).print(_table(title, columns, rows))
     unwritten = sum(read.kind == UNWRITTEN for read in reads)
     typer.echo(
         f"{unwritten} reads of values that nobody wrote, {len(reads) - unwritten} of values that "
@@ -166,14 +191,15 @@ def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str 
     raise typer.Exit(1 if unwritten else 0)
 
 
-def _table(title: str, *columns: str) -> Table:
-
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table; numbers stand in columns whose names begin with ``>``."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        right, first = column.startswith(">"), column == columns[0]
-        table.add_column(
-            column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=first
-        )
+        side: JustifyMethod = "right" if column.startswith(">") else "left"
+        first = column == columns[0]
+        table.add_column(column.lstrip(">"), justify=side, overflow="fold", no_wrap=first)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -11,7 +11,7 @@ import typer
 from vllm_memprof.api import make_sweep
 from vllm_memprof.cli import plans
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import ENGINES, Options, command_app
+from vllm_memprof.cli.options import ENGINES, command_app, of_request
 from vllm_memprof.cli.show import write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
@@ -90,5 +90,4 @@ def sweep(
         raise typer.Exit(NONE_STARTED)
 
 
-_OPTIONS: Options = {"ranks": (str, "auto"), "until": (str, "kv"), **ENGINES}
-app = command_app(sweep, _OPTIONS, SweepCommand)
+app = command_app(sweep, {**of_request("ranks", "until"), **ENGINES}, SweepCommand)
