@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.run import request
-from vllm_memprof.cli.show import can_repaint, progress_bar, write_result
+from vllm_memprof.cli.show import can_repaint, progress_bar, say, write_result
 from vllm_memprof.engines import engine_row
 from vllm_memprof.engines.base import refuse
 from vllm_memprof.files import write_atomically
@@ -77,7 +77,7 @@ class PlanProgress:
             self._bar.console.print(f"memprof: {text}")
             return
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone; the plans go on
-            print(f"memprof: {text}", file=sys.stderr, flush=True)
+            say(f"{text}")
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         self._done += 1
@@ -108,7 +108,7 @@ def progress(total: int | None, quiet: bool, kept: str) -> Iterator[PlanProgress
         yield shown
     except Interrupted as error:
         shown.close()
-        print(f"memprof: {error}{kept}", file=sys.stderr)
+        say(f"{error}{kept}")
         raise typer.Exit(128 + error.number) from None
     finally:
         shown.close()

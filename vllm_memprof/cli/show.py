@@ -33,6 +33,11 @@ Found = TypeVar("Found")
 FILE_WIDTH = 120
 
 
+def say(text: str) -> None:
+    """Print a line of memprof's own on stderr."""
+    print(f"memprof: {text}", file=sys.stderr, flush=True)
+
+
 def printed(drawn: RenderableType, to_file: bool = False) -> str:
     """Return what rich draws: as wide as the terminal or COLUMNS, else ``FILE_WIDTH``; no colour
     but on a terminal.
@@ -278,7 +283,7 @@ def find_run(typed: str | None) -> str:
         hint = f"nearest: {', '.join(near)}" if near else "memprof serve, offline or plan MODEL"
         raise RunRecordError(what, hint=hint)
     others = f", the newest of {len(found)}" if len(found) > 1 else ""
-    print(f"memprof: {from_here(found[0])}{others}", file=sys.stderr)
+    say(f"{from_here(found[0])}{others}")
     return str(found[0])
 
 
@@ -295,5 +300,5 @@ def run_before(run: str) -> str:
             f"no run in reports/ is older than {run}", hint="memprof diff RUN_A RUN_B"
         )
     before = runs[places[0] + 1]
-    print(f"memprof: compared with {from_here(before)}, the newest before it", file=sys.stderr)
+    say(f"compared with {from_here(before)}, the newest before it")
     return str(before)

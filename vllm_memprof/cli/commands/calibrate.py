@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import typer
 
 from vllm_memprof.cli import plans
 from vllm_memprof.cli.options import ANSWER, RANKS, command_app
+from vllm_memprof.cli.show import say
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.files import from_here
 from vllm_memprof.options import value_of, with_option
@@ -49,10 +49,9 @@ def calibrate(ctx: typer.Context, run: str, **options: object) -> None:
         f"{plan.model.rstrip('/')}-calibrated",
         lambda runner: run_calibrated(CalibratedJob(plan, hardware, profile), runner),
     )
-    print(
-        f"memprof: {found.profile} and the plans are in {from_here(folder)}; "
-        f"further plans: --device sim:{from_here(folder / found.profile)}",
-        file=sys.stderr,
+    say(
+        f"{found.profile} and the plans are in {from_here(folder)}; "
+        f"further plans: --device sim:{from_here(folder / found.profile)}"
     )
     if not (found.without.ok and found.corrected.ok):
         raise typer.Exit(NOT_UP)

@@ -21,7 +21,7 @@ from vllm_memprof.check.limits import BUDGET, FIGURES, KEYS, TOKENS
 from vllm_memprof.check.outcomes import CheckResult, check_report
 from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
 from vllm_memprof.cli.options import OUTPUT, Options, command_app
-from vllm_memprof.cli.show import draw, find_run, write_out, write_result
+from vllm_memprof.cli.show import draw, find_run, say, write_out, write_result
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.sources import read_report
 
@@ -130,7 +130,7 @@ def _propose(report: Report, margin: Margin, output: Path | None, force: bool) -
         write_out(text, None)
         return
     _put(output, text)
-    typer.echo(f"memprof: wrote {output}", err=True)
+    say(f"wrote {output}")
 
 
 def _read_budget(

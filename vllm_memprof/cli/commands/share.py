@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from vllm_memprof.cli import plans
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.options import ANSWER, command_app
+from vllm_memprof.cli.show import say
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.share import Typed, read_instances
@@ -76,7 +76,7 @@ def share(ctx: typer.Context, headroom: str = "0", beside: str = "0", **options:
         lambda runner: run_share(ShareJob(found, held, kept), runner),
         kept="",
     )
-    print(f"memprof: plans and starts are in {from_here(folder)}", file=sys.stderr)
+    say(f"plans and starts are in {from_here(folder)}")
     if not answer.found:
         raise typer.Exit(NO_ANSWER)
 

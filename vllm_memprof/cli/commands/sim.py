@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import typer
@@ -66,13 +66,10 @@ def setup(
     def interrupt(number: int) -> None:  # as Ctrl-C does: it ends the setup's children too
         raise KeyboardInterrupt
 
-    progress = _SetupProgress(quiet, live=sys.stderr.isatty() and not quiet)
-    try:
-        with catch_signals(interrupt):
-            result = setup_stack(stack, prefix, progress, force=force)
-            added = [name for name in extras or [] if add_extra(result, name, progress)]
-    finally:
-        progress.close()
+    progress = _SetupProgress(sys.stderr.isatty(), quiet)
+    with closing(progress), catch_signals(interrupt):
+        result = setup_stack(stack, prefix, progress, force=force)
+        added = [name for name in extras or [] if add_extra(result, name, progress)]
     verb = "set up in" if result.changed else "is ready in"
     typer.echo(f"{result.stack.name} {verb} {result.prefix} ({result.seconds:.1f} s)")
     for name in extras or []:
@@ -204,34 +201,29 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 
 class _SetupProgress:
-    """One line when a step begins, one when it ends; on a terminal a list of finished steps, and a
-    spinner with the time for the one under way."""
+    """A line when a step has ended, and in logs when it begins; on a terminal a spinner with the
+    time for the one under way."""
 
-    def __init__(self, quiet: bool, live: bool) -> None:
-
-        self._plain = not live and not quiet
-        self._began = time.monotonic()
-        self._title = ""
+    def __init__(self, live: bool, quiet: bool = False) -> None:
         what = TextColumn("{task.description}", markup=False)
-        self._bar = progress_bar(live, SpinnerColumn(), what, TimeElapsedColumn())
+        self._bar = progress_bar(live and not quiet, SpinnerColumn(), what, TimeElapsedColumn())
+        self._bar.console.quiet = quiet
         self._task = self._bar.add_task("", total=None)
+        self._title = ""
 
     def step(self, number: int, total: int, title: str) -> None:
         self._title = f"[{number}/{total}] {title}"
         self._bar.reset(self._task, total=None, description=self._title)
-        if self._plain:
-            print(self._title, flush=True)
+        if self._bar.disable:
+            self._bar.console.print(self._title)
 
     def detail(self, text: str) -> None:
         self._bar.update(self._task, description=f"{self._title}  {text[:60]}".strip())
-        if self._plain and _LARGE_DOWNLOAD.search(text):
-            print(f"    {text}", flush=True)
+        if self._bar.disable and _LARGE_DOWNLOAD.search(text):
+            self._bar.console.print(f"    {text}")
 
     def done(self, seconds: float) -> None:
-        if self._plain:
-            print(f"    {seconds:.1f} s, {time.monotonic() - self._began:.0f} s in all", flush=True)
-        elif not self._bar.disable:
-            self._bar.console.print(f"{self._title}  {seconds:.1f} s")
+        self._bar.console.print(f"{self._title}  {seconds:.1f} s")
 
     def close(self) -> None:
         self._bar.stop()
