@@ -127,6 +127,8 @@ class LaunchRequest:
         for option, value in given.items():
             if value:
                 refuse(row, option)
+            if isinstance(value, Path) and not value.exists():
+                raise UsageError(f"{option} {value} does not exist")
         if self.deployment is not None:
             parse_deployment(self.deployment)
         alone = self.rank is not None or self.ranks in ("one", "edges")

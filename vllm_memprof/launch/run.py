@@ -133,7 +133,7 @@ class EngineRun:
         log = job.run_dir / ENGINE_LOG
         self._pump = LogPump(log, view.output, job.keep_secrets, job.engine)
         self._progress.requests, self._progress.output = self._pump.requests, self._pump.tail
-        self._seen = EngineEnd(mode=job.info.mode, engine_code=None)
+        self._seen = EngineEnd(job.info.mode, self._progress)
         #: Why the engine is to end; None: it is not. Then what is said, and signals of growing
         #: force, each after a time of patience since the one before.
         self._cause: str | None = None
@@ -187,7 +187,7 @@ class EngineRun:
         if part is not None and has_others(part) and progress.first_error is None:
             seen.lost_peer_t_ns = pump.lost_peer_t_ns  # else it was a rank of this host
         seen.host_oom_kills = _host_oom_kills() - oom_kills
-        verdict = judge(seen, progress)
+        verdict = judge(seen)
         if left:
             verdict = replace(verdict, exit_code=verdict.exit_code or 1)
             info.notes.append(f"processes that could not be ended: {left}")
@@ -280,15 +280,15 @@ class EngineRun:
             seen.deaths += deaths
         if self._cause is not None:
             return
-        lost, suspects = find_lost(seen, progress), find_suspects(deaths, progress)
+        lost, suspects = find_lost(seen), find_suspects(seen, deaths)
         if lost is not None:
-            cause = describe_lost(lost, progress, seen.ready, seen.mode)
+            cause = describe_lost(seen, lost)
             self._end(cause, patience.after_death_s, patience.before_note_s)
         elif suspects:
             unclear = seen.ready and seen.mode != "serve" and suspects[0][0].signal is None
             at_end = unclear and progress.shutdown_t_ns is not None
             self._end(
-                describe_death(suspects[0], seen.ready, seen.mode),
+                describe_death(seen, suspects[0]),
                 patience.after_vanishing_s if unclear else patience.after_death_s,
                 patience.before_note_at_end_s if at_end else patience.before_note_s,
             )
@@ -341,7 +341,7 @@ class EngineRun:
         if asked or failed or lost_t_ns is None:
             return False
         before = [death for death in seen.deaths if death.t_ns < lost_t_ns]
-        if find_suspects(before, progress):
+        if find_suspects(seen, before):
             return False  # it was a process of this host
         return head.has_ended(self._job.patience.after_peer_s)
 

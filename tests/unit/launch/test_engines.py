@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.launch.test_verdict import S, progress_of, seen
+from tests.unit.launch.test_verdict import S, judge, progress_of, seen
 from vllm_memprof.engines import ENGINES, VLLM, engine_row
 from vllm_memprof.engines.base import EngineRow, refuse
 from vllm_memprof.errors import LaunchError, UsageError
@@ -19,7 +19,6 @@ from vllm_memprof.launch.engine import build_command, build_env
 from vllm_memprof.launch.engine_log import LogPump
 from vllm_memprof.launch.interpreter import InterpreterFacts, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
-from vllm_memprof.launch.verdict import judge
 from vllm_memprof.launch.watch import Death
 
 PYTHON = Path("/venv/bin/python")

@@ -8,7 +8,7 @@ import re
 import typer
 
 from vllm_memprof.cli.options import WRITTEN, command_app
-from vllm_memprof.cli.show import write_result
+from vllm_memprof.cli.show import say, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.holders.document import waiting_lines, who_document
 from vllm_memprof.holders.driver import Source, npu_source, simulated_source
