@@ -15,6 +15,7 @@ from vllm_memprof.cli.options import ANSWER, command_app
 from vllm_memprof.cli.show import say
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
+from vllm_memprof.plans.documents import share_document
 from vllm_memprof.plans.share import Typed, read_instances
 from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
 from vllm_memprof.plans.wants import lengths, parse_wants, size_option
@@ -74,6 +75,7 @@ def share(ctx: typer.Context, headroom: str = "0", beside: str = "0", **options:
         ctx,
         f"{names[:80]}-share",
         lambda runner: run_share(ShareJob(found, held, kept), runner),
+        share_document,
         kept="",
     )
     say(f"plans and starts are in {from_here(folder)}")

@@ -10,7 +10,7 @@ import tomlkit
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli.show import write_out
 from vllm_memprof.errors import RunRecordError, UsageError
-from vllm_memprof.plans.device_facts import DECIDING, base_of, best_rank, engine_args_of, facts_of
+from vllm_memprof.plans.device_facts import DECIDING, base_of, engine_args_of, facts_of
 from vllm_memprof.sim.calibrate import calibrate, profile_name, render
 from vllm_memprof.sim.profiles import find_profile, load_profile
 from vllm_memprof.sources import build_run
@@ -34,7 +34,7 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
         raise RunRecordError(f"{run_dir} is a run on CUDA: there is no simulated CUDA device")
     base_path = find_profile(base or base_of(run))
     base_name = load_profile(str(base_path)).name
-    calibration = calibrate(facts_of(best_rank(report), run.env))
+    calibration = calibrate(facts_of(report))
     name = profile_name(output)
     name = f"{name}-calibrated" if name == base_name else name
     source = (
