@@ -7,7 +7,8 @@ a ``Text`` is somebody's own word, a name or a figure, and stays as it is in eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from string import Formatter
 
 from vllm_memprof.units import format_bytes, format_gib, format_mib, format_ms, format_size
@@ -33,9 +34,6 @@ class Text(str):
 
     template: str
     params: Mapping[str, object]
-
-    def __reduce__(self) -> tuple[Callable[..., Text], tuple[str, dict[str, object]]]:
-        return _restored, (self.template, dict(self.params))
 
 
 class _Param:
@@ -89,23 +87,28 @@ def join(mark: str, parts: Iterable[str | bool | None]) -> Text:
     return joined
 
 
-def sentences(parts: Sequence[Part], figures: Mapping[str, object], mark: str = "; ") -> str:
-    """Return sentences one after the other, ``mark`` between them, of those that can be said.
+def sentences(parts: Iterable[Part], figures: Mapping[str, object], mark: str = "; ") -> Text:
+    """Return what ``said`` returns, one after the other, ``mark`` between them as of ``join``."""
+    found = said(parts, figures)
+    return found[0] if len(found) == 1 else join(mark, found)
+
+
+def said(parts: Iterable[Part], figures: Mapping[str, object]) -> list[Text]:
+    """Return those of some sentences that can be said.
 
     Args:
         parts: sentences. Of a tuple of alternatives the first that can be said counts.
         figures: by name; what takes one that is None, False or empty cannot be said.
-        mark: as of ``join``.
     """
-    said = []
+    found = []
     for part in parts:
         for one in part if isinstance(part, tuple) else (part,):
             template, also = (one, []) if isinstance(one, str) else (one["say"], [one["when"]])
             names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
             if all(_is_known(figures.get(name)) for name in names.union(also)):
-                said.append(text(template, **{name: figures[name] for name in names}))
+                found.append(text(template, **{name: figures[name] for name in names}))
                 break
-    return said[0] if len(said) == 1 else join(mark, said)
+    return found
 
 
 def _is_known(figure: object) -> bool:
@@ -138,17 +141,10 @@ def translate(value: str, catalogue: Mapping[str, str]) -> str:
     return fill(catalogue.get(value.template, value.template), params)
 
 
-def _restored(template: str, params: dict[str, object]) -> Text:
-    parts = params.get("parts")
-    return join(template, parts) if isinstance(parts, tuple) else text(template, **params)
-
-
 def spans(numbers: Iterable[int]) -> str:
     """Write numbers as ranges: ``0, 2-5`` for 0, 2, 3, 4, 5."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+    found = []
+    for _, each in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in each]
+        found.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(found)

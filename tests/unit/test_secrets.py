@@ -23,9 +23,8 @@ from vllm_memprof.cli.run import _say_how_it_ended
 from vllm_memprof.errors import MemprofError, RunRecordError
 from vllm_memprof.launch.folder import write_run_info
 from vllm_memprof.launch.live import PlainView, Shown
-from vllm_memprof.launch.run import run_engine
-from vllm_memprof.plans.request import Plan, folder_name
-from vllm_memprof.plans.rows import Knob, PlanRow
+from vllm_memprof.launch.run import EngineRun
+from vllm_memprof.plans.model import Knob, Plan, PlanRow, folder_name
 from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.store import output_of, row_of, write_row
 from vllm_memprof.plans.sweep import SweepJob, default_folder, run_sweep
@@ -203,7 +202,7 @@ def test_a_run_from_its_start_to_its_report(tmp_path, keep_secrets, capfd):
     job.command[:] = [sys.executable, str(script), str(tmp_path / "in")]
     echoed = io.BytesIO()
     view = PlainView(Shown("title", 0, output=True), echoed)
-    outcome = run_engine(job, view)
+    outcome = EngineRun(job, view).run()
     write_reports(build_run(job.run_dir), job.run_dir)
     _say_how_it_ended(outcome, job, SimpleNamespace(mode="offline", quiet=True))  # type: ignore[arg-type]
     capturing = capfd.readouterr()

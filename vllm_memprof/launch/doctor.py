@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,7 +112,7 @@ def diagnose(
         check_compiler(bool(ready)),
         *(*stacks, *check_variables(environ)),
     ]
-    if facts is not None and facts.engines and facts.has_memprof:
+    if facts is not None and any(map(facts.has_plugin, ENGINES.values())):
         checks.append(check_hooks(facts.path, environ, "engine interpreter"))
     checks += [check_place(*place) for place in places]
     return checks, find_ways(facts, devices, host, ready)
@@ -170,7 +169,7 @@ def check_engine(
         return None, [DoctorCheck("engine interpreter", MISSING, error.message, error.hint or "")]
     checks = [DoctorCheck("engine interpreter", GOOD, f"{facts.path} (Python {facts.python})")]
     state = INFO if needless else MISSING
-    rows = [row for row in ENGINES.values() if facts.has_engine(row)]
+    rows = [row for row in ENGINES.values() if row.name in facts.engines]
     if not rows:
         names = " or ".join(row.title for row in ENGINES.values() if row.needs is None)
         checks.append(_judged("engine", False, f"no {names} there", state))
@@ -189,19 +188,19 @@ def check_engine(
 def check_devices(dev: Path = Path("/dev")) -> list[DoctorCheck]:
     """Device files."""
     npus = sorted(path for path in dev.glob("davinci[0-9]*") if path.name[7:].isdigit())
-    nodes = [*npus, *(dev / name for name in _NPU_FILES)]
+    nodes = [*npus, *(dev / name for name in _NPU_FILES)] if npus else []
     closed = [node.name for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     checks = []
-    for kind, files in (("npu", npus), ("cuda", sorted(dev.glob("nvidia[0-9]*")))):
-        found = f"no /dev/{'davinci' if kind == 'npu' else 'nvidia'}*"
-        if files:
-            found = f"{len(files)} device(s): {', '.join(path.name for path in files[:8])}"
-        bad = kind == "npu" and bool(closed)
-        if bad and files:
+    for kind, files, todo in (
+        ("npu", npus, None),
+        ("cuda", sorted(dev.glob("nvidia[0-9]*")), ""),
+    ):
+        found = f"{len(files)} device(s): {', '.join(path.name for path in files[:8])}"
+        if kind == "npu" and closed:
             found += f"; not accessible: {', '.join(closed[:4])}"
+        good = bool(files) and not (kind == "npu" and closed)
         state = WARNING if files else INFO
-        todo = None if kind == "npu" else ""
-        checks.append(_judged(kind, bool(files) and not bad, found, state, todo))
+        checks.append(_judged(kind, good, found if files else "none in /dev", state, todo))
     return checks
 
 
@@ -274,33 +273,21 @@ def check_variables(environ: Mapping[str, str]) -> list[DoctorCheck]:
     checks = []
     if (value := environ.get(VLLM.plugins)) is not None:
         names = {name.strip() for name in value.split(",")}
-        problems = []
-        if PLUGIN_NAME not in names:
-            problems.append("memprof's commands add memprof themselves; by hand you have to")
-        if "ascend" not in names:
-            problems.append("without `ascend` vLLM does not find the NPU")
+        wanted = {
+            PLUGIN_NAME: "memprof's commands add memprof themselves; by hand you have to",
+            "ascend": "without `ascend` vLLM does not find the NPU",
+        }
+        problems = [problem for name, problem in wanted.items() if name not in names]
         state = INFO if "ascend" in names else WARNING
         checks.append(_judged(VLLM.plugins, not problems, value, state, "; ".join(problems)))
     if (value := environ.get(ALLOC_CONF)) is not None:
-        problems = find_alloc_conf_problems(value)
-        checks.append(_judged(ALLOC_CONF, not problems, value, todo="; ".join(problems)))
+        pairs = [entry.partition(":") for entry in value.lower().split(",")]
+        settings = {key.strip(): setting.strip() for key, _, setting in pairs}
+        refused = [key for key in _EXPANDABLE_CONFLICTS if key in settings]
+        good = settings.get("expandable_segments") != "true" or not refused
+        todo = f"drop {', '.join(refused)}: expandable_segments:True excludes it"
+        checks.append(_judged(ALLOC_CONF, good, value, todo=todo))
     return checks
-
-
-def find_alloc_conf_problems(value: str) -> list[str]:
-    """Return one sentence per problem in an allocator configuration such as
-    ``expandable_segments:True``."""
-    pairs = [entry.partition(":")[::2] for entry in filter(str.strip, value.split(","))]
-    settings = {key.strip(): setting.strip() for key, setting in pairs}
-    counts = Counter(key.strip() for key, _ in pairs)
-    problems = [f"{key} is set {count} times" for key, count in counts.items() if count > 1]
-    if settings.get("expandable_segments", "").lower() == "true":
-        problems += [
-            f"{key} and expandable_segments:True exclude each other; drop {key}"
-            for key in _EXPANDABLE_CONFLICTS
-            if key in settings
-        ]
-    return problems + [f"{key} has no value" for key, setting in settings.items() if not setting]
 
 
 def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> DoctorCheck:

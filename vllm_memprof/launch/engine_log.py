@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +28,7 @@ _PIECE = re.compile(
 )
 _END = re.compile(rb"[\r\n]")
 
-_TAIL_LINES = 15
+_TAIL_LINES = 200
 _ERROR_LINES = 60
 _READ_BYTES = 1 << 16
 #: A line of the engine's log that may tell why it ended.
@@ -94,7 +94,6 @@ class LogPump:
     keeps what its lines tell, secrets replaced.
 
     Args:
-        fd: read end of the pipe; owned from here on.
         log_path: ``engine.log``; made with mode 0600, appended to.
         echo: gets every chunk, e.g. to show it on the terminal; called from the pump's thread.
         keep_secrets: ``engine.log`` gets every byte as it is.
@@ -103,25 +102,22 @@ class LogPump:
 
     def __init__(
         self,
-        fd: int,
         log_path: Path,
-        echo: Callable[[bytes], None] | None,
+        echo: Callable[[bytes], None] | None = None,
         keep_secrets: bool = False,
         row: EngineRow = VLLM,
     ) -> None:
-        self._fd, self._echo, self._keep_secrets = fd, echo, keep_secrets
+        self._read_fd, self.fd = os.pipe()  # the engine writes to the latter
+        self._echo, self._keep_secrets = echo, keep_secrets
         self._lines = row.lines
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._log_fd = os.open(log_path, flags, FILE_MODE)
         self._partial = b""
         self._line_before = ""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self.last_line = ""  # that is not empty
         self.error_lines: deque[str] = deque(maxlen=_ERROR_LINES)  # oldest first
-        #: What the engine says of itself, by ``EngineRow.lines``: when first, and its last word.
-        self.said_t_ns: dict[str, int] = {}
-        self.said: dict[str, str] = {}
-        self.times_said: Counter[str] = Counter()
+        #: What the engine says of itself, by ``EngineRow.lines``: when, and in which word.
+        self.said: dict[str, list[tuple[int, str]]] = {}
         #: When a rank ended its connection with one of this host, which had not failed before.
         self.lost_peer_t_ns: int | None = None
         self.last_output_s = time.monotonic()
@@ -131,6 +127,8 @@ class LogPump:
         self._thread = threading.Thread(target=self._run, name="memprof-log", daemon=True)
 
     def start(self) -> None:
+        """Read what the engine prints; its end of the pipe is in its processes alone from here."""
+        os.close(self.fd)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
@@ -141,7 +139,7 @@ class LogPump:
         log_filter, chunk = LogFilter(), b"-"
         while chunk:
             try:
-                chunk = os.read(self._fd, _READ_BYTES)
+                chunk = os.read(self._read_fd, _READ_BYTES)
             except OSError:
                 chunk = b""
             redacted = log_filter.feed(chunk) if chunk else log_filter.close()
@@ -154,7 +152,7 @@ class LogPump:
             if self._echo is not None and chunk:
                 with contextlib.suppress(Exception):  # a closed terminal must not stop the log
                     self._echo(chunk)
-        os.close(self._fd)
+        os.close(self._read_fd)
         os.close(self._log_fd)
 
     def _write(self, data: bytes) -> None:
@@ -169,13 +167,10 @@ class LogPump:
     def _read(self, line: str, now_ns: int) -> None:
         """Keep what a line tells."""
         self.tail.append(line)
-        self.last_line = line or self.last_line
         for what, form in self._lines.items():
             if found := form.search(line):
-                self.said_t_ns.setdefault(what, now_ns)
-                self.said[what] = found[found.lastindex or 0]
-                self.times_said[what] += 1
-        failed = self.said_t_ns.get("fatal", now_ns) < now_ns - _TRACEBACK_NS
+                self.said.setdefault(what, []).append((now_ns, found[found.lastindex or 0]))
+        failed = "fatal" in self.said and now_ns - self.said["fatal"][0][0] > _TRACEBACK_NS
         if self.lost_peer_t_ns is None and not failed and _LOST_PEER.search(line):
             self.lost_peer_t_ns = now_ns
         if found := ANSWER_LINE.search(line):

@@ -12,13 +12,11 @@ import collections
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
 from vllm_memprof.launch.keys import Keys
 from vllm_memprof.launch.painting import (
-    MINOR,
     Shown,
     describe_memory,
     describe_phase,
@@ -28,23 +26,25 @@ from vllm_memprof.launch.painting import (
     draw_screen,
 )
 from vllm_memprof.launch.progress import EngineProgress
-from vllm_memprof.redact import redact_text
 from vllm_memprof.text import join
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-_REPAINT_NS = 200_000_000
 #: Between two plain lines of a run that serves.
 _PLAIN_NS = 60_000_000_000
-#: Lines of the engine's output that the full screen may show.
-_KEPT_LINES = 200
+#: Lines of memprof's own that the full screen shows.
+_NOTES = 3
 _MARK = "memprof "
+#: Phases that come by the dozen: no line is printed of them.
+_MINOR = ("communicator", "empty_cache")
 
 
 class View:
     """Shows the progress of a run; this one shows nothing, for what only wants to know."""
+
+    left = False  # the user has left it
 
     def update(self, progress: EngineProgress) -> None:
         pass
@@ -62,40 +62,37 @@ class View:
         pass
 
 
-class GuardedView(View):
-    """Keeps the errors of views away from the run: a terminal that is gone must not end the engine.
+def _guarded(name: str) -> Callable[..., None]:
+    """Return the method that calls that of each view, and drops a view at its first failure."""
 
-    Args:
-        views: what draws, and what else is told; each is dropped at its first failure.
-    """
-
-    def __init__(self, *views: View) -> None:
-        self._views = list(views)
-
-    def update(self, progress: EngineProgress) -> None:
-        self._each(lambda view: view.update(progress))
-
-    def suspend(self) -> None:
-        self._each(lambda view: view.suspend())
-
-    def output(self, chunk: bytes) -> None:
-        self._each(lambda view: view.output(chunk))
-
-    def note(self, text: str) -> None:
-        self._each(lambda view: view.note(text))
-
-    def close(self) -> None:
-        self._each(lambda view: view.close())
-
-    def _each(self, action: Callable[[View], None]) -> None:
+    def call(self: GuardedView, *given: object) -> None:
         for view in list(self._views):
             try:
-                action(view)
+                getattr(view, name)(*given)
             except Exception as error:
                 self._views.remove(view)
                 if not isinstance(error, OSError):  # a mistake of ours, not a lost terminal
                     with contextlib.suppress(OSError, ValueError):
                         print(f"memprof: the progress display failed: {error!r}", file=sys.stderr)
+
+    return call
+
+
+class GuardedView(View):
+    """Keeps the errors of views away from the run: a terminal that is gone must not end the engine.
+
+    Args:
+        views: what draws, and what else is told.
+    """
+
+    def __init__(self, *views: View) -> None:
+        self._views = list(views)
+
+    update = _guarded("update")
+    suspend = _guarded("suspend")
+    output = _guarded("output")
+    note = _guarded("note")
+    close = _guarded("close")
 
 
 class PlainView(View):
@@ -141,7 +138,7 @@ class PlainView(View):
             if named_only and process.label is None:
                 continue
             for phase in process.done[self._seen.get(process.file, 0) :]:
-                if phase.phase not in MINOR:
+                if phase.phase not in _MINOR:
                     self.note(describe_phase(process, phase, self._shown))
             self._seen[process.file] = len(process.done)
 
@@ -201,11 +198,9 @@ class LiveView(PlainView):
         self._table = table
         self._console = console or Console(stderr=True, highlight=False)
         self._keys = Keys() if screen else None
-        self._painted_ns = 0
         self._partial = b""
-        self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._notes: collections.deque[str] = collections.deque(maxlen=_NOTES)
         self._live: Live | None = None
-        self.left = False  # the full screen was left with q
         self._start()
 
     def update(self, progress: EngineProgress) -> None:
@@ -213,15 +208,8 @@ class LiveView(PlainView):
             self.close()
             self._keys, self.left = None, True
         with self._lock:
-            painted_ns = time.monotonic_ns()
-            if self._live is None:
-                self._start()
-            elif painted_ns - self._painted_ns < _REPAINT_NS:
-                return
-            self._painted_ns = painted_ns
-            painting = self._painting(progress, self._shown.clock())
-            if self._live is not None:
-                self._live.update(painting, refresh=True)
+            live = self._live or self._start()
+            live.update(self._painting(progress, self._shown.clock()), refresh=True)
 
     def suspend(self) -> None:
         """Take the display away; what the engine prints is passed through unchanged."""
@@ -238,7 +226,7 @@ class LiveView(PlainView):
             if self._live is None:
                 super().output(chunk)
                 return
-            if not self._shown.output and self._keys is None:
+            if not self._shown.output or self._keys is not None:
                 return
             from rich.text import Text
 
@@ -246,10 +234,7 @@ class LiveView(PlainView):
             if newline:
                 lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole.split(b"\n")]
                 printed = b"\n".join(lines).decode(errors="replace")
-                if self._keys is not None:
-                    self._kept.extend(map(redact_text, printed.splitlines()))
-                else:
-                    self._console.print(Text.from_ansi(printed), soft_wrap=True)
+                self._console.print(Text.from_ansi(printed), soft_wrap=True)
 
     def note(self, text: str) -> None:
         from rich.text import Text
@@ -258,7 +243,7 @@ class LiveView(PlainView):
             if self._live is None:
                 super().note(text)
             elif self._keys is not None:
-                self._kept.append(text)
+                self._notes.append(text)
             else:
                 self._console.print(Text(text), soft_wrap=True)
 
@@ -268,7 +253,7 @@ class LiveView(PlainView):
         if self._keys is not None:
             self._keys.close()
 
-    def _start(self) -> None:
+    def _start(self) -> Live:
         from rich.live import Live
 
         with self._lock:
@@ -278,6 +263,7 @@ class LiveView(PlainView):
                               transient=self._keys is None, redirect_stdout=False,
                               redirect_stderr=False, vertical_overflow="crop")  # fmt: skip
             self._live.start()
+            return self._live
 
     def _painting(self, progress: EngineProgress, now_ns: int) -> RenderableType:
         from rich.console import Group
@@ -285,8 +271,8 @@ class LiveView(PlainView):
 
         shown, width = self._shown, self._console.width
         if self._keys is not None:
-            keys, lines = self._keys.there, list(self._kept)
-            return draw_screen(progress, shown, lines, now_ns, self._console, keys)
+            lines = [*progress.output, *self._notes]
+            return draw_screen(progress, shown, lines, now_ns, self._console, self._keys.there)
         if progress.serves and not self._table:
             said = describe_serving(progress, shown, now_ns, width - len(_MARK))
             parts = (_MARK, "bold"), (said, "reverse")
@@ -294,7 +280,7 @@ class LiveView(PlainView):
         table = draw_ranks(progress, shown, now_ns, width)
         if shown.requests and (progress.requests.total or 0) > 1:
             return Group(table, draw_requests(progress, shown, now_ns))
-        if progress.serves or shown.output or not progress.last_line:
+        last = next(filter(None, reversed([*progress.output])), "")
+        if progress.serves or shown.output or not last:
             return table
-        last = Text.from_ansi(progress.last_line, style="dim", no_wrap=True, overflow="ellipsis")
-        return Group(table, last)
+        return Group(table, Text.from_ansi(last, style="dim", no_wrap=True, overflow="ellipsis"))

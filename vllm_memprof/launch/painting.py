@@ -13,20 +13,16 @@ from typing import TYPE_CHECKING
 
 from vllm_memprof.launch.progress import EngineProgress, PhaseProgress, ProcessProgress
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import GIB, MIB, format_gib
+from vllm_memprof.units import MIB, format_gib
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-#: Phases that come by the dozen; they stay out of the lists of finished phases.
-MINOR = ("communicator", "empty_cache")
 NOT_SAMPLED = text("not measured without --sample: requests, KV cache in use, growth")
 NO_SAMPLE_YET = text("no step has been sampled yet")
 #: A sample of this age is said to be of that age.
 _OLD_S = 5.0
 _BAR_WIDTH = 28
-#: Characters of the phase column: fixed, so that the table does not jump about.
-_PHASE_WIDTH = len("in mm_profile (inside pro…")
 
 
 @dataclass(frozen=True)
@@ -173,35 +169,28 @@ def draw_ranks(progress: EngineProgress, shown: Shown, now_ns: int, width: int) 
         box=None, width=width, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline"
     )
     table.add_column(say(text("rank")), no_wrap=True)
-    fixed = None if serves else _PHASE_WIDTH
-    table.add_column(
-        say(text("phase")), no_wrap=True, overflow="ellipsis", width=fixed, ratio=1 if serves else 0
-    )
-    sizes: list[str] = [text("reserved"), text("peak"), text("non-torch")]
-    sizes = [*sizes, text("KV cache"), text("free"), text("headroom")] if serves else ["s", *sizes]
+    table.add_column(say(text("phase")), no_wrap=True, ratio=1, overflow="ellipsis")
+    sizes = [text("reserved"), text("peak"), text("non-torch")]
+    sizes += [text("KV cache"), text("free"), text("headroom")] if serves else []
     for name in sizes:
-        table.add_column(say(name), justify="right", no_wrap=True, min_width=5)
-    if not serves:
-        table.add_column(say(text("done")), no_wrap=True, ratio=1, overflow="ellipsis")
+        table.add_column(say(name), justify="right", no_wrap=True, min_width=6)
     for process in progress.workers:
-        where = process.where() or text("-")
-        if serves and not (process.open or process.shutting_down):
-            where = text("serving")
-        style = "bold cyan" if process.open else "green" if serves else "dim"
-        names = ("reserved_bytes", "allocated_run_peak_bytes", "non_torch_bytes")
-        row = [format_gib(process.readings.get(name)) for name in names]
-        if serves:
-            granted = None if process.budget is None else process.budget.kv_cache_granted_bytes
-            row += [format_gib(granted), format_gib(process.readings.get("device_free_bytes"))]
-            left = process.headroom_bytes
-            low = "" if left is None or left >= GIB else "yellow" if left >= 0 else "bold red"
-            last = Painted(format_gib(left), style=low)
-        else:
-            begun = process.open[-1].start_t_ns if process.open else None
-            row.insert(0, "" if begun is None else f"{max(0, now_ns - begun) / 1e9:.1f}")
-            done = [each.phase for each in reversed(process.done) if each.phase not in MINOR]
-            last = Painted(" ".join(dict.fromkeys(done)), style="green")
-        table.add_row(process.name, Painted(say(where), style=style), *row, last)
+        readings, left = process.readings, process.headroom_bytes
+        where = say(process.where() or "-")
+        if process.open:
+            where += f", {max(0, now_ns - (process.open[-1].start_t_ns or now_ns)) / 1e9:.1f} s"
+        elif serves and not process.shutting_down:
+            where = say(text("serving"))
+        cells = [
+            readings.get("reserved_bytes"),
+            readings.get("allocated_run_peak_bytes"),
+            readings.get("non_torch_bytes"),
+            None if process.budget is None else process.budget.kv_cache_granted_bytes,
+            readings.get("device_free_bytes"),
+            left,
+        ]
+        style = "bold red" if left is not None and left < 0 else ""
+        table.add_row(process.name, where, *map(format_gib, cells[: len(sizes)]), style=style)
     notes = [
         text(
             "GiB. peak: allocated, since the process began. headroom: device total less all that "
@@ -223,27 +212,25 @@ def draw_ranks(progress: EngineProgress, shown: Shown, now_ns: int, width: int) 
 def draw_requests(progress: EngineProgress, shown: Shown, now_ns: int) -> RenderableType:
     """Return a bar of the requests with the time that is left, and memory under it."""
     from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
     from rich.text import Text as Painted
 
-    say, requests = shown.say, progress.requests
+    requests = progress.requests
     left = text("time left unknown")
     if requests.end_t_ns is not None:
         clock = timedelta(seconds=round(max(0, requests.end_t_ns - now_ns) / 1e9))
         left = text("{clock} left", clock=clock)
-    done, total = requests.done, requests.total or 0
-    bar = Table.grid(padding=(0, 2, 0, 0))
-    bar.add_row(
-        say(text("requests {done}/{total}", done=done, total=total)),
-        ProgressBar(total, done, width=_BAR_WIDTH, complete_style="cyan"),
-        say(left),
+    done, total = requests.done, requests.total or 1
+    bar = "━" * (_BAR_WIDTH * done // total)
+    head = Painted.assemble(
+        f"{shown.say(text('requests {done}/{total}', done=done, total=total))}  ",
+        (f"{bar:─<{_BAR_WIDTH}}", "cyan"),
+        f"  {shown.say(left)}",
     )
-    memory = describe_memory(progress, shown)
     note = text("GiB; peaks since the process began, its start-up included")
-    lines = [*([] if memory is None else [(memory, "")]), (note, "dim")]
-    return Group(bar, *(Painted(say(line), style, no_wrap=True, overflow="ellipsis")
-                        for line, style in lines))  # fmt: skip
+    lines = [head, Painted(shown.say(describe_memory(progress, shown) or "-"))]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return Group(*lines, Painted(shown.say(note), "dim", no_wrap=True, overflow="ellipsis"))
 
 
 def draw_screen(
@@ -268,8 +255,7 @@ def draw_screen(
     from rich.text import Text as Painted
 
     upper = draw_ranks(progress, shown, now_ns, console.width)
-    options = console.options.update(width=console.width)
-    height = len(console.render_lines(upper, options))
+    height = len(console.render_lines(upper))
     room = max(0, console.height - height - 2)
     # a space: an empty text is no renderable to a layout
     lines = "\n".join(list(output)[-room:] if room else []) or " "

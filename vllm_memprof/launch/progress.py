@@ -6,6 +6,7 @@ files, clock or processes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,19 +18,6 @@ from vllm_memprof.text import text
 #: An event as the tail reads it; another release may have written it.
 Event = Mapping[str, Any]
 
-#: Kinds of samples, each with figures that are readings of its process.
-SAMPLES = ("sample", "kv_sample", "device_sample")
-#: Figures of a sample that the views show, by the names of a snapshot.
-_SAMPLED = (
-    "allocated_bytes",
-    "reserved_bytes",
-    "allocated_run_peak_bytes",
-    "reserved_run_peak_bytes",
-    "non_torch_bytes",
-    "device_total_bytes",
-    "device_free_bytes",
-    "host_rss_bytes",
-)
 #: Roles that matter to the run, beside "worker": such a process must not go away before the engine
 #: ends.
 _ROLE_LABELS = {
@@ -170,13 +158,8 @@ class ProcessProgress:
 
     def _fold_phase(self, event: Event, t_ns: int) -> PhaseProgress | None:
         """Return the phase that ended."""
-        name, known = str(event.get("phase")), event.get("snapshot") or {}
-        snapshot: dict[str, int] = {
-            field: value
-            for field, value in known.items()
-            if isinstance(value, int) and field != "t_ns"
-        }
-        self.readings.update(snapshot)
+        name, snapshot = str(event.get("phase")), _sizes(event.get("snapshot") or {})
+        self.readings |= snapshot
         if event.get("edge") == "before":
             self.open.append(PhaseProgress(event.get("id"), name, t_ns, len(self.open)))
             return None
@@ -200,10 +183,16 @@ class ProcessProgress:
             blocks = event.get("kv_blocks_total")
             self.load = Load(t_ns, running, waiting, used, blocks, held, total)
             return
-        fresh = {name: event[name] for name in _SAMPLED if event.get(name) is not None}
+        fresh = _sizes(event)
         self.readings |= fresh
         free = [fresh.get("device_free_bytes"), self.lowest_free_bytes]
         self.lowest_free_bytes = min((size for size in free if size is not None), default=None)
+
+
+def _sizes(figures: Event) -> dict[str, int]:
+    """Return the sizes among the figures of a snapshot or a sample, those that are known."""
+    return {name: size for name, size in figures.items()
+            if name.endswith("_bytes") and isinstance(size, int)}  # fmt: skip
 
 
 @dataclass
@@ -223,7 +212,7 @@ class EngineProgress:
     lost: list[Lost] = field(default_factory=list)  # on Ray nodes, each once
     serves: bool = False  # views show what it does, no longer how it starts
     requests: Requests = field(default_factory=Requests)  # of an offline run
-    last_line: str = ""  # of the engine's output
+    output: deque[str] = field(default_factory=deque)  # last lines of the engine
 
     @property
     def processes(self) -> list[ProcessProgress]:
@@ -335,9 +324,9 @@ class EngineProgress:
         if kind == "process":
             process.host, process.pid = event.get("host"), event.get("pid")
             process.wall = event.get("wall")
-            for package, version in (event.get("versions") or {}).items():
-                if version:
-                    self.versions.setdefault(str(package), str(version))
+            versions = event.get("versions") or {}
+            self.versions = {**{name: each for name, each in versions.items() if each},
+                             **self.versions}  # fmt: skip
         elif kind == "identity":
             process.label = event.get("label") or process.label
             rank = event.get("rank")
@@ -374,7 +363,7 @@ class EngineProgress:
             process.lost_events += event.get("events") or 0
             lasts = event.get("until_t_ns") is None
             process.blind_because = str(event.get("reason")) if lasts else None
-        elif kind in SAMPLES:
+        elif kind in ("sample", "kv_sample", "device_sample"):
             process._fold_sample(event, t_ns)
         elif kind == "request" and event.get("edge") == "begin":
             process.open_requests.add(str(event.get("id")))

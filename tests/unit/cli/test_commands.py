@@ -109,7 +109,7 @@ def test_version(env, tmp_path):
         (["serve", "-q", "M"], 2, "--quiet"),
         (["plan", "M", "--device", "gpu"], 2, "--device 'gpu' is not known"),
         (["plan", "M", "--format", "html"], 2, "is not known\n  try: table, markdown, json"),
-        (["plan", "M", "--startup-timeout", "0"], 2, "above 0"),
+        (["plan", "M", "--startup-timeout", "0"], 2, "Invalid value for '--startup-timeout'"),
         (["offline", "M", "--prompts", "nowhere.jsonl"], 2, "does not exist"),
         (["plan", "M", "--device", "cpu", "--python", "/no/python"], 2, "no such program"),
         (["plan", "M", "--stack", "x"], 2, "--stack names a simulated stack"),
@@ -129,7 +129,7 @@ def test_version(env, tmp_path):
             "no phase 'nowhere'\n  try: one of weight_load,",
         ),
         (["offline", "M", "--empty-cache-at", ""], 2, "no phase ''"),
-        (["offline", "M", "--sleep-cycles=-1"], 2, "--sleep-cycles must not be negative"),
+        (["offline", "M", "--sleep-cycles=-1"], 2, "Invalid value for '--sleep-cycles'"),
     ],
 )
 def test_mistakes_get_a_message_a_hint_and_a_status(args, code, words, env, tmp_path):

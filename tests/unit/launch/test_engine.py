@@ -185,12 +185,10 @@ def test_unknown_devices(text):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"startup_timeout_s": 0.0},
-        {"max_tokens": 0},
-        {"prompts_file": Path("/no/file")},
-        {"images_dir": Path("/no")},
-        {"sleep_cycles": -1},
         {"empty_cache_at": [""]},
+        {"on_error": "x"},
+        {"sample": "0"},
+        {"at_once": True, "concurrency": 2},
     ],
 )
 def test_impossible_requests(wrong):
@@ -238,7 +236,7 @@ def test_asking_an_interpreter(tmp_path):
     import sys
 
     facts = probe_interpreter(Path(sys.executable), os.environ)
-    assert facts.has_memprof
+    assert facts.versions["vllm-memprof"]
     assert facts.python.startswith("3.")
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'cannot find libpython' >&2\nexit 3\n")
@@ -249,12 +247,8 @@ def test_asking_an_interpreter(tmp_path):
 
 def test_an_interpreter_must_have_both_vllm_and_memprof():
     with pytest.raises(LaunchError, match="vLLM is not importable") as caught:
-        require_engine(InterpreterFacts(PYTHON, "3.11", "x86_64"))
+        require_engine(InterpreterFacts(PYTHON, "3.11"))
     assert "sim:910b" in str(caught.value.hint)
     with pytest.raises(LaunchError, match="memprof is not installed"):
-        require_engine(
-            InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, engines={"vllm": ()})
-        )
-    require_engine(
-        InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, engines={"vllm": ("memprof",)})
-    )
+        require_engine(InterpreterFacts(PYTHON, "3.11", engines={"vllm": ()}))
+    require_engine(InterpreterFacts(PYTHON, "3.11", engines={"vllm": ("memprof",)}))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.launch.test_verdict import S, progress_of, seen
+from tests.unit.launch.test_verdict import S, judge, progress_of, seen
 from vllm_memprof.engines import ENGINES, VLLM, engine_row
 from vllm_memprof.engines.base import EngineRow, refuse
 from vllm_memprof.errors import LaunchError, UsageError
@@ -19,7 +19,6 @@ from vllm_memprof.launch.engine import build_command, build_env
 from vllm_memprof.launch.engine_log import LogPump
 from vllm_memprof.launch.interpreter import InterpreterFacts, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
-from vllm_memprof.launch.verdict import judge
 from vllm_memprof.launch.watch import Death
 
 PYTHON = Path("/venv/bin/python")
@@ -36,7 +35,7 @@ def test_sglang_gets_its_arguments_as_they_are():
 
 
 def test_the_diffusion_runtime_needs_packages_that_the_message_names():
-    facts = InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, engines={"sglang": ()})
+    facts = InterpreterFacts(PYTHON, "3.11", engines={"sglang": ()})
     with pytest.raises(LaunchError, match="SGLang's diffusion runtime is not importable") as caught:
         require_engine(facts, ENGINES["sglang-diffusion"])
     hint = f"{PYTHON} -m pip install --no-deps diffusers==0.37.0 cache-dit==1.5.1"
@@ -84,15 +83,11 @@ def test_an_allow_list_of_plugins_gets_our_name(row: EngineRow, tmp_path: Path):
 
 
 def test_an_interpreter_needs_the_engine_that_is_asked_for():
-    vllm_only = InterpreterFacts(
-        PYTHON, "3.11", "x86_64", has_memprof=True, engines={"vllm": ("memprof",)}
-    )
+    vllm_only = InterpreterFacts(PYTHON, "3.11", engines={"vllm": ("memprof",)})
     require_engine(vllm_only)
     with pytest.raises(LaunchError, match="SGLang is not importable"):
         require_engine(vllm_only, SGLANG)
-    without_hooks = InterpreterFacts(
-        PYTHON, "3.11", "x86_64", has_memprof=True, engines={"sglang": ()}
-    )
+    without_hooks = InterpreterFacts(PYTHON, "3.11", engines={"sglang": ()})
     with pytest.raises(LaunchError, match="its hooks would not load"):
         require_engine(without_hooks, SGLANG)
 
@@ -112,12 +107,11 @@ def test_a_stack_of_another_engine_is_refused(monkeypatch, engine, stack_engine)
 
 @pytest.mark.parametrize("row", ENGINES.values(), ids=lambda row: row.name)
 def test_the_lines_of_an_engine_are_its_own(row: EngineRow, tmp_path: Path):
-    def said(line: str) -> dict[str, str]:
-        read, write = os.pipe()
-        os.write(write, f"before {line} after\n".encode())
-        os.close(write)
-        found = LogPump(read, tmp_path / "engine.log", None, row=row)
-        found._run()
+    def said(line: str) -> dict[str, list[tuple[int, str]]]:
+        found = LogPump(tmp_path / "engine.log", row=row)
+        os.write(found.fd, f"before {line} after\n".encode())
+        found.start()
+        found.join(10)
         return found.said
 
     def forms(name: str, of: EngineRow = row) -> list[str]:
@@ -192,12 +186,11 @@ def test_an_engine_without_a_plan_is_refused_before_anything_is_made(monkeypatch
     ],
 )  # fmt: skip
 def test_what_a_host_without_an_api_server_prints(line: bytes, head: str | None, tmp_path: Path):
-    read, write = os.pipe()
-    os.write(
-        write, line + b"\n" + b"init engine (profile, create kv cache, warmup model) took 2 s\n"
-    )
-    os.close(write)
-    pump = LogPump(read, tmp_path / "engine.log", None)
-    pump._run()
-    assert (pump.said.get("head"), pump.times_said["core_ready"]) == (head, 1)
+    pump = LogPump(tmp_path / "engine.log")
+    ready = b"init engine (profile, create kv cache, warmup model) took 2 s"
+    os.write(pump.fd, b"%b\n%b\n" % (line, ready))
+    pump.start()
+    pump.join(10)
+    assert [word for _, word in pump.said.get("head", [])] == ([head] if head else [])
+    assert len(pump.said["core_ready"]) == 1
     assert "ready" not in pump.said

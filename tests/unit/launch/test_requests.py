@@ -62,8 +62,8 @@ def test_lines_of_requests() -> None:
 
 
 def test_lines_arrive_in_any_pieces_and_without_secrets(tmp_path: Path) -> None:
-    read_fd, write_fd = os.pipe()
-    pump = LogPump(read_fd, tmp_path / "engine.log", None)
+    pump = LogPump(tmp_path / "engine.log")
+    write_fd = os.dup(pump.fd)
     pump.start()
     printed = f"{ENDED}\nrequest 4/12: skipped (a.png): sk-abcdefghijklmnopqrstuvwx is refused\n"
     for at in range(0, len(printed), 7):
@@ -147,7 +147,7 @@ def painted(
     console = Console(file=stream, width=width, highlight=False, force_terminal=True, **options)
     view = LiveView(shown(say=language(lang)), console=console)
     read(progress.requests, *printed)
-    progress.last_line = "the engine's last line"
+    progress.output.append("the engine's last line")
     drawn = view._painting(progress, 30 * S)
     view.close()
     plain = Console(file=io.StringIO(), width=width, highlight=False, **options)

@@ -257,7 +257,6 @@ def refused(env: dict[str, str], tmp_path: Path, monkeypatch: Any, capsys: Any) 
             ["--over", "max-num-seqs=1", "--over", "max_num_seqs=2"],
             "max-num-seqs or a value of it is given twice",
         ),
-        (["--over", "max-num-seqs=1", "--jobs", "0"], "--jobs must be at least 1"),
         (["--over", "max-num-seqs=1", "--format", "html"], "--format 'html' is not known"),
         (["--over", "device=cpu,npu", "--ray"], "--ray makes plans on simulated devices"),
         (["--over", "tensor-parallel-size=two"], "'two' is not a number of devices"),

@@ -20,8 +20,7 @@ from vllm_memprof.check.limits import BUDGET, KEYS, TOKENS
 from vllm_memprof.check.outcomes import CheckResult, check_report
 from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
 from vllm_memprof.cli.options import OUTPUT, Options, command_app
-from vllm_memprof.cli.runs import find_run
-from vllm_memprof.cli.show import draw, write_out, write_result
+from vllm_memprof.cli.show import draw, find_run, say, write_out, write_result
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.sources import read_report
 
@@ -130,7 +129,7 @@ def _propose(report: Report, margin: Margin, output: Path | None, force: bool) -
         write_out(text, None)
         return
     _put(output, text)
-    typer.echo(f"memprof: wrote {output}", err=True)
+    say(f"wrote {output}")
 
 
 def _read_budget(
@@ -148,12 +147,10 @@ def _read_budget(
         return "", BudgetFile(_OPTIONS, given)
     try:
         text = path.read_bytes().decode()
-    except OSError as exc:
+    except (OSError, UnicodeDecodeError) as exc:
         hint = "memprof check --init RUN -o FILE proposes one"
-        what = f"cannot read the budget file {path}: {exc.strerror or exc}"
+        what = f"cannot read the budget file {path}: {getattr(exc, 'strerror', exc)}"
         raise UsageError(what, hint=hint) from exc
-    except UnicodeDecodeError as exc:
-        raise UsageError(f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
     limits = parse_budget(text, str(path))
     if limits.needs_baseline and baseline is None:
         hint = "--baseline RUN, a run folder or a report.json"

@@ -10,6 +10,7 @@ from functools import partial
 from statistics import median_low
 from typing import NamedTuple
 
+from vllm_memprof.accounting.deployment.host_clocks import BLOCKING
 from vllm_memprof.accounting.model import (
     COLLECTIVES,
     FIRST,
@@ -22,11 +23,8 @@ from vllm_memprof.accounting.owners.skew import OwnerSkew, skew_by_owner
 from vllm_memprof.document import BAD, MUTED, PLAIN, Row, Section
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.report.language import titles
-from vllm_memprof.report.sections.base import Sheet, fitting
+from vllm_memprof.report.sections.base import Sheet, draw, fitting
 from vllm_memprof.tables import (
-    COMMAS,
-    GIB,
-    GIB4,
     STATUS_WORDS,
     UNKNOWN,
     Column,
@@ -65,18 +63,6 @@ def gap_text(gap: Gap) -> Text:
     return text(_GAPS[gap.kind], name=name, reason=gap.reason or UNKNOWN)
 
 
-class _Host(NamedTuple):
-    """A host with the least headroom of its ranks."""
-
-    host: HostRow
-    headroom_bytes: int | None
-    status: str
-
-    @property
-    def style(self) -> str:
-        return PLAIN if self.host.status in _WELL else BAD
-
-
 def hosts(sheet: Sheet) -> Iterator[Section]:
     """Return the hosts, the one with the least headroom first."""
     deployment = sheet.report.deployment
@@ -91,23 +77,26 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
 
     def status(row: HostRow) -> str:
         word: str = STATUS_WORDS.get(row.status, row.status)
-        if not row.exit_reason or row.status in _WELL or row.run in told:
+        if not row.run.exit_reason or row.status in _WELL or row.run.id in told:
             return word
-        told.add(row.run)
-        return text("{status}: {exit_reason}", row, status=word)
+        told.add(row.run.id)
+        return text("{status}: {exit_reason}", row.run, status=word)
 
     ranked = sorted(deployment.hosts, key=lambda row: (least(row) is None, least(row) or 0))
-    columns = (
-        Column("Host", "host.host"),
-        Column("Engine group", "host.group", when=len(deployment.groups) > 1),
-        Column("Ranks on it", lambda row: fold(row.host.labels) or "-"),
-        Column("Status", "status"),
-        Column("Least headroom, GiB", "headroom_bytes", GIB, marked=True),
-        Column("Clock, s", lambda row: _clock(row.host.clock)),
+    figures, differing = _clocks(deployment.hosts)
+    yield draw(
+        sheet,
+        "hosts",
+        ranked,
+        {**figures, "several": len(deployment.groups) > 1},
+        differing,
+        lambda row: PLAIN if row.status in _WELL else BAD,
+        _LISTED,
+        members=lambda row: fold(row.labels) or None,
+        said=status,
+        least=least,
+        ahead=lambda row: _clock(row.clock),
     )
-    title = text("Hosts, the one with the least headroom first")
-    rows = [_Host(row, least(row), status(row)) for row in ranked]
-    yield sheet.table(title, columns, rows, _clock_notes(deployment.hosts), most=_LISTED)
 
 
 def _clock(clock: HostClock) -> str:
@@ -120,35 +109,26 @@ def _clock(clock: HostClock) -> str:
     return text("{ahead:+.3f} ± {most:.3f}", ahead=clock.wall_ahead_ns / _SECONDS, most=most)
 
 
-def _clock_notes(rows: list[HostRow]) -> Iterator[str]:
-    reference = next((row.host for row in rows if row.clock.by == FIRST), None) or "-"
-    phases = dict.fromkeys(
-        phase for row in rows if row.clock.by == COLLECTIVES for phase in row.clock.phases
-    )
-    if any(row.clock.by == COLLECTIVES for row in rows):
-        yield text(
-            "clock: seconds by which the wall clock is ahead of that of {host}; ±: the most "
-            "that it is off. No rank leaves {phases} before every rank has entered it; the "
-            "ranks are assumed to leave it together",
-            host=reference,
-            phases=", ".join(phases),
-        )
+def _clocks(rows: list[HostRow]) -> tuple[dict[str, str], list[Text]]:
+    """Return the hosts by how their clocks were brought together, and which differ."""
+    by: dict[str, list[str]] = {}
     for row in rows:
-        if row.clock.wall_differs_ns:
-            yield text(
-                "the wall clocks of {host} and {first} differ by at least {seconds:.3f} s",
-                host=row.host or "-",
-                first=reference,
-                seconds=row.clock.wall_differs_ns / _SECONDS,
-            )
-    for name, note in titles("clock_notes").items():
-        told = [row.host or "-" for row in rows if _clock_note(row.clock) == name]
-        if told:
-            yield text("{labels}: {note}", labels=fold(list(dict.fromkeys(told))), note=note)
-
-
-def _clock_note(clock: HostClock) -> str:
-    return "contradict" if clock.contradict else clock.by
+        by.setdefault("contradict" if row.clock.contradict else row.clock.by, []).append(
+            row.host or "-"
+        )
+    reference = by.get(FIRST, ["-"])[0]
+    differing = [
+        text(
+            "the wall clocks of {host} and {first} differ by at least {seconds:.3f} s",
+            host=row.host or "-",
+            first=reference,
+            seconds=row.clock.wall_differs_ns / _SECONDS,
+        )
+        for row in rows
+        if row.clock.wall_differs_ns
+    ]
+    figures = {how: fold(list(dict.fromkeys(hosts))) for how, hosts in by.items()}
+    return figures | {"reference": reference, "phases": BLOCKING}, differing
 
 
 def cores(sheet: Sheet) -> Iterator[Section]:
@@ -158,38 +138,23 @@ def cores(sheet: Sheet) -> Iterator[Section]:
         return
     several = len(deployment.groups) > 1
     ranked = sorted(deployment.cores, key=lambda core: (core.group or "", core.granted_bytes or 0))
-    columns = (
-        Column("Engine group", "group", when=several),
-        Column("Engine core", lambda core: None if core.dp_rank is None else f"DP{core.dp_rank}"),
-        Column("Hosts", lambda core: fold(core.hosts)),
-        Column("Granted, GiB", "granted_bytes", GIB4),
-        Column("Tokens", "tokens", COMMAS),
-        Column("Rank with the least", "least_label"),
+    least = []
+    for group in deployment.groups:
+        granted = [core.granted_bytes for core in ranked if core.group == group]
+        size = min((each for each in granted if each is not None), default=None)
+        least.append(text("least of {group}: {size:gib4} GiB", group=group or "-", size=size))
+    figures = {"several": several, "least": None if several or len(ranked) < 2 else size}
+    notes = least if several else []
+    yield draw(
+        sheet,
+        "cores",
+        ranked,
+        figures,
+        notes,
+        most=_LISTED,
+        name=lambda core: None if core.dp_rank is None else f"DP{core.dp_rank}",
+        on=lambda core: fold(core.hosts),
     )
-
-    def notes() -> Iterator[str]:
-        for group in deployment.groups if several or len(ranked) > 1 else []:
-            granted = [core.granted_bytes for core in ranked if core.group == group]
-            size = min((each for each in granted if each is not None), default=None)
-            yield (
-                text("least of {group}: {size:gib4} GiB", group=group or "-", size=size)
-                if several
-                else text("least of all engine cores: {size:gib4} GiB", size=size)
-            )
-        if several:
-            yield text("each group has a budget of its own: their KV caches are not compared")
-
-    title = text("KV cache granted by engine core")
-    yield sheet.table(title, columns, ranked, notes(), most=_LISTED)
-
-
-_RANKS = (
-    Column("Rank", "label"),
-    Column("Host", "host"),
-    Column("Headroom", "budget.headroom_bytes", GIB4, marked=True),
-    Column("Granted", "budget.engine_kv_cache_bytes", GIB4),
-    Column("Fits the device", "budget.fits_device_bytes", GIB4, marked=True),
-)
 
 
 def ranks(sheet: Sheet) -> Iterator[Section]:
@@ -199,14 +164,12 @@ def ranks(sheet: Sheet) -> Iterator[Section]:
     if not known or sheet.report.deployment is None:
         return
     unknown = fold([label for label, size in headroom.items() if size is None])
-    notes = [bool(unknown) and text("not known of {labels}", labels=unknown)]
     ranked = sorted(known, key=lambda rank: headroom[rank.label] or 0)
 
     def look(rank: RankReport) -> str:
         return BAD if (headroom[rank.label] or 0) < 0 else PLAIN
 
-    title = text("Ranks by headroom at the serving peak, GiB, the least first")
-    yield sheet.table(title, _RANKS, ranked, notes, look, _LISTED)
+    yield draw(sheet, "ranks", ranked, {"unknown": unknown}, look=look, most=_LISTED)
 
 
 def skew(sheet: Sheet) -> Iterator[Section]:
@@ -219,20 +182,16 @@ def skew(sheet: Sheet) -> Iterator[Section]:
         title = modelled(row.title, sheet.report.run.simulated and row.modelled)
         return title if row.group is None else text("{group}: {title}", row, title=title)
 
-    columns = (
-        Column("Owner", owner),
-        Column("Between\nranks", lambda row: row.most - row.least, GIB4),
-        Column("Least on", "least_label"),
-        Column("Most on", "most_label"),
-        Column("Between\nhosts", "between_hosts", GIB4),
+    figures = {"grouped": any(row.group for row in found)}
+    yield draw(
+        sheet,
+        "skew",
+        found,
+        figures,
+        most=_LISTED_OWNERS,
+        named=owner,
+        spread=lambda row: row.most - row.least,
     )
-    notes = (
-        text("of the last reading before the shutdown that all ranks have; the largest first"),
-        text("between hosts: of the median rank of each host, the highest less the lowest"),
-        any(row.group for row in found) and text("ranks are compared within their group"),
-    )
-    title = text("Differences of device memory by owner, GiB")
-    yield sheet.table(title, columns, found, notes, most=_LISTED_OWNERS)
 
 
 class _Line(NamedTuple):
@@ -285,29 +244,15 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
         return None if entry is None else f"{entry[0]:.2f}{mark}"
 
     last = [text("slowest"), *[""] * by_rank, *(slowest[phase][1] for phase in shown)]
-    columns = [
-        Column("Rank", "name", when=by_rank),
-        Column("Host", "host"),
-        *(Column(phase, partial(took, phase), right=True) for phase in shown),
-    ]
-    shorter = ", ".join(phase for phase in slowest if phase not in shown)
-    left_out = len(lines) - len(rows)
-    notes = (
-        text("{mark}: the slowest rank of the phase", mark=_SLOWEST),
-        not by_rank and text("of each host its slowest rank in the phase"),
-        {"hccl_init", "device_init"} <= set(shown)
-        and text(
-            "hccl_init is a part of device_init; a rank that is early waits in it for the last"
-        ),
-        left_out > 0
-        and text(
-            "{count} more hosts, near the median in every phase, are in report.json",
-            count=left_out,
-        ),
-        bool(shorter) and text("shorter phases: {phases}", phases=shorter),
-    )
-    title = text("Seconds by rank and phase") if by_rank else text("Seconds by host and phase")
-    yield sheet.table(title, columns, [*rows, Row(last, style=MUTED)], notes)
+    columns = [Column(phase, partial(took, phase), right=True) for phase in shown]
+    figures = {
+        "by_rank": by_rank,
+        "by_host": not by_rank,
+        "inside": {"hccl_init", "device_init"} <= set(shown),
+        "left_out": len(lines) - len(rows) or None,
+        "shorter": ", ".join(phase for phase in slowest if phase not in shown),
+    }
+    yield draw(sheet, "matrix", [*rows, Row(last, style=MUTED)], figures, columns=columns)
 
 
 def _seconds(rank: RankReport) -> dict[str, float]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
 
 from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, ESTIMATED, MODELLED, RankReport, Remedy
 from vllm_memprof.accounting.oom.failed_allocation import gib_of, merge_not_profiled
 from vllm_memprof.accounting.titles import TITLES
-from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Section
+from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.failures import PROFILE, StepRequest
 from vllm_memprof.report.language import titles
-from vllm_memprof.report.sections.base import Sheet
-from vllm_memprof.tables import COUNT, GIB3, GIB4, PAIRS, SIZES, Column, Size, modelled
+from vllm_memprof.report.sections.base import Sheet, draw
+from vllm_memprof.tables import Size, modelled
 from vllm_memprof.text import Text, join, text
 
 OWNER_TITLES = titles("owners_at_failure")
@@ -23,7 +22,6 @@ _OF_THE_PROFILE = ("outside_torch", "outside_allocator", "npu_workspace", "other
 _SHOWN_REQUESTS = 4
 #: Remedies that the engine's own profile run answers to.
 _SHRINK_THE_PROFILE = ("image_size", "images_per_prompt", "batched_tokens")
-_OWNER = Column("Owner", "title")
 
 
 def failed_allocation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -58,14 +56,13 @@ def failed_allocation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         (text("input"), oom.input),
         *((text("in the step"), _request(each)) for each in requests[:_SHOWN_REQUESTS]),
     ]
-    more = len(requests) - _SHOWN_REQUESTS
-    notes = (
-        more > 0 and text("{count} more requests were in the step", count=more),
-        asked is None and text("how much was asked for is not known"),
-        oom.phase is None and text("the phase is not known"),
-    )
-    rows = [pair for pair in values if pair[1] is not None]
-    yield sheet.table(text("The allocation that failed"), PAIRS, rows, notes)
+    figures = {
+        "more": max(0, len(requests) - _SHOWN_REQUESTS) or None,
+        "unasked": asked is None,
+        "no_phase": oom.phase is None,
+    }
+    rows = [Row([title, value]) for title, value in values if value is not None]
+    yield draw(sheet, "failed_allocation", rows, figures)
 
 
 def _request(request: StepRequest) -> Text:
@@ -98,18 +95,14 @@ def owners(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             rows.append(Size(title, owner.bytes, indent=int(part)))
     if oom.device_total_bytes is not None:
         rows.append(Size(text("device total"), oom.device_total_bytes, TOTAL, "="))
-    notes = [
-        text("allocated is known at its peak only: at least this much was not allocated")
-        for owner in oom.owners
-        if owner.component == "allocated_peak" and owner.bytes
-    ]
-    logged = any(name.startswith("oom_") for name in rank.figures)
-    columns = (
-        _OWNER,
-        Column("GiB", "bytes", lambda size: gib_of(rank, size)),
-        Column("bytes", "bytes", COUNT, not logged),
+    peak = any(each.component == "allocated_peak" and each.bytes for each in oom.owners)
+    figures = {
+        "peak": peak,
+        "recorded": not any(name.startswith("oom_") for name in rank.figures),
+    }
+    yield draw(
+        sheet, "owners_at_failure", rows, figures, printed=lambda row: gib_of(rank, row.bytes)
     )
-    yield sheet.table(text("The device when the allocation failed"), columns, rows, notes)
 
 
 def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -124,40 +117,23 @@ def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     ]
     total = sum(size or 0 for size in sizes.values())
     rows.append(Size(text("reserved, not allocated"), total, TOTAL, "="))
-    notes = (
-        blocks.exact
-        and text("read after the failure; nothing was allocated or freed between both"),
-        blocks.freed_bytes is not None
-        and not blocks.exact
-        and text(
-            "read after the failure, when {freed_bytes:bytes} bytes less were allocated than at "
-            "it: blocks may have been smaller then",
-            blocks,
-        ),
-        blocks.streams > 1
-        and text(
-            "which of {streams} streams asked is not known; taken to be the one with the most "
-            "allocated memory",
-            blocks,
-        ),
-        blocks.expandable and text("segments of the pool are expandable"),
-    )
-    yield sheet.table(text("Reserved memory without a tensor"), (_OWNER, *SIZES[1:]), rows, notes)
-
-
-_READINGS = (
-    Column("When", lambda row: text("profile") if row.moment == PROFILE else row.moment),
-    Column("Part of the step", lambda row: TITLES["stages"][row.stage]),
-    Column("Took, GiB", "bytes", GIB3),
-    Column("Allocated then, GiB", "allocated_bytes", GIB3),
-)
+    figures = vars(blocks) | {"several": blocks.streams > 1}
+    yield draw(sheet, "free_blocks", rows, figures)
 
 
 def readings(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return what the parts of a step took, where a log notes it."""
     if rank.oom is not None and rank.oom.readings:
-        title = text("Parts of a step, as the log notes them")
-        yield sheet.table(title, _READINGS, rank.oom.readings, [merge_not_profiled(rank.oom)])
+        merge = merge_not_profiled(rank.oom)
+        notes = [] if merge is None else [merge]
+        yield draw(
+            sheet,
+            "step",
+            rank.oom.readings,
+            notes=notes,
+            moment_of=lambda row: text("profile") if row.moment == PROFILE else row.moment,
+            part=lambda row: TITLES["stages"][row.stage],
+        )
 
 
 def remedies(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -179,47 +155,27 @@ def remedies(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             return text("at most {size}", size=size)
         return text("at least {size}", size=size) if row.bound == AT_LEAST else size
 
-    columns = (
-        Column("Argument", "argument"),
-        Column("Gives, GiB", gives, right=True),
-        Column("Enough alone", enough),
-        Column("On what grounds", "grounds"),
+    granted = rank.budget.engine_kv_cache_bytes
+    shrinks = any(row.id in _SHRINK_THE_PROFILE for row in rows)
+    figures = {
+        "requested_bytes": rank.oom.requested_bytes,
+        "shrinks": shrinks,
+        "fixed": shrinks and rank.budget.takes_fixed_size,
+        "granted": granted,
+    }
+    yield draw(
+        sheet,
+        "remedies",
+        rows,
+        figures,
+        look=lambda row: styles[row.enough],
+        gives=gives,
+        answer=enough,
     )
-    option = text("a lower --gpu-memory-utilization")
-    if rank.budget.takes_fixed_size and rank.budget.engine_kv_cache_bytes is not None:
-        option = text("--kv-cache-memory-bytes {engine_kv_cache_bytes}", rank.budget)
-    notes = (
-        rank.oom.requested_bytes is not None
-        and text(
-            "enough for this allocation; what came after it would have taken more, by how much is "
-            "not known"
-        ),
-        any(row.id in _SHRINK_THE_PROFILE for row in rows)
-        and text(
-            "an argument that makes the profile run smaller makes the KV cache larger: keep its "
-            "size with {option}",
-            option=option,
-        ),
-    )
-    title = text("What would have let it pass")
-    yield sheet.table(title, columns, rows, notes, lambda row: styles[row.enough])
-
-
-_COUNTERS = (
-    Column("Module", itemgetter(0)),
-    Column("GiB", lambda row: row[1]["bytes"], GIB4),
-    Column("bytes", lambda row: row[1]["bytes"], COUNT),
-    Column("peak, GiB", lambda row: row[1]["peak_bytes"], GIB4),
-)
 
 
 def counters(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the runtime's counters of a rank that ran out of memory, where they were read."""
     if rank.oom is not None and rank.oom.components:
-        rows = sorted(rank.oom.components.items(), key=lambda row: -row[1]["bytes"])
-        note = text(
-            "APP: torch, operator workspace, ATB and all else that this process asked ACL for; "
-            "HCCL: communicators"
-        )
-        title = text("Device memory when an allocation failed, by the runtime's counters")
-        yield sheet.table(title, _COUNTERS, rows, [note])
+        rows = [{"name": name, **row} for name, row in rank.oom.components.items()]
+        yield draw(sheet, "counters", sorted(rows, key=lambda row: -row["bytes"]))

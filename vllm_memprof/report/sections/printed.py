@@ -8,8 +8,8 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.document import Row, Section
 from vllm_memprof.report.language import titles
-from vllm_memprof.report.sections.base import Sheet
-from vllm_memprof.tables import COUNT, GIB4, SIZES, Size
+from vllm_memprof.report.sections.base import Sheet, draw
+from vllm_memprof.tables import COUNT, GIB4, Size
 from vllm_memprof.text import text
 
 #: Figure -> the term of an equation that shows it where the equation is known.
@@ -36,16 +36,12 @@ def printed(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if not sheet.evidence.partial:
         return
     rows = list(_rows(rank))
-    subtracted = rank.figures.get("graph_estimate_charged")
-    notes: list[str] = []
-    if subtracted is not None and rank.budget.equation is None:
-        notes.append(
-            text("the engine says that it subtracts its graph estimate from the KV cache")
-            if subtracted
-            else text("the engine says that it does not subtract its graph estimate")
-        )
-    if rows or notes:
-        yield sheet.table(text("Other figures of the log"), SIZES if rows else (), rows, notes)
+    charged = rank.figures.get("graph_estimate_charged")
+    if rank.budget.equation is not None:  # its terms say so
+        charged = None
+    if rows or charged is not None:
+        figures = {"charged": charged == 1, "not_charged": charged == 0}
+        yield draw(sheet, "printed", rows, figures)
 
 
 def _rows(rank: RankReport) -> Iterator[Row | Size]:

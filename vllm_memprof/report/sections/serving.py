@@ -5,8 +5,7 @@ Nothing where the run was not sampled or traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from vllm_memprof.accounting.model import Cycle, OwnerGrowth, RankReport, RequestRow, StageRow
@@ -20,21 +19,13 @@ from vllm_memprof.accounting.serving.requests import largest
 from vllm_memprof.accounting.serving.trend import GROWING, STEADY, TOO_SHORT
 from vllm_memprof.document import BAD, PLAIN, Section
 from vllm_memprof.report.language import titles
-from vllm_memprof.report.sections.base import Sheet
+from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import (
-    COUNT,
     GIB,
     GIB3,
-    GIB4,
     MIB,
     RATE,
-    SECONDS,
-    Column,
-    Notes,
-    narrow_only,
     number,
-    where_known,
-    wide_only,
 )
 from vllm_memprof.text import text
 from vllm_memprof.units import MIB as MIB_BYTES
@@ -64,34 +55,18 @@ def _passages(stage: StageRow) -> str:
     return text("{passages}, {failed} failed", stage) if stage.failed else str(stage.passages)
 
 
-_STAGES = (
-    Column("Stage", lambda row: titles("stages").get(row.stage, row.stage)),
-    Column("Passages", _passages, right=True),
-    Column("Items", "items", number),
-    Column("Handed out", "allocated_total_bytes", GIB3),
-    Column("Held", "held_bytes", GIB3),
-    Column("Peak", "allocated_peak_bytes", GIB),
-    Column("Cache", "cache_bytes", GIB3, wide_only),
-    Column("Largest image", "image", _size),
-)
-
-
 def stages(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the multimodal stages."""
     if rank.stages:
-        notes = (
-            text(
-                "handed out: by the allocator during the passage with most of it, whether or not "
-                "it was freed again; held: allocated after that passage less before it"
-            ),
-            text(
-                "peak: most that was allocated in any passage, known only where the allocator's "
-                "own peak rose in it; memprof resets no peak"
-            ),
-        )
-        title = text("Multimodal stages while serving, GiB")
-        yield sheet.table(
-            title, _STAGES, rank.stages, notes, lambda row: BAD if row.failed else PLAIN
+        look = {True: BAD, False: PLAIN}
+        yield draw(
+            sheet,
+            "stages",
+            rank.stages,
+            look=lambda row: look[row.failed > 0],
+            title=lambda row: titles("stages").get(row.stage, row.stage),
+            passed=_passages,
+            size=lambda row: _size(row.image),
         )
 
 
@@ -103,20 +78,6 @@ class _Multimodal(NamedTuple):
     tokens: int | None
     size: str
     bytes: int | None
-
-
-_MULTIMODAL = (
-    Column("Multimodal", "title"),
-    Column("Items", "items", COUNT),
-    Column("Tokens", "tokens", COUNT),
-    Column("Largest image", "size", right=True),
-    Column("GiB", "bytes", GIB3),
-)
-_MERGED = {
-    True: text("the profile run merged embeddings"),
-    False: text("the profile run did not merge embeddings"),
-    None: text("whether the profile run merged embeddings is unknown"),
-}
 
 
 def multimodal(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -135,15 +96,8 @@ def multimodal(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         _Multimodal(encoder, of.came_items, of.came_tokens, came, of.came_bytes),
         _Multimodal(merge, None, of.merge_tokens, merged, of.merge_peak_bytes),
     ]
-    notes = (
-        text(
-            "GiB: most that was allocated in it less what was before, known only where the "
-            "allocator's own peak rose in it"
-        ),
-        _MERGED[of.merged],
-        bool(of.frames) and text("x {frames}: frames of the profiled video", of),
-    )
-    yield sheet.table(text("Multimodal profile against requests"), _MULTIMODAL, rows, notes)
+    figures = {"merged": of.merged, "unmerged": of.merged is False, "frames": of.frames or None}
+    yield draw(sheet, "multimodal", rows, figures)
 
 
 # Requests
@@ -178,22 +132,6 @@ def _stage(request: RequestRow) -> str | None:
     return titles("stages_short").get(request.peak_stage or "", request.peak_stage)
 
 
-_REQUESTS = (
-    Column("Request", "id", partial(_short, length=_WIDE_ID), wide_only, right=False),
-    Column("Request", "id", partial(_short, length=_ID), narrow_only, right=False),
-    Column("Prompt", "prompt_tokens", COUNT),
-    Column("Output", "output_tokens", COUNT),
-    Column("Images", _images, right=True),
-    Column("Peak", lambda row: _least(row) + GIB(row.allocated_peak_bytes), right=True),
-    Column("Above before", _above, when=wide_only, right=True),
-    Column("Left\nalloc.", "left_allocated_bytes", MIB),
-    Column("Left\nres.", "left_reserved_bytes", MIB),
-    Column("Stage of\npeak", _stage),
-    Column("Others", "others", number, wide_only),
-    Column("s", _seconds, SECONDS, wide_only),
-)
-
-
 def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return all requests, or the largest by each figure, in their order."""
     rows = shown = rank.requests
@@ -202,44 +140,29 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if len(rows) > SHOWN_REQUESTS:
         chosen = {id(row) for name in RANKED_BY for row in largest(rows, name)}
         shown = [row for row in rows if id(row) in chosen]
-    together = sum(bool(row.others) for row in rows)
-    failed = sum(row.finished is False for row in rows)
-    gone = rank.dropped.get("request_memory")
-    notes = (
-        len(shown) < len(rows)
-        and text(
-            "{shown} of {count} requests: the ten largest by peak, by what was left allocated and "
-            "by what was left reserved; all are in report.json",
-            shown=len(shown),
-            count=len(rows),
-        ),
-        any(map(_least, rows))
-        and text(
-            "≥: the allocator's peak did not rise while it ran, so the highest reading is shown"
-        ),
-        text(
-            "left: allocated (reserved) after the request less before it, of all that happened "
-            "meanwhile"
-        ),
-        together > 0
-        and text(
-            "{count} request(s) ran with others in the batch: their memory is that of all of them",
-            count=together,
-        ),
-        failed > 0
-        and text("{count} request(s) did not end: the engine failed or ended", count=failed),
-        gone is not None
-        and text(
-            "{count:,} older requests are no longer recorded, because the event files are "
-            "bounded; the ten largest by each figure were kept",
-            count=gone,
-        ),
-        rank.thinned
-        and text("older samples are thinned to their lowest and highest values: files are bounded"),
-    )
-    title = text("Requests: peak in GiB, left in MiB")
-    yield sheet.table(
-        title, _REQUESTS, shown, notes, lambda row: BAD if row.finished is False else PLAIN
+    figures = {
+        "shown": len(shown) if len(shown) < len(rows) else None,
+        "count": len(rows),
+        "least": any(map(_least, rows)),
+        "together": sum(bool(row.others) for row in rows) or None,
+        "failed": sum(row.finished is False for row in rows) or None,
+        "gone": rank.dropped.get("request_memory"),
+        "thinned": rank.thinned,
+    }
+    ended = {False: BAD}
+    yield draw(
+        sheet,
+        "requests",
+        shown,
+        figures,
+        look=lambda row: ended.get(row.finished, PLAIN),
+        name=lambda row: _short(row.id, _WIDE_ID),
+        short_name=lambda row: _short(row.id, _ID),
+        size=_images,
+        peak=lambda row: _least(row) + GIB(row.allocated_peak_bytes),
+        above=_above,
+        stage=_stage,
+        seconds=_seconds,
     )
 
 
@@ -260,43 +183,26 @@ def _verdict(row: OwnerGrowth) -> str:
     return text("fills") if filling else titles("growth_verdicts")[row.verdict]
 
 
-def _whole(value: float | None) -> str:
-    return number(value and int(value), ",")
-
-
-def _unsigned(size: int | None, digits: int = 1) -> str:
-    return RATE(size, digits).removeprefix("+")
-
-
-_GROWTH = (
-    Column("Last,\nMiB", "last_bytes", _unsigned, wide_only),
-    Column("Grown,\nMiB", "grown_bytes", MIB),
-    Column("Over\nrequests", "requests", _whole, wide_only),
-    Column("MiB per\nrequest", "bytes_per_request", RATE),
-    Column("interval", _interval, right=True),
-    Column("MiB per\nhour", "bytes_per_hour", MIB),
-    Column("Full after\nrequests", "requests_until_full", _whole, wide_only),
-    Column("Hours", "hours_until_full", partial(number, spec=",.1f"), wide_only),
-    Column("Verdict", _verdict),
-)
-
-
-def _growth(sheet: Sheet, title: str, first: Column, rows: list[OwnerGrowth]) -> Section:
+def _growth(
+    sheet: Sheet, name: str, rows: list[OwnerGrowth], title: Callable[[OwnerGrowth], str]
+) -> Section:
     filling = any(row.verdict == GROWING and row.bounded for row in rows)
-    notes = (
-        filling and text("fills: its room is fixed at the start, growth ends when it is full"),
-        text(
-            "interval: 99.8 %; grows: it lies above 0, and growth goes on to the end of the run; "
-            "grew: it holds more than at first, but in a few steps or ever more slowly, as a cache "
-            "does that fills"
-        ),
-    )
-    return sheet.table(
-        title,
-        (first, *_GROWTH),
+
+    def look(row: OwnerGrowth) -> str:
+        return BAD if row.verdict == GROWING and not row.bounded else PLAIN
+
+    return draw(
+        sheet,
+        name,
         rows,
-        notes,
-        lambda row: BAD if row.verdict == GROWING and not row.bounded else PLAIN,
+        {"filling": filling},
+        look=look,
+        title=title,
+        last=lambda row: MIB(row.last_bytes).removeprefix("+"),
+        interval=_interval,
+        until_full=lambda row: row.requests_until_full and int(row.requests_until_full),
+        hours=lambda row: number(row.hours_until_full, ",.1f"),
+        judged=_verdict,
     )
 
 
@@ -308,8 +214,7 @@ def device_growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             for row in rank.growth
             if row.owner != KV_BLOCKS and (row.last_bytes or row.grown_bytes)
         ]
-        owner = Column("Owner", lambda row: owner_title(row.owner))
-        yield _growth(sheet, text("Growth while serving"), owner, rows)
+        yield _growth(sheet, "device_growth", rows, lambda row: owner_title(row.owner))
 
 
 def host_growth(sheet: Sheet) -> Iterator[Section]:
@@ -317,9 +222,8 @@ def host_growth(sheet: Sheet) -> Iterator[Section]:
     judged = [row for row in sheet.report.growth if row.growth.verdict != TOO_SHORT]
     if judged:
         names = {id(row.growth): process_title(row) for row in judged}
-        process = Column("Process", lambda row: names[id(row)])
-        title = text("Growth of host memory while serving")
-        yield _growth(sheet, title, process, [row.growth for row in judged])
+        rows = [row.growth for row in judged]
+        yield _growth(sheet, "host_growth", rows, lambda row: names[id(row)])
 
 
 # Cycles of sleep mode, pauses and weight updates
@@ -332,21 +236,6 @@ def _emptied(cycle: Cycle) -> str | None:
     return text("yes") if cycle.emptied else text("no")
 
 
-_CYCLES = (
-    Column("Cycle", "number", number),
-    Column("s", "seconds", SECONDS, where_known, compared=False),
-    Column("Freed,\nGiB", "freed_bytes", GIB4, where_known),
-    Column("Asleep,\nGiB", "asleep_used_bytes", GIB4, where_known),
-    Column("Grown,\nMiB", "asleep_residue_bytes", MIB, where_known),
-    Column("After,\nGiB", "used_bytes", GIB4, where_known),
-    Column("Left,\nMiB", "residue_bytes", MIB, where_known),
-    Column("Allocated", "allocated_residue_bytes", MIB, where_known),
-    Column("Reserved, not\nallocated", "cached_residue_bytes", MIB, where_known),
-    Column("Non-torch", "non_torch_residue_bytes", MIB, where_known, marked=True),
-    Column("empty_cache", _emptied, when=where_known),
-)
-
-
 def cycles(kind: str, sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the cycles of a kind, and what each of them left on the device."""
     rows = [cycle for cycle in rank.cycles if cycle.kind == kind]
@@ -354,60 +243,36 @@ def cycles(kind: str, sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         return
     last = rows[-1:] if len(rows) > _LISTED_CYCLES + 1 else rows[_LISTED_CYCLES:]
     more = len(rows) - _LISTED_CYCLES - len(last)
-    notes: Notes = (
-        text("as the log prints them; grown: in use while asleep − in the sleep before")
-        if rows[0].freed_bytes is not None
-        else text(
-            "left: device memory in use after the cycle less that after the cycle before, by owner "
-            "in the columns behind it; the first cycle is compared with the moment before it"
-        ),
-        more > 0 and text("{count} more in report.json", count=more),
-    )
-    shown = [*rows[:_LISTED_CYCLES], *last]
-    yield sheet.table(titles("cycles")[kind], _CYCLES, shown, notes)
+    figures = {
+        kind: True,
+        "printed": rows[0].freed_bytes is not None,
+        "more": max(0, more) or None,
+    }
+    yield draw(sheet, "cycles", [*rows[:_LISTED_CYCLES], *last], figures, called=_emptied)
 
 
 # Lines of code whose memory stayed (--trace-allocations)
-
-_SITES = (
-    Column("Grown,\nMiB", "grown_bytes", partial(RATE, digits=2)),
-    Column("Alive,\nMiB", "bytes", partial(_unsigned, digits=2)),
-    Column("Blocks", "blocks", COUNT),
-    Column("Allocated at", lambda site: f"{site.site} {site.function}".strip()),
-)
 
 
 def allocations(sheet: Sheet) -> Iterator[Section]:
     """Return a table per traced process."""
     for traced in sheet.report.allocations:
-        process = process_title(traced)
-        title = text(
-            "{memory} that stayed after {requests:,} requests, by line of code, {process}",
-            traced,
-            memory=titles("traced")[traced.memory],
-            process=process,
-        )
+        figures = {
+            **vars(traced),
+            "process": process_title(traced),
+            "host": traced.memory == "host",
+            "fewer": traced.requests < traced.asked,
+        }
         large = [
             site for site in traced.sites if max(site.grown_bytes or 0, site.bytes) >= _LEAST_BYTES
         ]
-        notes = (
-            traced.reason is not None and text("nothing was traced: {reason}", traced),
-            traced.half_requests is not None
-            and text(
-                "grown: alive at the end less alive after {half_requests:,} of the requests; what "
-                "a line holds once, and does not hold more of, is no leak",
-                traced,
-            ),
-            traced.requests < traced.asked
-            and text("the process ended after {requests:,} of {asked:,} requests", traced),
-            traced.untraced_bytes is not None
-            and text("allocated before tracing began, alive: {untraced_bytes:gib} GiB", traced),
-            traced.memory == "host" and text("what C++ code allocates is not in it"),
-            traced.snapshot is not None
-            and text(
-                "{snapshot} in the run folder: for PyTorch's memory viewer "
-                "(pytorch.org/memory_viz)",
-                traced,
-            ),
+        yield draw(
+            sheet,
+            "allocations",
+            large,
+            figures,
+            most=_SHOWN_SITES,
+            grown=lambda site: RATE(site.grown_bytes, 2),
+            alive=lambda site: RATE(site.bytes, 2).removeprefix("+"),
+            place=lambda site: f"{site.site} {site.function}".strip(),
         )
-        yield sheet.table(title, _SITES, large, notes, most=_SHOWN_SITES)
