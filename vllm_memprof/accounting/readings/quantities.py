@@ -84,7 +84,6 @@ class Quantity:
     optional: bool = False
     estimated_by: str | None = None
     estimated_within: str | None = None
-    borrowed: bool = False
 
     def reading(self, of: Moments) -> Reading:
         """Read the quantity, every field filled in."""
