@@ -18,9 +18,8 @@ from tests.support.render import check_table, diff_table, outline, printed, tabl
 from tests.support.runs import check_result, diff_of, reports_of
 from vllm_memprof.accounting import Report
 from vllm_memprof.accounting.deployment.report import build_deployment
+from vllm_memprof.check.ci import render_check_github, render_check_junit
 from vllm_memprof.check.document import check_document
-from vllm_memprof.check.github import render_check_github
-from vllm_memprof.check.junit import render_check_junit
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.compare.document import diff_document

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 
 import typer
 
 from vllm_memprof.cli.options import WRITTEN, command_app
-from vllm_memprof.cli.show import write_result
+from vllm_memprof.cli.show import say, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.holders.document import waiting_lines, who_document
 from vllm_memprof.holders.driver import Source, npu_source, simulated_source
@@ -63,16 +62,15 @@ def who(
 
     said: list[str] = []
 
-    def say(who: Who) -> None:
+    def tell(who: Who) -> None:
         """Print what is waited for when it differs from what was printed last."""
-
         lines = [*map(language(ctx.params["lang"]), waiting_lines(who, wanted or 0))]
         for line in lines:
             if line not in said:
-                print(f"memprof: {line}", file=sys.stderr, flush=True)
+                say(line)
         said[:] = lines
 
-    found = looked() if wanted is None else wait_until_free(looked, wanted, limit_s, say)
+    found = looked() if wanted is None else wait_until_free(looked, wanted, limit_s, tell)
     write_result(ctx, found, who_document)
     if found.wait is not None and not found.wait.met:
         raise typer.Exit(TIMED_OUT)

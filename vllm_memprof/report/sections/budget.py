@@ -215,10 +215,9 @@ def fits_request(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         """Yield what each correction is, and the items that make its difference."""
         for other in budget.corrections:
             yield text("{title}: {formula}", other)
-            items = [item for item in known if item.name in other.parts]
-            less, total = computed - other.bytes, sum(item.bytes or 0 for item in items)
-            if items and abs(less - total) <= budget.tolerance_bytes:
-                parts = join(" + ", [text("{bytes:gib} {title}", item) for item in items])
+            less, total = computed - (other.bytes or 0), sum(part.bytes for part in other.parts)
+            if other.parts and abs(less - total) <= budget.tolerance_bytes:
+                parts = join(" + ", [text("{bytes:gib} {title}", part) for part in other.parts])
                 yield text(
                     "{size:gib} GiB less = {parts}, each to its printed digits",
                     size=less,

@@ -10,6 +10,7 @@ from functools import partial
 from statistics import median_low
 from typing import NamedTuple
 
+from vllm_memprof.accounting.deployment.host_clocks import BLOCKING
 from vllm_memprof.accounting.model import (
     COLLECTIVES,
     FIRST,
@@ -116,9 +117,6 @@ def _clocks(rows: list[HostRow]) -> tuple[dict[str, str], list[Text]]:
             row.host or "-"
         )
     reference = by.get(FIRST, ["-"])[0]
-    phases = dict.fromkeys(
-        phase for row in rows if row.clock.by == COLLECTIVES for phase in row.clock.phases
-    )
     differing = [
         text(
             "the wall clocks of {host} and {first} differ by at least {seconds:.3f} s",
@@ -130,7 +128,7 @@ def _clocks(rows: list[HostRow]) -> tuple[dict[str, str], list[Text]]:
         if row.clock.wall_differs_ns
     ]
     figures = {how: fold(list(dict.fromkeys(hosts))) for how, hosts in by.items()}
-    return figures | {"reference": reference, "phases": ", ".join(phases)}, differing
+    return figures | {"reference": reference, "phases": BLOCKING}, differing
 
 
 def cores(sheet: Sheet) -> Iterator[Section]:
