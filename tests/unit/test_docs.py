@@ -198,7 +198,6 @@ OWN_ROWS = (
     "Python memory that stayed",
     "Devices",
     "Processes",
-    "Engine processes left behind",
 )
 
 
