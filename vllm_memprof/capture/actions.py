@@ -16,6 +16,7 @@ from vllm_memprof.capture.hook import (
     DEVICE_READY,
     END,
     ENGINE_READY,
+    FIRST_STEPS,
     MODEL_READY,
     PROFILED,
     Call,
@@ -189,7 +190,7 @@ def leave_warm_up(recorder: Recorder, call: Call) -> None:
     recorder.notes.serving = True
     device_thread.start(recorder)
     tracing.trace_device(recorder)
-    recorder.hooks.release(MODEL_READY)
+    recorder.hooks.release(FIRST_STEPS)  # every communicator of the model has been used
     recorder.hooks.self_check(MODEL_READY)
 
 

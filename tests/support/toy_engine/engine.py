@@ -33,6 +33,7 @@ def _make_device() -> None:
         _npu_getDevice=lambda: 0,
         _npu_memoryStats=_statistics,
         _npu_emptyCache=lambda: None,
+        _npu_resetPeakMemoryStats=lambda device: None,
     )
     npu = SimpleNamespace(
         is_initialized=lambda: _held["ready"],

@@ -1,8 +1,7 @@
-"""Constructors of rows, by kind: a phase, a phase of both backends' workers, a marker."""
+"""Constructors of rows, by kind: a phase, a marker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from vllm_memprof.capture.actions import begin_phase, end_phase
@@ -27,24 +26,3 @@ def phase(
 def marker(hook_id: str, *targets: str, **fields: Any) -> Hook:
     """Return a row that marks no phase: it feeds other rows, or says what the process is."""
     return Hook(hook_id, None, targets, **fields)
-
-
-def rows_of(
-    engine: str, prefix: str, versions: str
-) -> tuple[Callable[..., Hook], Callable[..., Hook]]:
-    """Return ``phase`` and ``marker`` for one engine.
-
-    Args:
-        engine: of its rows.
-        prefix: of their ids.
-        versions: of the engine, where a row names none.
-    """
-    common = {"engine": engine, "versions": versions}
-
-    def phase_of(hook_id: str, *names: str, **fields: Any) -> Hook:
-        return phase(f"{prefix}{hook_id}", *names, **{**common, **fields})
-
-    def marker_of(hook_id: str, *targets: str, **fields: Any) -> Hook:
-        return marker(f"{prefix}{hook_id}", *targets, **{**common, **fields})
-
-    return phase_of, marker_of

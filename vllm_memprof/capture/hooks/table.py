@@ -1,26 +1,81 @@
-"""The hook table: the rows of every engine, and the rows in force for one of them."""
+"""The hook table: the rows below every engine, those of each, and the rows in force for one."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
-from vllm_memprof.capture.hook import Hook
+from vllm_memprof.capture import communicators, empty_cache
+from vllm_memprof.capture.actions import fold_peak
+from vllm_memprof.capture.hook import FIRST_STEPS, OPTIONAL, Hook
+from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
 from vllm_memprof.capture.versions import in_range
 from vllm_memprof.engines import ENGINES
 
-#: Rows that several engines share stand here once.
-HOOKS: tuple[Hook, ...] = tuple(
-    dict.fromkeys(hook for row in ENGINES.values() for hook in import_module(row.hooks).HOOKS)
+#: Collectives of a process group, below torch.distributed's functions: by-name imports, functional
+#: wrappers and compiled regions all arrive here, and replacing these does not change what the
+#: compiler sees.
+_COLLECTIVES = (
+    "allreduce",
+    "allreduce_coalesced",
+    "allgather",
+    "_allgather_base",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "recv_anysource",
+    "barrier",
 )
+_EVERY: dict[str, Any] = {"engine": None, "versions": ""}
+_EMPTY_CACHE = {**_EVERY, "enter": empty_cache.enter, "leave": empty_cache.leave}
+#: They come off once every communicator has been used: until then each call costs microseconds.
+_COLLECTIVE = {**_EVERY, "enter": communicators.enter, "leave": communicators.leave,
+               "need": OPTIONAL, "until": FIRST_STEPS}  # fmt: skip
+
+# fmt: off
+HOOKS: tuple[Hook, ...] = (
+    # Whatever name an engine calls it under (torch.npu, torch.cuda through transfer_to_npu): it is
+    # this function that the call ends in. vllm-ascend replaces torch.accelerator.* after plugins
+    # ran; these survive that.
+    phase("leaf.empty_cache", "empty_cache", "torch_npu._C:_npu_emptyCache",
+          backends=NPU, after="torch_npu", least_calls=1, **_EMPTY_CACHE),
+    phase("cuda.leaf.empty_cache", "empty_cache",
+          "torch._C:_cuda_emptyCache", "torch._C:_accelerator_emptyCache",
+          backends=CUDA, after="torch", **_EMPTY_CACHE),
+    marker("leaf.reset_peak", "torch_npu._C:_npu_resetPeakMemoryStats",
+           enter=fold_peak, backends=NPU, after="torch_npu", **_EVERY),
+    marker("cuda.leaf.reset_peak",
+           "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
+           enter=fold_peak, backends=CUDA, after="torch", **_EVERY),
+    phase("pg.collective", "communicator",
+          *(f"torch.distributed:ProcessGroup.{name}" for name in _COLLECTIVES),
+          after="torch.distributed", **_COLLECTIVE),
+    # torch_npu sends batched point-to-point operations straight to the backend
+    phase("pg.batch_p2p", "communicator",
+          "torch_npu._C._distributed_c10d:ProcessGroupHCCL.batch_isend_irecv",
+          backends=NPU, after="torch_npu", **_COLLECTIVE),
+    *(hook for row in ENGINES.values() for hook in import_module(row.hooks).HOOKS),
+)
+# fmt: on
 
 
 def rows_in_force(
-    backend: str | None, version: str | None, sampling: bool = False, engine: str = "vllm"
+    backend: str, version: str | None, sampling: bool = False, engine: str = "vllm"
 ) -> tuple[Hook, ...]:
     """Return the rows in force.
 
     Args:
-        backend: of the process; None: rows of every backend.
+        backend: of the process; "": rows of every backend.
         version: of the engine; None: all.
         sampling: also rows that are called in every step.
         engine: whose rows; those of every engine are among them.

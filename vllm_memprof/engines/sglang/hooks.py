@@ -6,13 +6,13 @@ name has a target in each of them: the attribute of the importing module is what
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture import steps
 from vllm_memprof.capture.hook import END, ENGINE_READY, FIRST_STEPS, OPTIONAL, Hook
-from vllm_memprof.capture.hooks.rows import rows_of
-from vllm_memprof.capture.hooks.shared import shared_rows
+from vllm_memprof.capture.hooks.rows import marker, phase
 from vllm_memprof.engines.sglang import actions, items
 from vllm_memprof.engines.sglang import steps as batches
 
@@ -29,7 +29,8 @@ _MM = "sglang.srt.managers.mm_utils"
 _HTTP = "sglang.srt.entrypoints.http_server"
 
 
-_phase, _marker = rows_of("sglang", "sgl.", _VERSIONS)
+_phase = partial(phase, engine="sglang", versions=_VERSIONS)
+_marker = partial(marker, engine="sglang", versions=_VERSIONS)
 
 
 def _online(hook_id: str, phase_id: str, *targets: str) -> Hook:
@@ -45,101 +46,102 @@ def _step(hook_id: str, *targets: str, **fields: Any) -> Hook:
 # fmt: off
 HOOKS: tuple[Hook, ...] = (
     # --- The role of the process.
-    _marker("role.scheduler", f"{_SCHEDULER}.__init__",
+    _marker("sgl.role.scheduler", f"{_SCHEDULER}.__init__",
             enter=actions.enter_scheduler, leave=actions.leave_scheduler,
             least_calls=1, due=ENGINE_READY),
-    _marker("role.detokenizer",
+    _marker("sgl.role.detokenizer",
             "sglang.srt.managers.detokenizer_manager:DetokenizerManager.__init__",
             enter=actions.become_detokenizer, need=OPTIONAL, role="detokenizer", due=END),
-    _marker("role.launcher",
+    _marker("sgl.role.launcher",
             "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
             enter=actions.enter_launch, need=OPTIONAL, role="api", due=END),
 
     # --- Start-up of a scheduler.
-    _phase("device_init", "device_init",
+    _phase("sgl.device_init", "device_init",
            "sglang.srt.distributed.bootstrap:init_parallel_runtime",
            enter=actions.begin_device_init, leave=actions.leave_parallel_runtime, need=OPTIONAL),
     # Communicators are lazy: their bytes appear at the first collective.
-    _phase("hccl_init", "hccl_init", "sglang.srt.distributed.bootstrap:_init_parallel_groups",
+    _phase("sgl.hccl_init", "hccl_init", "sglang.srt.distributed.bootstrap:_init_parallel_groups",
            need=OPTIONAL),
-    _marker("distributed", f"{_RUNNER}.init_torch_distributed",
+    _marker("sgl.distributed", f"{_RUNNER}.init_torch_distributed",
             leave=actions.leave_distributed, least_calls=1),
-    _phase("weight_load", "weight_load", f"{_RUNNER}.load_model",
+    _phase("sgl.weight_load", "weight_load", f"{_RUNNER}.load_model",
            enter=actions.begin_load, leave=actions.leave_load, least_calls=1),
-    _phase("kv_sizing", "kv_cache_sizing", f"{_KV}:KVCacheConfigurator._profile_available_bytes",
+    _phase("sgl.kv_sizing", "kv_cache_sizing",
+           f"{_KV}:KVCacheConfigurator._profile_available_bytes",
            enter=actions.begin_sizing, leave=actions.leave_sizing, least_calls=1),
     # What the engine reads and does not keep.
-    _marker("kv_free", f"{_KV}:get_available_gpu_memory", leave=actions.keep_available),
-    _marker("kv_reservation", f"{_KV}:mm_runtime_reservation_gb",
+    _marker("sgl.kv_free", f"{_KV}:get_available_gpu_memory", leave=actions.keep_available),
+    _marker("sgl.kv_reservation", f"{_KV}:mm_runtime_reservation_gb",
             leave=actions.keep_reservation, need=OPTIONAL),
-    _marker("mm_cache", "sglang.srt.mem_cache.kv_cache_builder:init_mm_embedding_cache",
+    _marker("sgl.mm_cache", "sglang.srt.mem_cache.kv_cache_builder:init_mm_embedding_cache",
             leave=actions.keep_embedding_limit, need=OPTIONAL),
-    _marker("kv_cell",
+    _marker("sgl.kv_cell",
             "sglang.srt.model_executor.pool_configurator:DefaultPoolConfigurator"
             ".calculate_pool_sizes",
             leave=actions.keep_cell, need=OPTIONAL),
-    _marker("kv_configure", f"{_KV}:KVCacheConfigurator.configure",
+    _marker("sgl.kv_configure", f"{_KV}:KVCacheConfigurator.configure",
             leave=actions.leave_configure, least_calls=1),
-    _phase("kv_alloc", "kv_cache_alloc", f"{_KV}:KVCacheConfigurator._init_pools", least_calls=1),
+    _phase("sgl.kv_alloc", "kv_cache_alloc", f"{_KV}:KVCacheConfigurator._init_pools",
+           least_calls=1),
     # Inside it: a table of the tokens of every request, which no figure of the engine holds.
-    _phase("request_pool", "request_pool",
+    _phase("sgl.request_pool", "request_pool",
            "sglang.srt.mem_cache.memory_pool:ReqToTokenPool.__init__",
            enter=actions.begin_request_pool, need=OPTIONAL),
-    _marker("pools", f"{_SCHEDULER}.init_memory_pools", leave=actions.leave_pools, need=OPTIONAL),
+    _marker("sgl.pools", f"{_SCHEDULER}.init_memory_pools",
+            leave=actions.leave_pools, need=OPTIONAL),
     # Called without graphs, too, where it captures nothing.
-    _phase("graph_capture", "graph_capture", f"{_GRAPHS}:capture_decode_graph",
+    _phase("sgl.graph_capture", "graph_capture", f"{_GRAPHS}:capture_decode_graph",
            "sglang.srt.model_executor.model_runner:capture_decode_graph",
            f"{_RUNNER}.init_device_graphs",
            enter=actions.begin_graph_capture, leave=actions.leave_graph_capture, need=OPTIONAL),
-    _phase("shutdown", "shutdown", f"{_SCHEDULER}.release_host_resources",
+    _phase("sgl.shutdown", "shutdown", f"{_SCHEDULER}.release_host_resources",
            leave=actions.leave_shutdown, need=OPTIONAL, due=END),
 
     # --- After the start-up.
-    *(_online(f"update.{way}", "weight_update", f"{_WEIGHTS}.update_weights_from_{way}",
+    *(_online(f"sgl.update.{way}", "weight_update", f"{_WEIGHTS}.update_weights_from_{way}",
               f"{_WEIGHTS_MIXIN}.update_weights_from_{way}")
       for way in ("disk", "tensor", "distributed", "ipc")),
-    _online("release", "release_memory", f"{_WEIGHTS}.release_memory_occupation",
+    _online("sgl.release", "release_memory", f"{_WEIGHTS}.release_memory_occupation",
             f"{_WEIGHTS_MIXIN}.release_memory_occupation"),
-    _online("resume", "resume_memory", f"{_WEIGHTS}.resume_memory_occupation",
+    _online("sgl.resume", "resume_memory", f"{_WEIGHTS}.resume_memory_occupation",
             f"{_WEIGHTS_MIXIN}.resume_memory_occupation"),
-    _online("flush_cache", "flush_cache", f"{_SCHEDULER}.flush_cache"),
-    _online("pause", "pause", f"{_SCHEDULER}.pause_generation"),
-    _online("continue", "continue", f"{_SCHEDULER}.continue_generation"),
+    _online("sgl.flush_cache", "flush_cache", f"{_SCHEDULER}.flush_cache"),
+    _online("sgl.pause", "pause", f"{_SCHEDULER}.pause_generation"),
+    _online("sgl.continue", "continue", f"{_SCHEDULER}.continue_generation"),
     # What ends the loop is an error, which is read here: the scheduler prints it and asks its
     # parent to end.
-    _marker("event_loop", f"{_SCHEDULER}.run_event_loop", f"{_SCHEDULER}.event_loop_normal",
+    _marker("sgl.event_loop", f"{_SCHEDULER}.run_event_loop", f"{_SCHEDULER}.event_loop_normal",
             f"{_SCHEDULER}.event_loop_overlap",
             leave=actions.leave_event_loop, need=OPTIONAL, due=END),
 
     # --- Steps, in sampled runs alone.
-    _step("s.batch", f"{_SCHEDULER}.run_batch",
+    _step("sgl.s.batch", f"{_SCHEDULER}.run_batch",
           enter=batches.enter_batch, leave=batches.leave_batch),
-    _step("s.result", f"{_SCHEDULER}.process_batch_result", leave=batches.leave_result),
+    _step("sgl.s.result", f"{_SCHEDULER}.process_batch_result", leave=batches.leave_result),
 
     # Parts of a step that multimodal requests alone have. The merge is what embed_mm_inputs does
     # after the encoder.
-    _step("s.mm_encoder", "<loaded>:model.get_image_feature", "<loaded>:model.get_video_feature",
-          "<loaded>:model.get_audio_feature",
+    _step("sgl.s.mm_encoder", "<loaded>:model.get_image_feature",
+          "<loaded>:model.get_video_feature", "<loaded>:model.get_audio_feature",
           enter=items.enter_encoder, leave=steps.leave_stage),
-    _step("s.mm_embedding", f"{_MM}:get_embedding_and_mask",
+    _step("sgl.s.mm_embedding", f"{_MM}:get_embedding_and_mask",
           enter=items.enter_embedding, leave=items.leave_embedding),
-    _step("s.mm_merge", f"{_MM}:embed_mm_inputs", leave=items.leave_embed),
-    _step("s.mm_cache",
+    _step("sgl.s.mm_merge", f"{_MM}:embed_mm_inputs", leave=items.leave_embed),
+    _step("sgl.s.mm_cache",
           "sglang.srt.mem_cache.multimodal_cache:MultiModalStaticCache.set",
           leave=items.leave_cache_set),
 
-    # --- The allocator's own functions, and the first collective of each device group. Without
-    # graphs that is in the first batches.
-    *shared_rows("sglang", FIRST_STEPS, prefix="sgl."),
-    _phase("first_steps", "request",
+    # Without graphs communicators are first used in the first batches.
+    _phase("sgl.first_steps", "request",
            "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
            enter=actions.enter_first_steps, leave=actions.leave_first_steps,
            need=OPTIONAL, until=FIRST_STEPS, due=END),
 
     # --- The process of tokenizer manager and HTTP server.
-    _marker("serving", f"{_HTTP}:_wait_and_warmup",
+    _marker("sgl.serving", f"{_HTTP}:_wait_and_warmup",
             leave=shared.announce_server, need=OPTIONAL, role="api", due=END),
-    _marker("end", f"{_HTTP}:kill_process_tree",
+    _marker("sgl.end", f"{_HTTP}:kill_process_tree",
             "sglang.srt.entrypoints.engine:kill_process_tree",
             "sglang.srt.managers.tokenizer_manager:kill_process_tree",
             "__main__:kill_process_tree",

@@ -8,10 +8,11 @@ plug-ins, no KV cache.
 
 from __future__ import annotations
 
+from functools import partial
+
 from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture.hook import END, FIRST_STEPS, OPTIONAL, Hook
-from vllm_memprof.capture.hooks.rows import rows_of
-from vllm_memprof.capture.hooks.shared import shared_rows
+from vllm_memprof.capture.hooks.rows import marker, phase
 from vllm_memprof.engines.sglang_diffusion import actions
 
 #: Releases that were read.
@@ -20,42 +21,40 @@ _GEN = "sglang.multimodal_gen.runtime"
 _WORKER = f"{_GEN}.managers.gpu_worker"
 
 
-_phase, _marker = rows_of("sglang-diffusion", "sgd.", _VERSIONS)
+_phase = partial(phase, engine="sglang-diffusion", versions=_VERSIONS)
+_marker = partial(marker, engine="sglang-diffusion", versions=_VERSIONS)
 
 
 # fmt: off
 HOOKS: tuple[Hook, ...] = (
     # --- The role of the process.
-    _marker("role.worker", f"{_WORKER}:GPUWorker.__init__",
+    _marker("sgd.role.worker", f"{_WORKER}:GPUWorker.__init__",
             enter=actions.enter_worker, leave=actions.leave_worker,
             least_calls=1),
-    _marker("role.launcher",
+    _marker("sgd.role.launcher",
             f"{_GEN}.entrypoints.diffusion_generator:DiffGenerator.__init__",
             enter=actions.enter_launcher, need=OPTIONAL, role="api", due=END),
 
     # --- Start-up of a worker.
-    _phase("device_init", "device_init",
+    _phase("sgd.device_init", "device_init",
            f"{_WORKER}:maybe_init_distributed_environment_and_model_parallel",
            enter=shared.begin_device_init, leave=actions.leave_device_init,
            least_calls=1),
-    _phase("hccl_init", "hccl_init",
+    _phase("sgd.hccl_init", "hccl_init",
            f"{_GEN}.distributed.parallel_state:initialize_model_parallel", need=OPTIONAL),
-    _phase("weight_load", "weight_load", f"{_WORKER}:build_pipeline", least_calls=1),
+    _phase("sgd.weight_load", "weight_load", f"{_WORKER}:build_pipeline", least_calls=1),
     # Inside it: the parts of the pipeline, each loaded by itself.
-    _phase("component_load", "component_load",
+    _phase("sgd.component_load", "component_load",
            f"{_GEN}.loader.component_loaders.component_loader:ComponentLoader.load",
            enter=actions.begin_component, need=OPTIONAL),
 
     # --- The first requests: a phase each, and one per stage of the pipeline.
-    _phase("request", "request", f"{_WORKER}:GPUWorker.execute_forward",
+    _phase("sgd.request", "request", f"{_WORKER}:GPUWorker.execute_forward",
            enter=actions.begin_request, leave=actions.leave_request,
            need=OPTIONAL, until=FIRST_STEPS, due=END),
-    _phase("stage", "stage", f"{_GEN}.pipelines_core.stages.base:PipelineStage.__call__",
+    _phase("sgd.stage", "stage", f"{_GEN}.pipelines_core.stages.base:PipelineStage.__call__",
            enter=actions.begin_stage, need=OPTIONAL, until=FIRST_STEPS, due=END),
-    _marker("event_loop", f"{_GEN}.managers.scheduler:Scheduler.event_loop",
+    _marker("sgd.event_loop", f"{_GEN}.managers.scheduler:Scheduler.event_loop",
             leave=actions.leave_event_loop, need=OPTIONAL, due=END),
-
-    # --- The allocator's own functions, and the first collective of each device group.
-    *shared_rows("sglang-diffusion", FIRST_STEPS, prefix="sgd."),
 )
 # fmt: on

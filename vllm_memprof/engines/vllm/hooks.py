@@ -12,14 +12,11 @@ from vllm_memprof.capture.hook import (
     END,
     ENGINE_READY,
     EXPECTED_ABSENT,
-    MODEL_READY,
     OPTIONAL,
     PROFILED,
-    REQUIRED,
     Hook,
 )
 from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
-from vllm_memprof.capture.hooks.shared import shared_rows
 
 _NPU_WORKER = "vllm_ascend.worker.worker:NPUWorker"
 _NPU_WORKER_V1 = "vllm_ascend.worker.worker_v1:NPUWorker"
@@ -251,10 +248,6 @@ HOOKS: tuple[Hook, ...] = (
           enter=steps.enter_free_request, role="engine_core"),
     _step("s.api_ready", "vllm.v1.engine.llm_engine:LLMEngine.__init__",
           "vllm.v1.engine.async_llm:AsyncLLM.__init__", leave=steps.leave_ready, role="api"),
-
-    # --- The allocator's own functions, which survive that vllm-ascend replaces torch.accelerator.*
-    # after plugins ran; and the first collective of each device group, until the model is warm.
-    *shared_rows("vllm", MODEL_READY, need=REQUIRED, least_resets=1),
 
     # --- Engine core.
     marker("core.kv_caches", f"{_CORE}:EngineCore._initialize_kv_caches",
