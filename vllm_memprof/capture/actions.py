@@ -110,7 +110,8 @@ def leave_profile_run(recorder: Recorder, call: Call) -> None:
 
 
 def keep_profile_result(recorder: Recorder, call: Call) -> None:
-    recorder.notes.profile_result = call.result
+    if recorder.is_open("profile_run"):
+        recorder.notes.profile_result = call.subject
 
 
 def begin_mm_profile(recorder: Recorder, call: Call) -> None:

@@ -64,7 +64,7 @@ class Binding:
             known = (base for base in owner.__mro__ if (base.__module__, base.__qualname__) == name)
             owner = next(known, owner)
         found = None if owner is None else vars(owner).get(self.attribute)
-        if found is None and not isinstance(owner, type):
+        if found is None and owner is not None and not isinstance(owner, type):
             found = getattr(owner, self.attribute, None)  # of C modules, not in their __dict__
         if found is None:
             self.state = MISSING

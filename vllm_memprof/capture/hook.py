@@ -85,7 +85,6 @@ class Hook:
     need: str = REQUIRED  # REQUIRED | OPTIONAL | EXPECTED_ABSENT
     #: worker | engine_core | api | detokenizer: in which process it is expected to bind
     role: str = "worker"
-    kind: str = "around"  # around (function, method) | context (returns a context manager) | async
     backends: tuple[str, ...] = ("npu", "cuda")
     versions: str = ">=0.11"  # of the engine
     engine: str | None = "vllm"  # None: of every engine

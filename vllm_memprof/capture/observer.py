@@ -11,8 +11,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -77,21 +76,7 @@ class Observer:
                 call.result = function(*args, **kwargs)
             return call.result
 
-        @functools.wraps(function)
-        async def memprof_async(*args: Any, **kwargs: Any) -> Any:
-            with _Observed(hook, name, args, kwargs, observer=self) as call:
-                call.result = await function(*args, **kwargs)
-            return call.result
-
-        @functools.wraps(function)
-        @contextmanager
-        def memprof_context(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            call = _Observed(hook, name, args, kwargs, observer=self)
-            with call, function(*args, **kwargs) as call.result:
-                yield call.result
-
-        kinds = {"around": memprof_wrapper, "async": memprof_async, "context": memprof_context}
-        return kinds[hook.kind]
+        return memprof_wrapper
 
     def run(self, half: Half, call: Call) -> None:
         """Run one half of a row; if it fails, record that once and never run this row again."""

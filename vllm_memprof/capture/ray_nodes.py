@@ -34,7 +34,6 @@ from vllm_memprof.capture.callsite import outwards
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.writer import EventWriter, process_name
-from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.schema import (
     ENV_NODE_DIR,
     ENV_RAY_SHIP,
@@ -53,10 +52,9 @@ PACKAGE = Path(__file__).resolve().parent.parent
 #: alone.
 PARTS = (
     *("__init__.py", "errors.py", "files.py", "options.py", "redact.py"),
-    *("units.py", "version.py"),
-    *("capture", "capture/hooks", "record"),
-    *("engines", *(f"engines/{name.replace('-', '_')}" for name in ENGINES)),
+    *("units.py", "version.py", "capture", "engines", "record"),
 )
+_NOT_SENT = shutil.ignore_patterns("__pycache__", ".*", "*.md", "*.toml")
 _METADATA = f"{PACKAGE.name}-{__version__}.dist-info"
 _ENTRY_POINT = "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
 #: Ray's own variable: the job that runs this process has a runtime environment already, and a
@@ -64,8 +62,8 @@ _ENTRY_POINT = "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:re
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _PREFIX = "MEMPROF_"
 _MESSAGE_LENGTH = 300
-#: Seconds in which a node takes a connection, and a short call of the collector is answered; that
-#: workers have for their last lines, when the engine ends.
+#: Seconds in which a node takes a connection; that workers have for their last lines, when the
+#: engine ends.
 _ANSWER_S, _FINISH_S = 2.0, 3.0
 #: Name of the collector among the actors of this run.
 _COLLECTOR = "memprof-{}"
@@ -120,16 +118,14 @@ def _restore(recorder: Recorder) -> None:
 def stage() -> Path:
     """Write this package and the metadata by which vLLM finds it into a new folder."""
     staged = Path(tempfile.mkdtemp(prefix="memprof-ray-"))
-    for part in PARTS:
-        source = PACKAGE / part
-        for module in source.iterdir() if source.is_dir() else (source,):
-            if module.suffix not in (".py", ".json"):
-                continue
-            target = staged / module.relative_to(PACKAGE.parent)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(module, target)
-    metadata = staged / _METADATA
+    package, metadata = staged / PACKAGE.name, staged / _METADATA
+    package.mkdir()
     metadata.mkdir()
+    for part in PARTS:
+        if (PACKAGE / part).is_dir():
+            shutil.copytree(PACKAGE / part, package / part, ignore=_NOT_SENT)
+        else:
+            shutil.copy(PACKAGE / part, package / part)
     (metadata / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: vllm-memprof\nVersion: {__version__}\n"
     )
@@ -174,13 +170,8 @@ def enter_shutdown(recorder: Recorder, call: Call) -> None:
     if getattr(executor, "shutting_down", False) or collector is None:
         return
     if not getattr(executor, "is_failed", False):
-        if ray.is_initialized():
-            ray.get(collector.end.remote(), timeout=_ANSWER_S)
-            until_s = time.monotonic() + _FINISH_S
-            while time.monotonic() < until_s:
-                if not ray.get(collector.unfinished.remote(), timeout=_ANSWER_S):
-                    break
-                time.sleep(0.05)
+        with suppress(Exception):  # it is late, or gone
+            ray.get(collector.end.remote(), timeout=_FINISH_S)
         return
     nodes = {node["NodeID"]: node for node in ray.nodes()}
     answers: dict[str, bool] = {}
@@ -283,7 +274,7 @@ class Sender:
         self._sent: dict[Path, tuple[int, int]] = {}  # file -> inode, bytes
 
     def run(self) -> None:
-        failures, place = 0, self._place
+        place = self._place
         try:
             collector = self._find_collector()
             self._call(collector.greet, place.node, process_name(), place.sent)
@@ -293,17 +284,11 @@ class Sender:
                 if self.news.wait(_LOOK_S):
                     self.news.clear()
                     time.sleep(_GATHER_S)
-                try:
-                    ending = self._ending.is_set()
-                    self.send_news(collector)
-                    if ending:
-                        self._ending.clear()
-                        self._call(collector.finished, process_name())
-                    failures = 0
-                except Exception:
-                    failures += 1
-                    if failures == _MOST_FAILURES:
-                        raise
+                ending = self._ending.is_set()
+                self.send_news(collector)
+                if ending:
+                    self._ending.clear()
+                    self._call(collector.greet, place.node, process_name(), False)
         except Exception as error:
             with suppress(Exception):
                 self._recorder.writer.written = None
@@ -337,7 +322,14 @@ class Sender:
                 file.seek(sent)
 
     def _call(self, method: Any, *args: object) -> Any:
-        return self._ray.get(method.remote(*args), timeout=_CALL_S)
+        failures = 0
+        while True:
+            try:
+                return self._ray.get(method.remote(*args), timeout=_CALL_S)
+            except Exception:
+                failures += 1
+                if failures == _MOST_FAILURES:
+                    raise
 
     def _find_collector(self) -> Any:
         name = _COLLECTOR.format(os.environ.get(ENV_RUN_ID, ""))
@@ -373,9 +365,11 @@ class Collector:
         self._thread = threading.Thread(target=self._watch, name="memprof-nodes", daemon=True)
 
     def greet(self, node: str, process: str, sends: bool) -> None:
-        """Note a node that a process of the run is on, and whether it sends its lines here."""
+        """Note a node that a process of the run is on, and whether it has lines to send here."""
         if sends:
             self._unfinished.add(process)
+        else:
+            self._unfinished.discard(process)
         self._nodes.add(node)
         if self._thread.ident is None:
             self._thread.start()
@@ -385,16 +379,10 @@ class Collector:
         await self._end.wait()
 
     async def end(self) -> None:
-        """Ask all senders for their last lines."""
+        """Ask all senders for their last lines, and return when they have come."""
         self._end.set()
-
-    def finished(self, process: str) -> None:
-        """Note that a process has sent its last lines."""
-        self._unfinished.discard(process)
-
-    def unfinished(self) -> int:
-        """Return how many processes have not."""
-        return len(self._unfinished)
+        while self._unfinished:
+            await asyncio.sleep(0.05)
 
     def append(self, name: str, offset: int, lines: bytes) -> int:
         """Add whole lines to a file of the run folder.

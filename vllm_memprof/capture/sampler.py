@@ -14,7 +14,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,19 @@ class _Maxima:
         return self._peaks[at][1:] if at < len(self._peaks) else (None, None)
 
 
+@dataclass(slots=True)
+class _Running:
+    """A request that this worker has, and what was read before its first step."""
+
+    name: str  # its id, as it is written
+    before: SnapshotDict
+    first_step: int
+    readings: int  # of this process, before it
+    prompt_tokens: int | None
+    items: list[Item]
+    keys: list[Hashable]  # of its items in the encoder's cache
+
+
 class CoreSteps:
     """The steps of an engine core, and the requests that it takes in."""
 
@@ -158,50 +171,45 @@ class Sampler:
 
     def __init__(self, run_dir: Path, probe: Probe, pace: Pace, losses: EventWriter) -> None:
         self.files = SampleFiles(run_dir, losses, self._kept)
-        self.core = CoreSteps(self.files, Pace(pace.steps, pace.ns))
+        self.core = CoreSteps(self.files, replace(pace))
         #: Called when this worker no longer has a request.
         self.on_request_end: Callable[[], None] = lambda: None
-        self._probe, self.pace = probe, Pace(pace.steps, pace.ns)
+        self._probe, self.pace = probe, replace(pace)
         self._largest: dict[str, list[dict[str, Any]]] = {name: [] for name in _RANKED_BY}
         self._output: Any = None  # the scheduler's, of the step under way
-        self._runner: Any = None
         self._inside = 0  # calls of execute_model under way: an override calls the one below
         self._readings = 0
         self._last: SnapshotDict | None = None
         self._high: dict[str, int] = {}  # peaks that rose since the last sample
-        #: Requests that this worker has: fields of their event, as far as they are known.
-        self._requests: dict[str, dict[str, Any]] = {}
+        #: Requests that this worker has.
+        self._requests: dict[str, _Running] = {}
         self._gone: list[str] = []
         self._peaks, self._together = _Maxima(), _Maxima()
         self._stages: list[Stage] = []
-        #: What the encoder's cache has: its items by key; None: there is no cache.
-        self._cached: dict[Hashable, Item] | None = None
+        #: Outputs of the encoder by key, and what is known of their items; None: no such cache.
+        self._cache: Mapping[Any, Any] | None = None
+        self._cached: dict[Hashable, Item] = {}
         self._config: Any = None  # the model's hf_config
 
     def read(self) -> SnapshotDict:
         """Read the allocator's counters; what rose since the last reading is the open stage's."""
-        last, now = self._last, self._probe.counters()
-        self._last = now
+        now = self._probe.counters()
+        last, self._last = self._last or now, now
         self._readings += 1
-        most = now["allocated_bytes"]
-        if last is not None:
-            most = max(most, last["allocated_bytes"])
-            for name in _PEAKS:
-                if now[name] > last[name]:
-                    self._high[name] = max(self._high.get(name, 0), now[name])
-            if now[_PEAKS[0]] > last[_PEAKS[0]]:
-                most = now[_PEAKS[0]]
+        for name in _PEAKS:
+            if now[name] > last[name]:
+                self._high[name] = max(self._high.get(name, 0), now[name])
+        levels = (now["allocated_bytes"], last["allocated_bytes"])
+        most = now[_PEAKS[0]] if now[_PEAKS[0]] > last[_PEAKS[0]] else max(levels)
         stage = self._stages[-1][1]["stage"] if self._stages else STEP
         self._peaks.add(self.pace.step, most, stage)
         return now
 
     def fold_peak(self) -> None:
         """Read before the engine resets the peak: the run peak stays, the next rise starts low."""
-        if not self._probe.is_ready():
-            return
-        now = self.read()
-        level = {name: now[name.replace("_peak", "")] for name in _PEAKS}
-        self._last = {**now, **level}
+        if self._probe.is_ready():
+            now = self.read()
+            self._last = now | {name: now[name.replace("_peak", "")] for name in _PEAKS}
 
     # --- steps
 
@@ -210,9 +218,11 @@ class Sampler:
         self._inside += 1
         if self._inside > 1 or (self._last is None and not self._probe.is_ready()):
             return
-        if self._output is not None:
-            self._end_step()
-        if self._config is None:
+        self._end_step()
+        if self._cache is None:
+            cache = getattr(runner, "encoder_cache", None)
+            outputs = getattr(cache, "encoder_outputs", cache)  # of the V2 runner
+            self._cache = outputs if isinstance(outputs, dict) else None
             self._config = reach(runner, "model_config.hf_config")
         new, finished, now = output.scheduled_new_reqs, output.finished_req_ids, self._last
         if new or finished or now is None:
@@ -220,21 +230,22 @@ class Sampler:
         self._gone += [name for name in finished if name in self._requests]
         if output.total_num_scheduled_tokens:
             self._end_requests(now)  # the step is of others: what it takes is not theirs
-        self._output, self._runner = output, runner
-        if self._cached is None:
-            self.note_cache()  # is there one?
+        self._output = output
         self.pace.count()
         for request in new:
-            tokens = request.prompt_token_ids
-            self._requests[request.req_id] = {
-                "id": clean_id(request.req_id),
-                "begin_ns": now["t_ns"],
-                "sampled_steps": -self._readings,
-                "first_step": self.pace.step,
-                "prompt_tokens": None if tokens is None else len(tokens),
-                "items": mm_items.describe(getattr(request, "mm_features", None), self._config),
-                "before": now,
-            }
+            name, tokens = clean_id(request.req_id), request.prompt_token_ids
+            features = getattr(request, "mm_features", None) or ()
+            items = [{"request": name, **mm_items.describe_one(each, self._config)}
+                     for each in features]  # fmt: skip
+            self._requests[request.req_id] = _Running(
+                name=name,
+                before=now,
+                first_step=self.pace.step,
+                readings=self._readings,
+                prompt_tokens=None if tokens is None else len(tokens),
+                items=items,
+                keys=[getattr(each, "identifier", None) for each in features],
+            )
 
     def leave_call(self, ended: bool, error: BaseException | None) -> None:
         """Take note of a call's end; the step ends with the call that has its result."""
@@ -245,17 +256,19 @@ class Sampler:
             self.end_step()
 
     def end_step(self) -> None:
-        if not self._inside and self._output is not None:
+        if not self._inside:
             self._end_step()
 
     def _end_step(self) -> None:
-        output = self._output
+        output, step = self._output, self.pace.step
+        if output is None:
+            return
         if output.scheduled_encoder_inputs or output.free_encoder_mm_hashes:
             self.note_cache()
-        self._output = self._runner = None
+        self._output = None
         scheduled = output.num_scheduled_tokens
         if scheduled:
-            self._together.add(self.pace.step, len(scheduled), STEP)
+            self._together.add(step, len(scheduled), STEP)
         if not self._gone and not self.pace.is_due():
             return
         now = self.read()
@@ -266,62 +279,51 @@ class Sampler:
             zip(cached.req_ids, cached.num_computed_tokens, strict=False),
         )
         requests = (  # not all of a large step
-            [self._requests[name]["id"], scheduled[name], done + scheduled[name]]
+            [self._name(name), scheduled[name], done + scheduled[name]]
             for name, done in computed
             if name in self._requests and name in scheduled
         )
         figures = {name: now.get(name) for name in SAMPLE_FIGURES} | dict.fromkeys(_PEAKS)
+        figures["tokens"] = output.total_num_scheduled_tokens
+        figures["request_count"] = len(scheduled)
+        figures["encoder_cache_bytes"] = self._cache_bytes
+        steps, listed = self.pace.sampled(now["t_ns"]), list(islice(requests, SAMPLED_REQUESTS))
         figures |= self._high
-        figures |= {
-            "tokens": output.total_num_scheduled_tokens,
-            "request_count": len(scheduled),
-            "encoder_cache_bytes": self._cache_bytes,
-        }
-        self.files.sample(
-            "sample",
-            now["t_ns"],
-            self.pace.step,
-            self.pace.sampled(now["t_ns"]),
-            figures,
-            requests=list(islice(requests, SAMPLED_REQUESTS)),
-        )
+        self.files.sample("sample", now["t_ns"], step, steps, figures, requests=listed)
         self._high.clear()
 
     def fail(self) -> None:
         """Write what is known of all requests, because the step or the process fails."""
-        self._output = self._runner = None
-        self._inside = 0
+        self._output, self._inside = None, 0
         self._stages.clear()
-        self._end_all()
+        self.close()
 
     def close(self) -> None:
         """End what is under way, because the process ends."""
         self.end_step()
-        self._end_all()
-
-    def _end_all(self) -> None:
         if self._requests:
             now = self.read()
             self._end_requests(now)
-            for name in list(self._requests):
-                self._end_request(name, now, finished=False)
+            for running in self._requests.values():
+                self._write_request(running, now, finished=False)
+            self._requests.clear()
 
     def _end_requests(self, now: SnapshotDict) -> None:
         names, self._gone = self._gone, []
         for name in names:
-            self._end_request(name, now, finished=True)
+            self._write_request(self._requests.pop(name), now, finished=True)
             self.on_request_end()
 
-    def _end_request(self, name: str, now: SnapshotDict, finished: bool) -> None:
-        known = self._requests.pop(name)
-        before, first = known.pop("before"), known.pop("first_step")
-        most, _ = self._together.since(first)
-        peak, stage = self._peaks.since(first)
+    def _write_request(self, running: _Running, now: SnapshotDict, finished: bool) -> None:
+        before = running.before
+        most, _ = self._together.since(running.first_step)
+        peak, stage = self._peaks.since(running.first_step)
         fields = {
-            **known,
             "t_ns": now["t_ns"],
+            "id": running.name,
+            "begin_ns": before["t_ns"],
             "end_ns": now["t_ns"],
-            "sampled_steps": known["sampled_steps"] + self._readings,
+            "sampled_steps": self._readings - running.readings,
             "others": None if most is None else max(most - 1, 0),
             "allocated_before_bytes": before["allocated_bytes"],
             "allocated_peak_bytes": peak,
@@ -331,6 +333,8 @@ class Sampler:
             "left_allocated_bytes": now["allocated_bytes"] - before["allocated_bytes"],
             "left_reserved_bytes": now["reserved_bytes"] - before["reserved_bytes"],
             "finished": finished,
+            "prompt_tokens": running.prompt_tokens,
+            "items": running.items,
         }
         for rank, largest in self._largest.items():
             if fields[rank] is not None:
@@ -354,11 +358,12 @@ class Sampler:
             stage: of ``schema.STAGES``.
             inputs: numbers of its items among those of each request; None: those of the step.
         """
-        if self._output is None or any(each["stage"] == stage for _, each in self._stages):
+        output = self._output
+        if output is None or any(each["stage"] == stage for _, each in self._stages):
             return None
-        inputs = self._output.scheduled_encoder_inputs if inputs is None else inputs
-        names = self._output.num_scheduled_tokens if stage == "mm_merge" else inputs
-        requests = [self._name(name) for name in islice(names or (), SAMPLED_REQUESTS)]
+        inputs = output.scheduled_encoder_inputs or {} if inputs is None else inputs
+        names = output.num_scheduled_tokens if stage == "mm_merge" else inputs
+        requests = [self._name(name) for name in islice(names, SAMPLED_REQUESTS)]
         fields = {"stage": stage, "requests": requests, "items": self._items(inputs)}
         self._stages.append((self.read(), fields))
         return self._stages[-1]
@@ -375,6 +380,7 @@ class Sampler:
         before, fields = opened
         # a peak that rose in between is the stage's
         peaks = {name: now[name] if now[name] > before[name] else None for name in _PEAKS}
+        total = now["allocated_total_bytes"] - before["allocated_total_bytes"]
         self.files.event(
             "stage",
             {
@@ -386,8 +392,7 @@ class Sampler:
                 "allocated_bytes": now["allocated_bytes"],
                 "reserved_before_bytes": before["reserved_bytes"],
                 "reserved_bytes": now["reserved_bytes"],
-                "allocated_total_bytes": now["allocated_total_bytes"]
-                - before["allocated_total_bytes"],
+                "allocated_total_bytes": total,
                 **peaks,
                 "encoder_cache_bytes": self._cache_bytes,
                 "error": None if error is None else f"{type(error).__name__}: {error}",
@@ -395,61 +400,41 @@ class Sampler:
         )
 
     def _name(self, name: str) -> str:
-        known = self._requests.get(name)
-        return clean_id(name) if known is None else known["id"]
+        running = self._requests.get(name)
+        return clean_id(name) if running is None else running.name
 
-    def _items(self, inputs: Mapping[str, Sequence[int]] | None) -> list[Item]:
+    def _items(self, inputs: Mapping[str, Sequence[int]]) -> list[Item]:
         """Return what is known of items, given by their numbers among those of each request."""
-        found = []
-        for name, numbers in (inputs or {}).items():
-            items = self._requests.get(name, {}).get("items", ())
-            for at in numbers:
-                known = items[at] if at < len(items) else {}
-                found.append({"request": self._name(name), **known})
-        return found
+        known = [(self._requests[name].items, inputs[name])
+                 for name in inputs if name in self._requests]  # fmt: skip
+        return [items[at] for items, numbers in known for at in numbers if at < len(items)]
 
     @property
     def _cache_bytes(self) -> int | None:
         """Bytes of all outputs that the encoder's cache has; None without a cache."""
-        if self._cached is None:
-            return None
-        return sum(int(item["bytes"]) for item in self._cached.values())
+        sizes = (int(item["bytes"]) for item in self._cached.values())
+        return None if self._cache is None else sum(sizes)
 
-    def note_cache(self) -> None:
-        """Write what the runner's cache of encoder outputs has taken and given up."""
-        cache = getattr(self._runner, "encoder_cache", None)
-        outputs = getattr(cache, "encoder_outputs", cache)  # of the V2 runner
-        if self._output is None or not isinstance(outputs, dict):
-            return
-        states = reach(self._runner, "requests") or {}
-        of_cache = getattr(cache, "mm_features", None) or {}
-        places: dict[Hashable, tuple[str, int]] = {}
-        for name, numbers in (self._output.scheduled_encoder_inputs or {}).items():
-            features = reach(states.get(name), "mm_features") or of_cache.get(name) or ()
-            for at in numbers:
-                if at < len(features):
-                    places[getattr(features[at], "identifier", None)] = name, at
-        self.cache_changed(outputs, places)
-
-    def cache_changed(
-        self, cache: Mapping[Any, Any], places: Mapping[Hashable, tuple[str, int]]
-    ) -> None:
+    def note_cache(self, cache: Mapping[Any, Any] | None = None) -> None:
         """Write which outputs of the encoder a process keeps since the last call, and which not.
 
         Args:
-            cache: outputs that it keeps, by key.
-            places: request, and number of the item among its own, by key, as far as they are known.
+            cache: outputs that it keeps, by key; None: the runner's, in a step.
         """
-        known = self._cached = self._cached or {}
+        self._cache = cache = self._cache if cache is None else cache
+        if cache is None or self._output is None:
+            return
+        known = self._cached
         gone = [known.pop(key) for key in list(known) if key not in cache]
-        came = []
-        for key in cache:
-            if key not in known:
-                name, at = places.get(key, ("", 0))
-                [item] = self._items({name: [at]}) if name else [{}]
-                known[key] = {**item, "bytes": _bytes_of(cache[key])}
-                came.append(known[key])
-        for stage, items in (("mm_cache_evict", gone), ("mm_cache_insert", came)):
+        described = {
+            key: item
+            for running in self._requests.values()
+            for key, item in zip(running.keys, running.items, strict=True)
+        }
+        came = {key: {**described.get(key, {}), "bytes": _bytes_of(cache[key])}
+                for key in cache if key not in known}  # fmt: skip
+        known |= came
+        for stage, items in (("mm_cache_evict", gone), ("mm_cache_insert", [*came.values()])):
             if items:
                 requests = [item["request"] for item in items if "request" in item]
                 now, fields = self.read(), {"stage": stage, "requests": requests, "items": items}
@@ -460,13 +445,14 @@ class Sampler:
         output = self._output
         if output is None:
             return None
-        opened = self._stages[-1][1] if self._stages else {"stage": None}
+        items = self._items(output.scheduled_encoder_inputs or {})
+        opened = self._stages[-1][1] if self._stages else {"stage": None, "items": items}
         scheduled = islice(output.num_scheduled_tokens.items(), SAMPLED_REQUESTS)
         return {
             "step": self.pace.step,
             "stage": opened["stage"],
             "requests": [[self._name(name), tokens] for name, tokens in scheduled],
-            "items": opened.get("items", self._items(output.scheduled_encoder_inputs)),
+            "items": opened["items"],
         }
 
 
@@ -480,6 +466,5 @@ def _bytes_of(tensor: Any) -> int:
     count = getattr(tensor, "numel", None)
     if callable(count):
         return int(count()) * int(tensor.element_size())
-    if isinstance(tensor, Iterable) and not isinstance(tensor, (str, bytes)):
-        return sum(map(_bytes_of, tensor))
-    return 0
+    nested = isinstance(tensor, Iterable) and not isinstance(tensor, (str, bytes))
+    return sum(map(_bytes_of, tensor)) if nested else 0

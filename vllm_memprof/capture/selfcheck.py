@@ -75,7 +75,8 @@ def _defined(target: str, path: list[str]) -> bool | None:
             names = [name for node in imported for name in _bound(node)]
             return None if conditional or parent in names else False
         body = classes[-1].body
-    return any(name in _bound(node) for node in body)
+    # that of a dataclass is in no source
+    return name == "__init__" or any(name in _bound(node) for node in body)
 
 
 def _bound(node: ast.stmt) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import os
@@ -113,9 +114,7 @@ def as_actor(collector: Collector) -> Any:
     def method(name: str) -> Any:
         return SimpleNamespace(remote=lambda *args: getattr(collector, name)(*args))
 
-    return SimpleNamespace(
-        **{name: method(name) for name in ("append", "greet", "finished", "unfinished")}
-    )
+    return SimpleNamespace(**{name: method(name) for name in ("append", "greet")})
 
 
 # --- the package ----------------------------------------------------------------------------------
@@ -372,24 +371,20 @@ def _no_actor(self: FakeRay, name: str) -> Any:
 # --- what is lost ---------------------------------------------------------------------------------
 
 
-class Counting:
-    """A collector whose senders finish one by one, each time that somebody asks."""
+class Ending:
+    """A collector that is told of the end."""
 
-    def __init__(self, unfinished: int) -> None:
-        self.asked: list[str] = []
-        self.end = SimpleNamespace(remote=lambda: self.asked.append("end"))
-        self.unfinished = SimpleNamespace(remote=lambda: self.count("unfinished"))
-        self.left = unfinished
+    def __init__(self) -> None:
+        self.asked = 0
+        self.end = SimpleNamespace(remote=self.count)
 
-    def count(self, name: str) -> int:
-        self.asked.append(name)
-        self.left -= 1
-        return self.left + 1
+    def count(self) -> None:
+        self.asked += 1
 
 
 def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
     recorder = Recorder(tmp_path)
-    recorder.notes.collector = collector = Counting(1)
+    recorder.notes.collector = collector = Ending()
     died = RuntimeError("The actor died\nunexpectedly")
     handles = [
         SimpleNamespace(rank=0, node_id="n0", run_ref="runs"),
@@ -400,7 +395,7 @@ def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
         ray.port = server.getsockname()[1]
         ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
     ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))  # nothing listens now
-    assert collector.asked == []
+    assert collector.asked == 0
     of_worker, of_node = events_of(recorder)[-2:]
     said = "RuntimeError: The actor died unexpectedly"
     assert (of_worker["node"], of_worker["rank"], of_worker["reason"]) == ("n1", 1, said)
@@ -409,15 +404,15 @@ def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
 
 def test_an_end_in_good_order_waits_for_last_lines(ray: FakeRay, tmp_path: Path):
     recorder = Recorder(tmp_path)
-    recorder.notes.collector = collector = Counting(2)
+    recorder.notes.collector = collector = Ending()
     handles = [SimpleNamespace(rank=0, node_id="n1", run_ref=RuntimeError("ended"))]
     executor = SimpleNamespace(is_failed=False, shutting_down=False, ray_worker_handles=handles)
     ray.started = True
     ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
-    assert collector.asked == ["end", *["unfinished"] * 3]
+    assert collector.asked == 1
     executor.shutting_down = True  # vLLM calls it more than once
     ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
-    assert len(collector.asked) == 4
+    assert collector.asked == 1
     assert not recorder.writer.path.exists()
 
 
@@ -437,13 +432,12 @@ def test_a_sender_sends_its_last_lines_when_it_is_asked(
     sender = Sender(ray, Recorder(there), Place(there, "n1", sent=True))
     threading.Thread(target=sender.run, daemon=True).start()
     until_s = time.monotonic() + 20
-    while not collector.unfinished() and time.monotonic() < until_s:
+    while not collector._unfinished and time.monotonic() < until_s:
         time.sleep(0.01)
     (there / "events").mkdir(parents=True)
     (there / "events/b-1.jsonl").write_text("last\n")
     asked.set_result(None)
-    while collector.unfinished() and time.monotonic() < until_s:
-        time.sleep(0.01)
+    asyncio.run(asyncio.wait_for(collector.end(), 20))
     assert (here / "events/b-1.jsonl").read_text() == "last\n"
     shutil.rmtree(there)
     sender._place = Place(there, "n1")  # the thread ends

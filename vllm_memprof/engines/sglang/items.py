@@ -24,13 +24,13 @@ Inputs = dict[str, list[int]]
 class Feature:
     """An item in the shape of vLLM's feature, as far as ``items.describe`` reads it."""
 
-    __slots__ = ("data", "mm_position", "modality")
+    __slots__ = ("data", "identifier", "mm_position", "modality")
 
     def __init__(self, item: Any) -> None:
         name = getattr(item.modality, "name", None)
         # an image is one of several (MULTI_IMAGES) in the eyes of some processors
         self.modality = None if name is None else _MODALITIES.get(name, name.lower())
-        self.data = item.model_specific_data
+        self.data, self.identifier = item.model_specific_data, item.hash
         self.mm_position = _Places(item.offsets)
 
 
@@ -112,8 +112,7 @@ def _end_merge(recorder: Recorder, error: BaseException | None) -> None:
 def leave_cache_set(recorder: Recorder, call: Call) -> None:
     """Write what the cache of embeddings has taken, and what it gave up for it."""
     if call.error is None and recorder.notes.serving:
-        places = {item.hash: (name, at) for name, at, item in _known(recorder)}
-        recorder.sampler.cache_changed(EmbeddingCacheItems(call.subject.mm_cache), places)
+        recorder.sampler.note_cache(EmbeddingCacheItems(call.subject.mm_cache))
 
 
 def _known(recorder: Recorder) -> Iterator[tuple[str, int, Any]]:

@@ -130,13 +130,11 @@ HOOKS: tuple[Hook, ...] = (
            leave=actions.keep_weights, need=OPTIONAL, backends=NPU, versions="<0.18"),
     *_worker_phase("w.profile_run", "profile_run", "determine_available_memory",
                    leave=actions.leave_profile_run),
-    # Not entered when --kv-cache-memory-bytes is given.
+    # What memory_profiling fills in; not made when --kv-cache-memory-bytes is given.
     marker("w.memory_profiling",
-           "vllm_ascend.worker.worker:memory_profiling",
-           "vllm_ascend._310p.worker_310p:memory_profiling",
-           leave=actions.keep_profile_result, kind="context", backends=NPU, versions=">=0.18"),
-    marker("cuda.w.memory_profiling", "vllm.v1.worker.gpu_worker:memory_profiling",
-           leave=actions.keep_profile_result, kind="context", backends=CUDA),
+           "vllm.utils.mem_utils:MemoryProfilingResult.__init__",
+           "vllm.utils:MemoryProfilingResult.__init__",
+           leave=actions.keep_profile_result),
     # What newer releases make of the budget before they return it.
     marker("w.startup_plan", "vllm_ascend.worker.worker:maybe_apply_startup_plan",
            enter=figures.enter_startup_plan, leave=figures.leave_startup_plan,
@@ -268,7 +266,8 @@ HOOKS: tuple[Hook, ...] = (
            enter=failure.enter_failed_step, need=OPTIONAL, role="engine_core", due=END),
 
     # --- API server.
-    marker("api.serving", "uvicorn.server:Server.startup",
-           leave=actions.announce_server, need=OPTIONAL, role="api", kind="async", due=END),
+    # What comes after its startup: the coroutine is made then.
+    marker("api.serving", "uvicorn.server:Server.main_loop",
+           enter=actions.announce_server, need=OPTIONAL, role="api", due=END),
 )
 # fmt: on
