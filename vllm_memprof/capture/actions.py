@@ -11,7 +11,7 @@ import sys
 
 from vllm_memprof.capture import device_thread, empty_cache, figures, identity, kv_plan, tracing
 from vllm_memprof.capture import items as mm_items
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.hook import (
     DEVICE_READY,
     END,
@@ -31,7 +31,7 @@ from vllm_memprof.units import minus
 def begin_phase(
     recorder: Recorder,
     call: Call,
-    detail: dict[str, object] | None = None,
+    detail: Fields | None = None,
     device: bool = True,
 ) -> None:
     """Open the row's phase, unless an override's call already has; see ``Recorder.begin``."""
@@ -101,7 +101,7 @@ def leave_load_model(recorder: Recorder, call: Call) -> None:
 def leave_profile_run(recorder: Recorder, call: Call) -> None:
     finish(recorder, recorder.opened("mm_profile"), call.error)
     if call.token is not None and recorder.hooks.is_bound("s.mm_merge"):
-        call.token.detail["mm_merge_ran"] = recorder.notes.merged_in_profile
+        call.token.detail["mm_merge_ran"] = recorder.merged_in_profile
     end_phase(recorder, call)
     if call.error is None and call.token is not None:
         figures.read_profile(recorder, call.subject, call.result)
@@ -111,7 +111,7 @@ def leave_profile_run(recorder: Recorder, call: Call) -> None:
 
 def keep_profile_result(recorder: Recorder, call: Call) -> None:
     if recorder.is_open("profile_run"):
-        recorder.notes.profile_result = call.subject
+        recorder.profile_result = call.subject
 
 
 def begin_mm_profile(recorder: Recorder, call: Call) -> None:
@@ -151,14 +151,13 @@ def begin_graph_capture(recorder: Recorder, call: Call) -> None:
 
 
 def leave_graph_capture(recorder: Recorder, call: Call) -> None:
-    notes = recorder.notes
     before, after = call.kept, _captured_graphs()
-    graph_bytes = int(call.result) if isinstance(call.result, int) else notes.captured_bytes
+    graph_bytes = int(call.result) if isinstance(call.result, int) else recorder.captured_bytes
     if call.error is None:
         recorder.figures["graph_bytes"] = graph_bytes
     if call.token is not None:
         call.token.detail |= {"graph_bytes": graph_bytes, "graphs": minus(after, before)}
-    notes.captured_bytes = None
+    recorder.captured_bytes = None
     end_phase(recorder, call)
 
 
@@ -172,7 +171,7 @@ def _captured_graphs() -> int | None:
 def keep_captured_bytes(recorder: Recorder, call: Call) -> None:
     """Keep what the inherited method measured; an override that calls it may drop the result."""
     if isinstance(call.result, int):
-        recorder.notes.captured_bytes = int(call.result)
+        recorder.captured_bytes = int(call.result)
 
 
 def keep_weights(recorder: Recorder, call: Call) -> None:
@@ -188,7 +187,7 @@ def leave_warm_up(recorder: Recorder, call: Call) -> None:
         return
     figures.read_worker(recorder, call.subject)
     recorder.emit_figures("compile_or_warm_up_model")
-    recorder.notes.serving = True
+    recorder.serving = True
     device_thread.start(recorder)
     tracing.trace_device(recorder)
     recorder.hooks.release(FIRST_STEPS)  # every communicator of the model has been used
@@ -255,9 +254,9 @@ def announce_model(recorder: Recorder, call: Call) -> None:
 
 def model_is_ready(recorder: Recorder, scheduler: object) -> None:
     """Say once that the engine core of this process takes requests from now on."""
-    if recorder.notes.model_ready:
+    if recorder.model_ready:
         return
-    recorder.notes.model_ready = True
+    recorder.model_ready = True
     recorder.emit("ready", what="model")
     recorder.hooks.bind_instance(scheduler)
     device_thread.start(recorder)

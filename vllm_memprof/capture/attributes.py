@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+#: Names and values of an event or a reading, as ``record.schema`` has them.
+Fields = dict[str, Any]
+
 
 def reach(subject: Any, path: str) -> Any:
     """Return what lies at a path of attributes, e.g. ``model_config.hf_config``; None: nothing.

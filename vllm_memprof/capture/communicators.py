@@ -22,7 +22,7 @@ import os
 import sys
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines import ENGINES
@@ -40,7 +40,7 @@ _HOST_BACKENDS = ("gloo", "mpi")
 
 def enter(recorder: Recorder, call: Call) -> None:
     recorder.settle()
-    seen, group, operation = recorder.notes.groups_seen, call.subject, call.function.lstrip("_")
+    seen, group, operation = recorder.groups_seen, call.subject, call.function.lstrip("_")
     p2p = operation in _P2P
     if (id(group), p2p) in seen or not _on_device(group, call.args[1:]):
         return
@@ -72,7 +72,7 @@ def _on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
     return str(group.name()) not in _HOST_BACKENDS
 
 
-def _describe(group: Any) -> dict[str, object]:
+def _describe(group: Any) -> Fields:
     """Return the engine's names for a group (several may share a communicator), and its ranks."""
     names: list[str] = []
     ranks: Any = None
@@ -91,7 +91,7 @@ def _describe(group: Any) -> dict[str, object]:
     return {"group": names[0], "names": names, "ranks": ranks}
 
 
-def buffers(group: Any, p2p: bool) -> dict[str, object]:
+def buffers(group: Any, p2p: bool) -> Fields:
     """Read the configured size of a communicator's buffers of HCCL, and where it is configured.
 
     Returns:
@@ -99,7 +99,7 @@ def buffers(group: Any, p2p: bool) -> dict[str, object]:
         the environment variable, or "default".
     """
     variable = "P2P_HCCL_BUFFSIZE" if p2p else "HCCL_BUFFSIZE"
-    sizes: dict[str, Any] = {}
+    sizes: Fields = {}
     if not p2p:  # the options that the group was made with; asking makes nothing
         with contextlib.suppress(Exception):  # another backend, or a release without it
             options = group._get_backend(sys.modules["torch"].device("npu")).options

@@ -19,9 +19,9 @@ PERIOD_S = 2.0
 
 def start(recorder: Recorder) -> None:
     """Start the thread of this process, once."""
-    if recorder.sampled and recorder.notes.device_thread is None:
+    if recorder.sampled and recorder.device_thread is None:
         thread = threading.Thread(target=_run, args=(recorder,), name="memprof-device", daemon=True)
-        recorder.notes.device_thread = thread
+        recorder.device_thread = thread
         thread.start()
 
 
@@ -37,7 +37,7 @@ def _run(recorder: Recorder) -> None:
 def read(recorder: Recorder) -> None:
     """Write one reading."""
     figures: dict[str, int | None] = dict.fromkeys(DEVICE_SAMPLE_FIGURES)
-    if not recorder.under_way and recorder.notes.serving:
+    if not recorder.under_way and recorder.serving:
         snapshot = recorder.probe.snapshot()
         figures = {name: snapshot.get(name) for name in figures}
         for module, component in (snapshot["components"] or {}).items():

@@ -17,7 +17,7 @@ import time
 import weakref
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.callsite import FORWARDERS, chain_of, find_site, in_step, outwards
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
@@ -38,11 +38,11 @@ _CHAIN_LENGTH = 8
 def enter(recorder: Recorder, call: Call) -> None:
     if recorder.is_open("empty_cache") or not recorder.probe.is_ready():
         return
-    detail: dict[str, object] = {
+    detail: Fields = {
         "thread": threading.current_thread().name,
         "requests": running_requests(recorder),
     }
-    own, caller = recorder.notes.own_empty_cache or (None, None)
+    own, caller = recorder.own_empty_cache or (None, None)
     if caller == threading.get_ident():
         detail |= {"site": f"--empty-cache-at {own}", "by": "memprof", "at": own, "in_step": False}
     else:
@@ -65,18 +65,18 @@ def _workspace_wanted(recorder: Recorder) -> bool:
     Reading it takes milliseconds with thousands of blocks: too much while requests run, and before
     each captured graph.
     """
-    idle = not recorder.notes.serving or running_requests(recorder) == 0
+    idle = not recorder.serving or running_requests(recorder) == 0
     return idle and not recorder.is_open("graph_capture")
 
 
 def keep_worker(recorder: Recorder, worker: Any) -> None:
     """Remember the worker whose requests are asked about, without prolonging its life."""
-    recorder.notes.worker = weakref.ref(worker)
+    recorder.worker = weakref.ref(worker)
 
 
 def worker_of(recorder: Recorder) -> Any:
     """Return the worker that is remembered; None where there is none any more."""
-    reference = recorder.notes.worker
+    reference = recorder.worker
     return None if reference is None else reference()
 
 
@@ -94,8 +94,8 @@ def call_after(recorder: Recorder, phase: str) -> None:
     """Empty the cache, as memprof's own call, at the end of a phase that the user named."""
     asked = phase in recorder.empty_cache_at and not recorder.is_open("empty_cache")
     if asked and recorder.probe.is_ready():
-        recorder.notes.own_empty_cache = phase, threading.get_ident()
+        recorder.own_empty_cache = phase, threading.get_ident()
         try:
             recorder.probe.runtime.empty_cache()
         finally:
-            recorder.notes.own_empty_cache = None
+            recorder.own_empty_cache = None

@@ -18,7 +18,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.callsite import chain_of, find_site, outwards
 from vllm_memprof.capture.empty_cache import worker_of
 from vllm_memprof.capture.hook import Call
@@ -80,7 +80,7 @@ def read(recorder: Recorder, error: BaseException | None) -> None:
         chain = list(_causes(error))
         said = [at for at, each in enumerate(chain)
                 if is_out_of_memory(type(each).__name__, str(each))]  # fmt: skip
-        seen = recorder.notes.failures
+        seen = recorder.failures
         # an engine core hears of its workers' failures, and has no device itself
         if not said or len(seen) >= MOST_READINGS or not recorder.probe.is_ready():
             return
@@ -102,12 +102,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
             error = error.__cause__ or error.__context__
 
 
-def _describe(
-    recorder: Recorder, cause: BaseException, frames: Sequence[FrameType]
-) -> dict[str, object]:
+def _describe(recorder: Recorder, cause: BaseException, frames: Sequence[FrameType]) -> Fields:
     """Return the fields of the event; frames are those of the failure, innermost first."""
     snapshot = recorder.probe.snapshot(workspace=True)
-    observed, recorder.notes.oom = recorder.notes.oom, None
+    observed, recorder.oom = recorder.oom, None
     if observed is None:  # of an allocator that tells no observer, or of the runtime
         asked = asked_for(" ".join(str(cause).split()))  # its end may tell
         device = {name: snapshot[name] for name in ("device_total_bytes", "device_free_bytes")}
@@ -125,7 +123,7 @@ def _describe(
     }
 
 
-def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str, object]] | None:
+def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[Fields] | None:
     """Return the requests of the step that failed, never a prompt; None outside a step."""
     named = [frame for frame in frames if "scheduler_output" in frame.f_code.co_varnames]
     outputs: list[Any] = [frame.f_locals.get("scheduler_output") for frame in named]
@@ -138,7 +136,7 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str,
     states = states if isinstance(states, Mapping) else {}
     encoded = reach(steps[0], "scheduled_encoder_inputs") or {}
     config = reach(runner, "model_config.hf_config")
-    found: list[dict[str, object]] = []
+    found: list[Fields] = []
     for name, tokens in list(steps[0].num_scheduled_tokens.items())[:MOST_REQUESTS]:
         prompt = reach(states.get(name), "prompt_token_ids")
         features = reach(states.get(name), "mm_features") or []

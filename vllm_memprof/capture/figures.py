@@ -59,8 +59,8 @@ def read_worker(recorder: Recorder, worker: Any, paths: Mapping[str, str] = _OF_
 def read_profile(recorder: Recorder, worker: Any, granted: Any) -> None:
     """Take over the terms of the equation that granted so many bytes of KV cache."""
     read_worker(recorder, worker)
-    read_worker(recorder, recorder.notes.profile_result, _OF_RESULT)
-    recorder.notes.profile_result = None
+    read_worker(recorder, recorder.profile_result, _OF_RESULT)
+    recorder.profile_result = None
     recorder.figures["kv_cache_bytes"] = _number(granted)
     # (physical layers, buffers, logical over physical bytes); a factor of 1 changes nothing
     reuse = reach(worker, "_gva_layerwise_memory_info")
@@ -83,7 +83,7 @@ def leave_startup_plan(recorder: Recorder, call: Call) -> None:
 
 
 def keep_groups(recorder: Recorder, call: Call) -> None:
-    recorder.notes.kv_groups = None if call.error is not None else call.result
+    recorder.kv_groups = None if call.error is not None else call.result
 
 
 def leave_multi_group(recorder: Recorder, call: Call) -> None:
@@ -91,7 +91,7 @@ def leave_multi_group(recorder: Recorder, call: Call) -> None:
 
     The pages are added up here from the engine's groups, as its buffers are made: per layer.
     """
-    groups, recorder.notes.kv_groups = recorder.notes.kv_groups or (), None
+    groups, recorder.kv_groups = recorder.kv_groups or (), None
     pages = [sum(int(spec.page_size_bytes) for spec in specs_of(group).values())
              for group in groups]  # fmt: skip
     if pages and call.error is None and call.result != call.argument("available_memory"):

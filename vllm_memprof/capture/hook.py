@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.recorder import Recorder
 
 #: Meaning of a row without a target: a finding; nothing; expected, so that a target found makes the
@@ -48,7 +49,7 @@ class Call:
     hook: Hook
     function: str  # name of the hooked function
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    kwargs: Fields
     result: Any = None
     error: BaseException | None = None
     token: Any = None  # what the entering half hands to the leaving half: the phase it opened

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.recorder import Recorder
 
 _ENGINE_NAME = re.compile(r"EngineCore_DP(\d+)")
@@ -28,7 +28,7 @@ def tell(
         world_size: ranks of its replica.
         ranks: that are known: rank, local_rank, dp_rank, pp_rank, tp_rank, ep_rank.
     """
-    recorder.probe.device, recorder.notes.label = device, label
+    recorder.probe.device, recorder.label = device, label
     runtime = recorder.probe.runtime
     soc = None if runtime is None or device is None else str(runtime.get_device_name(device))
     recorder.emit(
@@ -43,7 +43,7 @@ def tell_role(recorder: Recorder, role: str) -> None:
     recorder.emit("identity", **_role(recorder))
 
 
-def _role(recorder: Recorder) -> dict[str, object]:
+def _role(recorder: Recorder) -> Fields:
     return {"role": recorder.role, "roles": sorted(recorder.roles)}
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 
-Item = dict[str, Any]
+Item = Fields
 Size = tuple["list[int] | None", "int | None"]  # width and height; frames
 
 

@@ -12,20 +12,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.versions import in_range
 
-#: One layer type of a KV cache group: type (class of the engine's spec), layers, block_size (in
-#: tokens), page_size_bytes (one block of one layer), bytes_per_token (all these layers; None: it
-#: does not grow with tokens), dtype, layout.
-Group = dict[str, Any]
 #: Modules that may have the functions of vLLM's KV plan; the second is there from 0.33 on.
 _PLANNERS = ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning")
 #: Replaces vLLM's planner of layers with several page sizes.
 _TUPLES = "vllm_ascend.patch.platform.patch_kv_cache_utils"
 
 
-def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, object]:
+def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
     """Return the keys of a kv_plan event.
 
     Args:
@@ -85,7 +81,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
     }
 
 
-def specs_of(group: Any) -> dict[str, Any]:
+def specs_of(group: Any) -> Fields:
     """Return the spec of each layer of a group, which may hold layers of several page sizes."""
     members = reach(group, "kv_cache_spec.kv_cache_specs")
     return members or dict.fromkeys(group.layer_names, group.kv_cache_spec)
@@ -147,12 +143,17 @@ def divisor_bytes(config: Any) -> int | None:
     return int(sum(page_sizes) * (max(others.values(), default=0) + len(drafts)))
 
 
-def describe_group(group: Any) -> list[Group]:
-    """Return one row per layer type of a group, which may hold layers of several page sizes."""
-    rows: dict[tuple[Any, ...], Group] = {}
+def describe_group(group: Any) -> list[Fields]:
+    """Return one row per layer type of a group, which may hold layers of several page sizes.
+
+    Its keys: type (class of the engine's spec), layers, block_size (in tokens), page_size_bytes
+    (one block of one layer), bytes_per_token (all these layers; None: it does not grow with
+    tokens), dtype, layout.
+    """
+    rows: dict[tuple[Any, ...], Fields] = {}
     for spec in specs_of(group).values():
         dtype = reach(spec, "dtype")
-        row: Group = {
+        row: Fields = {
             "type": type(spec).__name__,
             "block_size": int(spec.block_size),
             "page_size_bytes": int(spec.page_size_bytes),

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from vllm_memprof.capture import failure
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.binder import BOUND, Binder, judge
 from vllm_memprof.capture.callsite import outwards
 from vllm_memprof.capture.hook import (
@@ -140,7 +141,7 @@ class Observer:
         if moment not in (MODEL_READY, ENGINE_READY):
             return
         if moment == ENGINE_READY or "engine_core" not in recorder.roles:  # else it follows
-            self.logger.info("memprof: %s: %s", recorder.notes.label or recorder.role, summary)
+            self.logger.info("memprof: %s: %s", recorder.label or recorder.role, summary)
         if self.strict and failing:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
 
@@ -158,7 +159,7 @@ class Observer:
     def _on_oom(self, device: int, requested: int, total: int, free: int) -> None:
         recorder = self.recorder
         try:
-            detail: dict[str, object] = {
+            detail: Fields = {
                 "device": device,
                 "requested_bytes": requested,
                 "device_total_bytes": total,
@@ -166,7 +167,7 @@ class Observer:
                 "moment": recorder.sampler.moment(),
             }
             snapshot = recorder.probe.snapshot(free=False)
-            recorder.notes.oom = recorder.mark("oom", "oom.observer", snapshot, detail), requested
+            recorder.oom = recorder.mark("oom", "oom.observer", snapshot, detail), requested
         except Exception as error:
             recorder.error("oom observer", error)
 

@@ -21,6 +21,7 @@ import ctypes
 import os
 from typing import Any
 
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.driver_list import LIBRARIES, DriverError, DriverList, load_library
 
 #: "0": do not load the driver's management library.
@@ -55,7 +56,7 @@ class Owners:
         self._refusal: str | None = None  # of the driver, which is then not asked again
         self._places: dict[int, tuple[int, int]] = {}  # torch's device index -> card, chip
 
-    def components(self, device: int) -> dict[str, Any]:
+    def components(self, device: int) -> Fields:
         """Return the counters of this process; a module that never held anything has none."""
         if self._function is None:
             library = loaded_library()
@@ -81,7 +82,7 @@ class Owners:
             }
         }
 
-    def processes(self, device: int) -> dict[str, Any]:
+    def processes(self, device: int) -> Fields:
         """Return the bytes of this process and of all others on its device."""
         try:
             listed = self._listed(device)

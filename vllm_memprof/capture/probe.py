@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.driver_list import DriverError
 from vllm_memprof.capture.owners import Owners
 from vllm_memprof.capture.segments import divide, pools_of
@@ -49,7 +49,6 @@ _OUTSIDE_TORCH = (
 #: that were dropped because free memory moved under them. Values are bytes or None; ``components``
 #: has bytes and peak_bytes by counter of the runtime, ``npu_workspace_streams`` and
 #: ``other_processes`` bytes by stream and by process.
-SnapshotDict = dict[str, Any]
 _NAMES = (*SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS, "read_again")
 
 
@@ -104,10 +103,10 @@ class Probe:
     def index(self) -> int:
         return int(self.function("getDevice")()) if self.device is None else self.device
 
-    def counters(self) -> SnapshotDict:
+    def counters(self) -> Fields:
         """Read the allocator's counters of a device that is ready."""
         stats = self.function("memoryStats")(self.index)
-        figures: SnapshotDict = {
+        figures: Fields = {
             "t_ns": time.monotonic_ns(),
             "allocated_total_bytes": stats["allocated_bytes"]["all"].get("allocated"),
             "alloc_retries": stats.get("num_alloc_retries"),
@@ -121,9 +120,7 @@ class Probe:
             figures[f"{kind}_run_peak_bytes"] = self._run_peaks[kind]
         return figures
 
-    def snapshot(
-        self, workspace: bool = False, owners: bool = True, free: bool = True
-    ) -> SnapshotDict:
+    def snapshot(self, workspace: bool = False, owners: bool = True, free: bool = True) -> Fields:
         """Read the memory of this process and its device.
 
         Args:
@@ -140,7 +137,7 @@ class Probe:
             host alone where the device is not initialised.
         """
         t_ns = time.monotonic_ns()
-        figures: SnapshotDict = {}
+        figures: Fields = {}
         if self.is_ready():
             if not free:
                 figures = self.counters() | self._outside_torch(False)
@@ -151,7 +148,7 @@ class Probe:
         known = {name: figures.get(name) for name in _NAMES}
         return {**known, "t_ns": t_ns, "host_rss_bytes": host_memory()[0]}
 
-    def _whole(self, workspace: bool, owners: bool) -> SnapshotDict:
+    def _whole(self, workspace: bool, owners: bool) -> Fields:
         """Read the figures of one moment: while free memory stands still, if it does."""
         index, npu = self.index, self.backend == "npu"
         for again in range(_MOST_READINGS):
@@ -174,9 +171,9 @@ class Probe:
                 break
         return figures
 
-    def _outside_torch(self, processes: bool) -> SnapshotDict:
+    def _outside_torch(self, processes: bool) -> Fields:
         """Read the owners of memory outside torch, as far as runtime and driver know them."""
-        figures: SnapshotDict = {}
+        figures: Fields = {}
         readings = {"components": self.owners.components, "processes": self.owners.processes}
         for what, read in readings.items():
             if self.backend == "npu" and (processes or what == "components"):
@@ -188,14 +185,14 @@ class Probe:
                         self.on_unread(what, str(error))
         return figures
 
-    def pools(self, reserved: int | None, requested: int | None) -> list[dict[str, object]] | None:
+    def pools(self, reserved: int | None, requested: int | None) -> list[Fields] | None:
         """Read the allocator's segments, which it keeps on the host, by pool and stream."""
         if reserved is None:
             return None
         return pools_of(self.runtime.memory_snapshot(), self.index, reserved, requested)
 
 
-def with_later(snapshot: SnapshotDict, later: SnapshotDict) -> SnapshotDict:
+def with_later(snapshot: Fields, later: Fields) -> Fields:
     """Return a snapshot with the figures of a later one for memory outside torch.
 
     Free, the process's own figure and the counter that holds torch's segments follow the reserved

@@ -24,12 +24,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.callsite import outwards
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
@@ -95,7 +95,7 @@ def enter_executor(recorder: Recorder, call: Call) -> None:
         return
     config = call.subject.parallel_config
     given, call.token = config.ray_runtime_env or {}, stage()
-    recorder.notes.ray_job = config, config.ray_runtime_env
+    recorder.ray_job = config, config.ray_runtime_env
     modules = [str(call.token / name) for name in (PACKAGE.name, _METADATA)]
     modules = [*(given.get("py_modules") or ()), *modules]
     config.ray_runtime_env = {**given, "py_modules": modules}
@@ -110,8 +110,8 @@ def leave_executor(recorder: Recorder, call: Call) -> None:
 
 def _restore(recorder: Recorder) -> None:
     """Take back what ``enter_executor`` changed; the job keeps its runtime environment."""
-    if recorder.notes.ray_job is not None:
-        config, given = recorder.notes.ray_job
+    if recorder.ray_job is not None:
+        config, given = recorder.ray_job
         config.ray_runtime_env = given
 
 
@@ -160,12 +160,12 @@ def enter_workers(recorder: Recorder, call: Call) -> None:
     name = _COLLECTOR.format(os.environ.get(ENV_RUN_ID, ""))
     options = {"name": name, "num_cpus": 0, "scheduling_strategy": here, "get_if_exists": True}
     actor = ray.remote(Collector).options(**options).remote(str(recorder.run_dir.absolute()))
-    recorder.notes.collector = actor  # it lives as long as somebody holds it
+    recorder.collector = actor  # it lives as long as somebody holds it
 
 
 def enter_shutdown(recorder: Recorder, call: Call) -> None:
     """Say which workers are gone, before the executor ends the others; let these send the rest."""
-    executor, collector = call.subject, recorder.notes.collector
+    executor, collector = call.subject, recorder.collector
     ray: Any = sys.modules.get("ray")
     if getattr(executor, "shutting_down", False) or collector is None:
         return
@@ -192,7 +192,7 @@ def enter_shutdown(recorder: Recorder, call: Call) -> None:
             recorder.emit("ray_lost", node=node, rank=handle.rank, reason=reason)
 
 
-def node_answers(node: Mapping[str, Any] | None) -> bool:
+def node_answers(node: Fields | None) -> bool:
     """Return whether a node of ``ray.nodes()`` takes connections; Ray itself needs many seconds to
     see that one does not."""
     with suppress(OSError):

@@ -15,7 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_memprof.capture.probe import Probe, SnapshotDict, with_later
+from vllm_memprof.capture.attributes import Fields
+from vllm_memprof.capture.probe import Probe, with_later
 from vllm_memprof.capture.sampler import Pace, Sampler, parse_pace
 from vllm_memprof.capture.writer import EventWriter
 from vllm_memprof.record.schema import (
@@ -39,8 +40,8 @@ class OpenPhase:
     phase: str
     hook: str
     parent: int | None
-    detail: dict[str, object]
-    before: SnapshotDict
+    detail: Fields
+    before: Fields
 
 
 @dataclass
@@ -61,8 +62,8 @@ class ProcessNotes:
     awake_tags: set[str] = field(default_factory=set)  # of the sleeping pool
     device_thread: threading.Thread | None = None
     merged_in_profile: bool = False  # the profile run merged multimodal embeddings
-    requests: dict[str, Any] = field(default_factory=dict)  # id -> of a scheduler that is sampled
-    engine: Any = None  # what the actions of its engine alone keep
+    requests: Fields = field(default_factory=dict)  # id -> of a scheduler that is sampled
+    kept: Any = None  # by the actions of its engine alone
     ray_job: tuple[Any, Any] | None = None  # configuration, and the environment it was given with
     collector: Any = None  # actor of Ray that keeps what other nodes send
 
@@ -78,7 +79,7 @@ class HooksInForce(Protocol):
     def is_bound(self, hook_id: str) -> bool: ...
 
 
-class Recorder:
+class Recorder(ProcessNotes):
     """Records one process.
 
     Args:
@@ -106,13 +107,13 @@ class Recorder:
         self._begin(self.probe.backend)
 
     def _begin(self, backend: str = "") -> None:
+        super().__init__()
         self.probe = Probe(backend, on_unread=self._tell_unread)
         self.roles: set[str] = set()
         self.figures: dict[str, int | float | None] = dict.fromkeys(FIGURES)
-        self.notes = ProcessNotes()
         #: Phases whose calls returned before their non-torch bytes appeared, with the snapshot
         #: of the return: their work is queued.
-        self.late: list[tuple[OpenPhase, SnapshotDict]] = []
+        self.late: list[tuple[OpenPhase, Fields]] = []
         self._ids = count(1)
         self._stacks = threading.local()
         #: Phases under way, in all threads.
@@ -156,7 +157,7 @@ class Recorder:
         self,
         phase: str,
         hook: str,
-        detail: dict[str, object] | None = None,
+        detail: Fields | None = None,
         workspace: bool = True,
         device: bool = True,
     ) -> OpenPhase:
@@ -215,7 +216,7 @@ class Recorder:
                 self._emit_edge(opened, "after", with_later(after, now))
                 now["read_again"] = 0  # said once, by the first of them
 
-    def mark(self, phase: str, hook: str, snapshot: SnapshotDict, detail: dict[str, object]) -> int:
+    def mark(self, phase: str, hook: str, snapshot: Fields, detail: Fields) -> int:
         """Record a phase that is a moment, with the snapshot given, and return its id."""
         moment = OpenPhase(next(self._ids), phase, hook, self._parent, detail, snapshot)
         self._emit_edge(moment, "after", snapshot)
@@ -229,7 +230,7 @@ class Recorder:
         self,
         opened: OpenPhase,
         edge: str,
-        snapshot: SnapshotDict,
+        snapshot: Fields,
         error: BaseException | None = None,
     ) -> None:
         message = None if error is None else f"{type(error).__name__}: {error}"

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from vllm_memprof.capture.actions import begin_phase, finish
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
@@ -30,7 +31,7 @@ def leave_pool_sleep(recorder: Recorder, call: Call) -> None:
 
 
 def leave_pool_wake_up(recorder: Recorder, call: Call) -> None:
-    awake, tags = recorder.notes.awake_tags, call.argument("tags")
+    awake, tags = recorder.awake_tags, call.argument("tags")
     if tags is None and call.error is None:
         awake.clear()
         recorder.probe.unmapped_bytes, recorder.probe.unmapped_known = 0, True
@@ -58,7 +59,7 @@ def _set_unmapped(recorder: Recorder, call: Call, awake: Collection[str] = ()) -
 
 
 def enter_sleep(recorder: Recorder, call: Call) -> None:
-    recorder.notes.awake_tags.clear()
+    recorder.awake_tags.clear()
     _begin(recorder, call, {"level": call.argument("level", default=1)})
 
 
@@ -88,6 +89,6 @@ def leave_update_finish(recorder: Recorder, call: Call) -> None:
     finish(recorder, recorder.opened("weight_update"), call.error)
 
 
-def _begin(recorder: Recorder, call: Call, detail: dict[str, object]) -> None:
+def _begin(recorder: Recorder, call: Call, detail: Fields) -> None:
     if recorder.probe.is_ready():
         begin_phase(recorder, call, detail)

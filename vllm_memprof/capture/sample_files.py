@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.writer import EventWriter, LineFile, encode, line_of, process_name
 from vllm_memprof.record.schema import (
     FILES,
@@ -88,7 +88,7 @@ class SampleFiles:
         self,
         run_dir: Path,
         losses: EventWriter,
-        largest: Callable[[], Sequence[Mapping[str, object]]] = lambda: (),
+        largest: Callable[[], Sequence[Fields]] = lambda: (),
     ) -> None:
         folder = run_dir / SAMPLES_DIR / process_name()
         self._largest = largest
@@ -97,7 +97,7 @@ class SampleFiles:
         self._levels = [_Ring(folder / str(n), size) for n, size in enumerate(LEVEL_BYTES)]
         self._requests = _Ring(folder / "requests", REQUESTS_BYTES)
         #: By kind and level: lines with their lowest and highest figures, on their way to the next.
-        self._parts: dict[tuple[str, int], list[tuple[dict[str, Any], Figures, Figures]]] = {}
+        self._parts: dict[tuple[str, int], list[tuple[Fields, Figures, Figures]]] = {}
         self._dropped: Counter[str] = Counter()  # that was said
 
     def sample(
@@ -117,8 +117,8 @@ class SampleFiles:
         with self._lock:
             self._write(0, row, figures, figures, figures, more)
 
-    def _write(self, level: int, row: dict[str, Any], last: Figures, low: Figures, high: Figures,
-               more: Mapping[str, object]) -> None:  # fmt: skip
+    def _write(self, level: int, row: Fields, last: Figures, low: Figures, high: Figures,
+               more: Fields) -> None:  # fmt: skip
         """Write a line of one level; where that completes the sum of the next, that as well."""
         kind, line = str(row["kind"]), f"{encode({**row, **last, **more})}\n".encode()
         if not self._attempt(self._levels[level].write, kind, line):
@@ -140,7 +140,7 @@ class SampleFiles:
             low, high = _each(min, lows), _each(max, highs)
             self._write(level + 1, row, last, low, high, {"low": low, "high": high})
 
-    def event(self, kind: str, fields: Mapping[str, object]) -> None:
+    def event(self, kind: str, fields: Fields) -> None:
         """Write a stage or an edge of a request."""
         with self._lock:
             self._append(kind, fields)
@@ -156,7 +156,7 @@ class SampleFiles:
             for each in kept:
                 self._append("", {"kind": "request_memory", **each, "again": True})
 
-    def _append(self, kind: str, fields: Mapping[str, object]) -> None:
+    def _append(self, kind: str, fields: Fields) -> None:
         self._attempt(self._requests.write, kind, line_of({"kind": kind, **fields}))
 
     def close(self) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.capture import items as mm_items
-from vllm_memprof.capture.attributes import reach
-from vllm_memprof.capture.probe import Probe, SnapshotDict, host_memory
+from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.probe import Probe, host_memory
 from vllm_memprof.capture.sample_files import SampleFiles
 from vllm_memprof.capture.writer import EventWriter
 from vllm_memprof.record.schema import LARGEST, SAMPLE_FIGURES, SAMPLED_REQUESTS
@@ -39,7 +39,7 @@ _PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes")
 
 Item = mm_items.Item
 #: A stage under way: the reading at its begin, and the fields of its event.
-Stage = tuple[SnapshotDict, dict[str, Any]]
+Stage = tuple[Fields, Fields]
 
 
 @dataclass
@@ -102,7 +102,7 @@ class _Running:
     """A request that this worker has, and what was read before its first step."""
 
     name: str  # its id, as it is written
-    before: SnapshotDict
+    before: Fields
     first_step: int
     readings: int  # of this process, before it
     prompt_tokens: int | None
@@ -175,11 +175,11 @@ class Sampler:
         #: Called when this worker no longer has a request.
         self.on_request_end: Callable[[], None] = lambda: None
         self._probe, self.pace = probe, replace(pace)
-        self._largest: dict[str, list[dict[str, Any]]] = {name: [] for name in _RANKED_BY}
+        self._largest: dict[str, list[Fields]] = {name: [] for name in _RANKED_BY}
         self._output: Any = None  # the scheduler's, of the step under way
         self._inside = 0  # calls of execute_model under way: an override calls the one below
         self._readings = 0
-        self._last: SnapshotDict | None = None
+        self._last: Fields | None = None
         self._high: dict[str, int] = {}  # peaks that rose since the last sample
         #: Requests that this worker has.
         self._requests: dict[str, _Running] = {}
@@ -191,7 +191,7 @@ class Sampler:
         self._cached: dict[Hashable, Item] = {}
         self._config: Any = None  # the model's hf_config
 
-    def read(self) -> SnapshotDict:
+    def read(self) -> Fields:
         """Read the allocator's counters; what rose since the last reading is the open stage's."""
         now = self._probe.counters()
         last, self._last = self._last or now, now
@@ -308,13 +308,13 @@ class Sampler:
                 self._write_request(running, now, finished=False)
             self._requests.clear()
 
-    def _end_requests(self, now: SnapshotDict) -> None:
+    def _end_requests(self, now: Fields) -> None:
         names, self._gone = self._gone, []
         for name in names:
             self._write_request(self._requests.pop(name), now, finished=True)
             self.on_request_end()
 
-    def _write_request(self, running: _Running, now: SnapshotDict, finished: bool) -> None:
+    def _write_request(self, running: _Running, now: Fields, finished: bool) -> None:
         before = running.before
         most, _ = self._together.since(running.first_step)
         peak, stage = self._peaks.since(running.first_step)
@@ -343,7 +343,7 @@ class Sampler:
                 del largest[LARGEST:]
         self.files.event("request_memory", fields)
 
-    def _kept(self) -> list[dict[str, Any]]:
+    def _kept(self) -> list[Fields]:
         kept = {id(fields): fields for each in self._largest.values() for fields in each}
         return sorted(kept.values(), key=lambda fields: fields["t_ns"])
 
@@ -374,9 +374,7 @@ class Sampler:
             pass
         self._write_stage(opened, now, error)
 
-    def _write_stage(
-        self, opened: Stage, now: SnapshotDict, error: BaseException | None = None
-    ) -> None:
+    def _write_stage(self, opened: Stage, now: Fields, error: BaseException | None = None) -> None:
         before, fields = opened
         # a peak that rose in between is the stage's
         peaks = {name: now[name] if now[name] > before[name] else None for name in _PEAKS}
@@ -440,7 +438,7 @@ class Sampler:
                 now, fields = self.read(), {"stage": stage, "requests": requests, "items": items}
                 self._write_stage((now, fields), now)
 
-    def moment(self) -> dict[str, object] | None:
+    def moment(self) -> Fields | None:
         """Return the step under way, for a failed allocation; reads nothing of the device."""
         output = self._output
         if output is None:

@@ -14,7 +14,7 @@ from vllm_memprof.capture.recorder import Recorder
 def enter_execute(recorder: Recorder, call: Call) -> None:
     """Begin a step of requests."""
     output = call.argument("scheduler_output")
-    if not recorder.notes.serving or call.kwargs.get("dummy_run"):
+    if not recorder.serving or call.kwargs.get("dummy_run"):
         return  # warming up, with requests of the engine's own
     if hasattr(output, "num_scheduled_tokens"):
         call.token = recorder.sampler
@@ -45,7 +45,7 @@ def enter_merge(recorder: Recorder, call: Call) -> None:
     given = call.argument("multimodal_embeddings", 2)
     if given is not None and len(given):
         if recorder.is_open("profile_run"):
-            recorder.notes.merged_in_profile = True
+            recorder.merged_in_profile = True
         recorder.sampler.note_cache()
         call.token = recorder.sampler.begin_stage("mm_merge")
 

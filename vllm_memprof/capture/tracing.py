@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.writer import process_name
 from vllm_memprof.record.schema import ALLOCATIONS_DIR
@@ -167,7 +168,7 @@ class Tracer:
     def _write(self, reason: str | None = None) -> None:
         """Write what is alive now; without a source, the reason why nothing was traced."""
         self._over = True
-        event: dict[str, object] = {
+        event: Fields = {
             "memory": self._memory,
             "asked": self._recorder.trace_allocations,
             "requests": self._requests,

@@ -20,10 +20,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import EVENTS_BYTES, EVENTS_DIR, EVENTS_SCHEMA
@@ -79,7 +79,7 @@ class EventWriter:
         self._file = None
         self._room_at: int | None = None  # offset of the room in the first line
         #: The ``lost`` event of the lines that cannot be written, while they cannot.
-        self.loss: dict[str, object] | None = None
+        self.loss: Fields | None = None
         self._lost = self._retry_ns = 0
         self._dropped: Counter[str] = Counter()
         self._lock = threading.RLock()
@@ -88,7 +88,7 @@ class EventWriter:
     def path(self) -> Path:
         return self._events_dir / f"{process_name()}.jsonl"
 
-    def emit(self, kind: str, fields: Mapping[str, object]) -> None:
+    def emit(self, kind: str, fields: Fields) -> None:
         """Write one event of a kind of the record schema; ``t_ns`` is added when missing.
 
         Raises:
@@ -150,7 +150,7 @@ class EventWriter:
         self._file, self._room_at = file, len(first) - 1
         return file
 
-    def _write(self, event: Mapping[str, object]) -> None:
+    def _write(self, event: Fields) -> None:
         """Write an event, or count it where the file has no room for it."""
         file = self._file or self._open()
         line, kind = line_of(event), str(event["kind"])
@@ -212,7 +212,7 @@ class LineFile:
             os.close(self.fd)
 
 
-def line_of(event: Mapping[str, Any]) -> bytes:
+def line_of(event: Fields) -> bytes:
     """Return an event as a line of JSON, without secrets."""
     line = encode(event)
     if may_hold_secret(line):  # an exception's message may quote an argument

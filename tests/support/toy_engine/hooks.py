@@ -12,9 +12,9 @@ from vllm_memprof.capture.recorder import Recorder
 
 
 def leave_device_init(recorder: Recorder, call: Call) -> None:
-    recorder.notes.label = identity.label(None, None, None, None)
+    recorder.label = identity.label(None, None, None, None)
     recorder.emit("identity", role="worker", roles=["worker"], rank=0, device_index=0,
-                  label=recorder.notes.label, soc="ToyNPU", world_size=1)  # fmt: skip
+                  label=recorder.label, soc="ToyNPU", world_size=1)  # fmt: skip
     end_phase(recorder, call)
     recorder.hooks.self_check(DEVICE_READY)
 
@@ -34,7 +34,7 @@ def leave_kv_cache(recorder: Recorder, call: Call) -> None:
     recorder.emit(
         "kv_plan", tokens=toy.tokens, bytes_per_token=TOKEN, planned_bytes=[toy.tokens * TOKEN]
     )
-    recorder.notes.serving = recorder.notes.model_ready = True
+    recorder.serving = recorder.model_ready = True
     recorder.emit("ready", what="model")
     recorder.hooks.self_check(MODEL_READY)
     recorder.hooks.self_check(ENGINE_READY)

@@ -46,7 +46,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     recorder = Recorder(tmp_path)
     recorder.probe.backend, recorder.probe.device = "npu", 0
     recorder.sampler = Sampler(tmp_path, recorder.probe, Pace(steps=1), recorder.writer)
-    recorder.notes.serving = True
+    recorder.serving = True
     observer = Observer(recorder, ())
     return type(
         "Bound",

@@ -384,7 +384,7 @@ class Ending:
 
 def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
     recorder = Recorder(tmp_path)
-    recorder.notes.collector = collector = Ending()
+    recorder.collector = collector = Ending()
     died = RuntimeError("The actor died\nunexpectedly")
     handles = [
         SimpleNamespace(rank=0, node_id="n0", run_ref="runs"),
@@ -404,7 +404,7 @@ def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
 
 def test_an_end_in_good_order_waits_for_last_lines(ray: FakeRay, tmp_path: Path):
     recorder = Recorder(tmp_path)
-    recorder.notes.collector = collector = Ending()
+    recorder.collector = collector = Ending()
     handles = [SimpleNamespace(rank=0, node_id="n1", run_ref=RuntimeError("ended"))]
     executor = SimpleNamespace(is_failed=False, shutting_down=False, ray_worker_handles=handles)
     ray.started = True

@@ -73,8 +73,9 @@ class Scene:
         self.sampler, self.device = self.worker.sampler, self.worker.device
         self.images = [image([1, 4, 4], (1, 4), hash_=7), image([1, 2, 2], (6, 6), hash_=8)]
         self.requests = {"a": request("a", *self.images), "b": request("b")}
-        notes = SimpleNamespace(requests=self.requests, engine=None, serving=True)
-        self.recorder: Any = SimpleNamespace(sampler=self.sampler, notes=notes)
+        self.recorder: Any = SimpleNamespace(
+            sampler=self.sampler, requests=self.requests, kept=None, serving=True
+        )
 
     def begin(self) -> None:
         batch = SchedulerBatch(set())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 from vllm_memprof.capture import communicators, empty_cache
 from vllm_memprof.capture.actions import fold_peak
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.hook import FIRST_STEPS, OPTIONAL, Hook
 from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
 from vllm_memprof.capture.versions import in_range
@@ -36,7 +36,7 @@ _COLLECTIVES = (
     "recv_anysource",
     "barrier",
 )
-_EVERY: dict[str, Any] = {"engine": None, "versions": ""}
+_EVERY: Fields = {"engine": None, "versions": ""}
 _EMPTY_CACHE = {**_EVERY, "enter": empty_cache.enter, "leave": empty_cache.leave}
 #: They come off once every communicator has been used: until then each call costs microseconds.
 _COLLECTIVE = {**_EVERY, "enter": communicators.enter, "leave": communicators.leave,

@@ -63,9 +63,9 @@ def leave_scheduler(recorder: Recorder, call: Call) -> None:
     opened, kept(recorder).warm_up = kept(recorder).warm_up, None
     if opened is not None:
         finish(recorder, opened, call.error)
-    if call.error is not None or recorder.notes.model_ready:
+    if call.error is not None or recorder.model_ready:
         return
-    recorder.notes.model_ready = recorder.notes.serving = True
+    recorder.model_ready = recorder.serving = True
     recorder.emit_figures("Scheduler.__init__")
     recorder.emit("ready", what="model")
     device_thread.start(recorder)
@@ -123,7 +123,7 @@ def _identify(recorder: Recorder, runner: Any) -> None:
         runner: the model runner, which older releases keep the ranks in; None: the context of the
             process has them.
     """
-    if recorder.notes.label is not None:
+    if recorder.label is not None:
         return
     parallel, device = _context("get_parallel") or runner, _context("get_device") or runner
     index = _int(_get(device, "gpu_id"))
@@ -152,7 +152,7 @@ def _identify(recorder: Recorder, runner: Any) -> None:
 
 
 def begin_device_init(recorder: Recorder, call: Call) -> None:
-    if recorder.notes.label is None:
+    if recorder.label is None:
         shared.begin_device_init(recorder, call)
 
 
@@ -389,13 +389,13 @@ def leave_online(recorder: Recorder, call: Call) -> None:
 
 def enter_first_steps(recorder: Recorder, call: Call) -> None:
     """Open the phase of the first batch: communicators and operator workspace come with it."""
-    if recorder.notes.serving and not kept(recorder).first_batches:
+    if recorder.serving and not kept(recorder).first_batches:
         begin_phase(recorder, call)
 
 
 def leave_first_steps(recorder: Recorder, call: Call) -> None:
     """End that phase; take off what is wanted until every communicator has been used."""
-    if not recorder.notes.serving:
+    if not recorder.serving:
         return  # a batch of the start-up's own
     end_phase(recorder, call)
     kept(recorder).first_batches += 1

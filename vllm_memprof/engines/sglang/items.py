@@ -111,12 +111,12 @@ def _end_merge(recorder: Recorder, error: BaseException | None) -> None:
 
 def leave_cache_set(recorder: Recorder, call: Call) -> None:
     """Write what the cache of embeddings has taken, and what it gave up for it."""
-    if call.error is None and recorder.notes.serving:
+    if call.error is None and recorder.serving:
         recorder.sampler.note_cache(EmbeddingCacheItems(call.subject.mm_cache))
 
 
 def _known(recorder: Recorder) -> Iterator[tuple[str, int, Any]]:
-    for name, request in recorder.notes.requests.items():
+    for name, request in recorder.requests.items():
         for at, item in enumerate(items_of(request)):
             yield name, at, item
 

@@ -53,9 +53,9 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
     """Begin a step with the requests of a batch."""
     sampler = recorder.sampler
     requests = getattr(call.argument("batch"), "reqs", None)
-    if not recorder.notes.serving or not requests:
+    if not recorder.serving or not requests:
         return
-    known = recorder.notes.requests
+    known = recorder.requests
     batch = SchedulerBatch({name for name, request in known.items() if request.finished()})
     for name in batch.finished_req_ids:
         del known[name]
@@ -87,9 +87,9 @@ def leave_batch(recorder: Recorder, call: Call) -> None:
 def leave_result(recorder: Recorder, call: Call) -> None:
     """End the requests that this result has finished, also where no batch follows."""
     sampler = recorder.sampler
-    if call.error is not None or not recorder.notes.serving:
+    if call.error is not None or not recorder.serving:
         return
-    known = recorder.notes.requests
+    known = recorder.requests
     ended = {name for name, request in known.items() if request.finished()}
     if _is_first_rank(recorder):
         for name in ended:

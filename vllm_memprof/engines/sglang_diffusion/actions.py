@@ -40,13 +40,12 @@ def enter_worker(recorder: Recorder, call: Call) -> None:
 
 def leave_worker(recorder: Recorder, call: Call) -> None:
     """Announce the model: the pipeline is loaded, the worker waits for requests."""
-    if call.error is not None or recorder.notes.model_ready:
+    if call.error is not None or recorder.model_ready:
         return
-    notes = recorder.notes
-    notes.model_ready = notes.serving = True
+    recorder.model_ready = recorder.serving = True
     # one request runs at a time: calls of empty_cache are asked whether it is under way
-    notes.engine = Running()
-    empty_cache.keep_worker(recorder, notes.engine)
+    recorder.kept = Running()
+    empty_cache.keep_worker(recorder, recorder.kept)
     recorder.emit("ready", what="model")
     recorder.hooks.self_check(MODEL_READY)
     recorder.hooks.self_check(ENGINE_READY)
@@ -59,7 +58,7 @@ def enter_launcher(recorder: Recorder, call: Call) -> None:
 
 def leave_device_init(recorder: Recorder, call: Call) -> None:
     """Groups are made and the device is chosen: identity, observer of failed allocations."""
-    if call.error is None and recorder.notes.label is None and recorder.probe.is_ready():
+    if call.error is None and recorder.label is None and recorder.probe.is_ready():
         # the ranks are those of torch's process group
         world = getattr(sys.modules.get("torch"), "distributed", None)
         label, rank, size = identity.label(None, None, None, None), None, None
@@ -77,13 +76,13 @@ def leave_device_init(recorder: Recorder, call: Call) -> None:
 
 def begin_component(recorder: Recorder, call: Call) -> None:
     """Open the phase with the name of the part of the pipeline that is loaded."""
-    if recorder.notes.label is not None:
+    if recorder.label is not None:
         name = call.kwargs.get("component_name", call.args[3] if len(call.args) > 3 else None)
         begin_phase(recorder, call, {"name": name} if isinstance(name, str) else None)
 
 
 def begin_request(recorder: Recorder, call: Call) -> None:
-    running = recorder.notes.engine
+    running = recorder.kept
     if running is not None:
         running.requests.append(call.argument("batch"))
         begin_phase(recorder, call)
@@ -91,14 +90,14 @@ def begin_request(recorder: Recorder, call: Call) -> None:
 
 def leave_request(recorder: Recorder, call: Call) -> None:
     """End the phase; take off the rows of requests once enough of them were recorded."""
-    running = recorder.notes.engine
+    running = recorder.kept
     if running is None:
         return
     running.requests.clear()
     end_phase(recorder, call)
     running.done += 1
     if running.done >= RECORDED_REQUESTS:
-        recorder.notes.worker = None  # from here on nobody knows whether one is under way
+        recorder.worker = None  # from here on nobody knows whether one is under way
         recorder.hooks.release(FIRST_STEPS)
 
 
