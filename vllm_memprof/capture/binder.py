@@ -25,6 +25,8 @@ Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
 
 PENDING, BOUND, MISSING, ERROR = "pending", "bound", "missing", "error"
 OVERWRITTEN, RELEASED = "overwritten", "released"
+#: Of several targets of a row, the one in the first of these states counts.
+_SEVERITY = (OVERWRITTEN, BOUND, RELEASED, ERROR, MISSING, PENDING)
 
 
 #: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere
@@ -223,25 +225,18 @@ def judge(
         due: the calls that the row expects should have come by now.
         failed: its action raised and is off.
     """
-    by_state: dict[str, list[Binding]] = defaultdict(list)
-    for binding in bindings:
-        if binding.hook.id == hook.id:
-            by_state[binding.state].append(binding)
-    bound = [each for state in (OVERWRITTEN, BOUND, RELEASED) for each in by_state[state]]
-    absent = hook.need == EXPECTED_ABSENT
-    if not bound:
-        states = ("absent_ok",) if absent else (*filter(by_state.get, (ERROR, MISSING)), PENDING)
-        return verdict(hook, states[0], hook.targets[0])
-    first = bound[0]
-    target = first.target if len(bound) == 1 else f"{first.target} and {len(bound) - 1} more"
-    if absent:
-        detail = "expected to be absent in this version: the hook table is out of date"
-        return verdict(hook, "stale", target, detail)
-    if first.state == OVERWRITTEN:
-        return verdict(hook, OVERWRITTEN, first.target, first.detail)
-    if failed:
-        return verdict(hook, ERROR, target, "the hook failed and is off; see the error event")
-    if due and calls < hook.least_calls:
-        detail = f"{calls} calls, expected at least {hook.least_calls}"
-        return verdict(hook, "never_called", target, detail)
-    return verdict(hook, BOUND, target)
+    found = {each.state: each for each in reversed(bindings) if each.hook.id == hook.id}
+    first = next(found[state] for state in _SEVERITY if state in found)
+    is_there, absent = first.state in (OVERWRITTEN, BOUND, RELEASED), hook.need == EXPECTED_ABSENT
+    outdated = "expected to be absent in this version: the hook table is out of date"
+    too_few = f"{calls} calls, expected at least {hook.least_calls}"
+    verdicts = (
+        (absent and is_there, "stale", outdated),
+        (absent, "absent_ok", None),
+        (not is_there or first.state == OVERWRITTEN, first.state, first.detail),
+        (failed, ERROR, "the hook failed and is off; see the error event"),
+        (due and calls < hook.least_calls, "never_called", too_few),
+        (True, BOUND, None),
+    )
+    state, detail = next((state, detail) for applies, state, detail in verdicts if applies)
+    return verdict(hook, state, first.target, detail)

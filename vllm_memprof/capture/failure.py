@@ -43,25 +43,16 @@ _MOST_CAUSES = 16
 _CHAIN_LENGTH = 32
 
 
-class Watch(logging.Filter):
-    """A filter that lets every record pass, and reads the failure that one of them carries."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.exc_info, tuple):
-            read(self._recorder, record.exc_info[1])
-        return True
-
-
 def watch_logs(recorder: Recorder) -> None:
     """Read failures that the engine's processes log before they discard the exception."""
+
+    def read_failure(record: logging.LogRecord) -> bool:
+        if isinstance(record.exc_info, tuple):
+            read(recorder, record.exc_info[1])
+        return True  # every record passes
+
     for name in LOGGERS:
-        logger = logging.getLogger(name)
-        if not any(isinstance(each, Watch) for each in logger.filters):
-            logger.addFilter(Watch(recorder))
+        logging.getLogger(name).addFilter(read_failure)
 
 
 def enter_failed_step(recorder: Recorder, call: Call) -> None:

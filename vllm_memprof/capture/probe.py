@@ -76,7 +76,7 @@ class Probe:
     device: int | None = None
     unmapped_bytes: int | None = None
     unmapped_known: bool = True
-    on_unread: Callable[[str, str], None] = lambda what, reason: None
+    on_unread: Callable[..., None] = lambda what, reason: None
     owners: Owners = field(default_factory=Owners)
     _unread: set[tuple[str, str]] = field(default_factory=set)
     _run_peaks: dict[str, int] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class Probe:
                 except DriverError as error:
                     if (what, str(error)) not in self._unread:
                         self._unread.add((what, str(error)))
-                        self.on_unread(what, str(error))
+                        self.on_unread(what=what, reason=str(error))
         return figures
 
     def pools(self, reserved: int | None, requested: int | None) -> list[Fields] | None:

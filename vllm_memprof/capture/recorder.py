@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,7 +109,7 @@ class Recorder(ProcessNotes):
 
     def _begin(self, backend: str = "") -> None:
         super().__init__()
-        self.probe = Probe(backend, on_unread=self._tell_unread)
+        self.probe = Probe(backend, on_unread=partial(self.emit, "unread"))
         self.roles: set[str] = set()
         self.figures: dict[str, int | float | None] = dict.fromkeys(FIGURES)
         #: Phases whose calls returned before their non-torch bytes appeared, with the snapshot
@@ -136,9 +137,6 @@ class Recorder(ProcessNotes):
     def emit_figures(self, source: str) -> None:
         """Write every figure of the engine known so far."""
         self.emit("figures", source=source, values=dict(self.figures))
-
-    def _tell_unread(self, what: str, reason: str) -> None:
-        self.emit("unread", what=what, reason=reason)
 
     @property
     def stack(self) -> list[OpenPhase]:
