@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_memprof.capture import items as mm_items
 from vllm_memprof.capture.attributes import Fields, reach
@@ -56,14 +56,13 @@ class Pace:
         self.step += 1
         self.since += 1
 
-    def is_due(self) -> bool:
-        if self.steps:
-            return self.since >= self.steps
-        return time.monotonic_ns() - self.sampled_ns >= self.ns
-
-    def sampled(self, t_ns: int) -> int:
-        """Return the steps that a sample stands for; the next one begins."""
-        since, self.since, self.sampled_ns = self.since, 0, t_ns
+    def due(self, in_any_case: bool = False) -> int:
+        """Return the steps that a sample stands for, and begin the next one; 0: it is not due."""
+        now_ns = time.monotonic_ns()
+        late = self.since >= self.steps if self.steps else now_ns - self.sampled_ns >= self.ns
+        if not late and not in_any_case:
+            return 0
+        since, self.since, self.sampled_ns = self.since, 0, now_ns
         return since
 
 
@@ -97,16 +96,13 @@ class _Maxima:
         return self._peaks[at][1:] if at < len(self._peaks) else (None, None)
 
 
-@dataclass(slots=True)
-class _Running:
+class _Running(NamedTuple):
     """A request that this worker has, and what was read before its first step."""
 
-    name: str  # its id, as it is written
+    fields: Fields  # of its event, as far as they are known
     before: Fields
     first_step: int
     readings: int  # of this process, before it
-    prompt_tokens: int | None
-    items: list[Item]
     keys: list[Hashable]  # of its items in the encoder's cache
 
 
@@ -121,9 +117,8 @@ class CoreSteps:
 
     def stepped(self, scheduler: Any) -> None:
         self.pace.count()
-        if not self.pace.is_due():
+        if not (steps := self.pace.due()):
             return
-        now_ns = time.monotonic_ns()
         resident, shared = host_memory()
         figures = {
             "host_rss_bytes": resident,
@@ -136,8 +131,8 @@ class CoreSteps:
         if (pool := reach(scheduler, "kv_cache_manager.block_pool")) is not None:
             total = figures["kv_blocks_total"] = pool.num_gpu_blocks - 1
             figures["kv_blocks_used"] = total - pool.get_num_free_blocks()
-        steps = self.pace.sampled(now_ns)
-        self._files.sample("kv_sample", now_ns, self.pace.step, steps, figures)
+        t_ns = time.monotonic_ns()
+        self._files.sample("kv_sample", t_ns, self.pace.step, steps, figures)
 
     def request_begins(self, request: Any, config: Any) -> None:
         name = request.request_id
@@ -177,7 +172,7 @@ class Sampler:
         self._probe, self.pace = probe, replace(pace)
         self._largest: dict[str, list[Fields]] = {name: [] for name in _RANKED_BY}
         self._output: Any = None  # the scheduler's, of the step under way
-        self._inside = 0  # calls of execute_model under way: an override calls the one below
+        self._inside = False  # of execute_model
         self._readings = 0
         self._last: Fields | None = None
         self._high: dict[str, int] = {}  # peaks that rose since the last sample
@@ -213,12 +208,12 @@ class Sampler:
 
     # --- steps
 
-    def begin_step(self, output: Any, runner: Any) -> None:
-        """Take note of a step before it runs."""
-        self._inside += 1
-        if self._inside > 1 or (self._last is None and not self._probe.is_ready()):
-            return
+    def begin_step(self, output: Any, runner: Any) -> bool:
+        """Take note of a step before it runs; False: an override called the one below it."""
+        if self._inside or (self._last is None and not self._probe.is_ready()):
+            return False
         self._end_step()
+        self._inside = True
         if self._cache is None:
             cache = getattr(runner, "encoder_cache", None)
             outputs = getattr(cache, "encoder_outputs", cache)  # of the V2 runner
@@ -235,22 +230,22 @@ class Sampler:
         for request in new:
             name, tokens = clean_id(request.req_id), request.prompt_token_ids
             features = getattr(request, "mm_features", None) or ()
-            items = [{"request": name, **mm_items.describe_one(each, self._config)}
-                     for each in features]  # fmt: skip
-            self._requests[request.req_id] = _Running(
-                name=name,
-                before=now,
-                first_step=self.pace.step,
-                readings=self._readings,
-                prompt_tokens=None if tokens is None else len(tokens),
-                items=items,
-                keys=[getattr(each, "identifier", None) for each in features],
-            )
+            fields = {
+                "id": name,
+                "begin_ns": now["t_ns"],
+                "prompt_tokens": None if tokens is None else len(tokens),
+                "items": [{"request": name, **mm_items.describe_one(each, self._config)}
+                          for each in features],
+            }  # fmt: skip
+            keys = [getattr(each, "identifier", None) for each in features]
+            running = _Running(fields, now, self.pace.step, self._readings, keys)
+            self._requests[request.req_id] = running
+        return True
 
     def leave_call(self, ended: bool, error: BaseException | None) -> None:
         """Take note of a call's end; the step ends with the call that has its result."""
-        self._inside = max(self._inside - 1, 0)
-        if error is not None and not self._inside:
+        self._inside = False
+        if error is not None:
             self.fail()
         elif ended:
             self.end_step()
@@ -269,7 +264,7 @@ class Sampler:
         scheduled = output.num_scheduled_tokens
         if scheduled:
             self._together.add(step, len(scheduled), STEP)
-        if not self._gone and not self.pace.is_due():
+        if not (steps := self.pace.due(bool(self._gone))):
             return
         now = self.read()
         self._end_requests(now)
@@ -283,18 +278,21 @@ class Sampler:
             for name, done in computed
             if name in self._requests and name in scheduled
         )
-        figures = {name: now.get(name) for name in SAMPLE_FIGURES} | dict.fromkeys(_PEAKS)
-        figures["tokens"] = output.total_num_scheduled_tokens
-        figures["request_count"] = len(scheduled)
-        figures["encoder_cache_bytes"] = self._cache_bytes
-        steps, listed = self.pace.sampled(now["t_ns"]), list(islice(requests, SAMPLED_REQUESTS))
-        figures |= self._high
+        figures = {
+            **{name: now.get(name) for name in SAMPLE_FIGURES},
+            **dict.fromkeys(_PEAKS),
+            **self._high,
+            "tokens": output.total_num_scheduled_tokens,
+            "request_count": len(scheduled),
+            "encoder_cache_bytes": self._cache_bytes,
+        }
+        listed = list(islice(requests, SAMPLED_REQUESTS))
         self.files.sample("sample", now["t_ns"], step, steps, figures, requests=listed)
         self._high.clear()
 
     def fail(self) -> None:
         """Write what is known of all requests, because the step or the process fails."""
-        self._output, self._inside = None, 0
+        self._output, self._inside = None, False
         self._stages.clear()
         self.close()
 
@@ -319,9 +317,8 @@ class Sampler:
         most, _ = self._together.since(running.first_step)
         peak, stage = self._peaks.since(running.first_step)
         fields = {
+            **running.fields,
             "t_ns": now["t_ns"],
-            "id": running.name,
-            "begin_ns": before["t_ns"],
             "end_ns": now["t_ns"],
             "sampled_steps": self._readings - running.readings,
             "others": None if most is None else max(most - 1, 0),
@@ -333,8 +330,6 @@ class Sampler:
             "left_allocated_bytes": now["allocated_bytes"] - before["allocated_bytes"],
             "left_reserved_bytes": now["reserved_bytes"] - before["reserved_bytes"],
             "finished": finished,
-            "prompt_tokens": running.prompt_tokens,
-            "items": running.items,
         }
         for rank, largest in self._largest.items():
             if fields[rank] is not None:
@@ -399,11 +394,11 @@ class Sampler:
 
     def _name(self, name: str) -> str:
         running = self._requests.get(name)
-        return clean_id(name) if running is None else running.name
+        return clean_id(name) if running is None else running.fields["id"]
 
     def _items(self, inputs: Mapping[str, Sequence[int]]) -> list[Item]:
         """Return what is known of items, given by their numbers among those of each request."""
-        known = [(self._requests[name].items, inputs[name])
+        known = [(self._requests[name].fields["items"], inputs[name])
                  for name in inputs if name in self._requests]  # fmt: skip
         return [items[at] for items, numbers in known for at in numbers if at < len(items)]
 
@@ -427,7 +422,7 @@ class Sampler:
         described = {
             key: item
             for running in self._requests.values()
-            for key, item in zip(running.keys, running.items, strict=True)
+            for key, item in zip(running.keys, running.fields["items"], strict=True)
         }
         came = {key: {**described.get(key, {}), "bytes": _bytes_of(cache[key])}
                 for key in cache if key not in known}  # fmt: skip

@@ -17,14 +17,13 @@ def enter_execute(recorder: Recorder, call: Call) -> None:
     if not recorder.serving or call.kwargs.get("dummy_run"):
         return  # warming up, with requests of the engine's own
     if hasattr(output, "num_scheduled_tokens"):
-        call.token = recorder.sampler
-        call.token.begin_step(output, call.subject)
+        call.token = recorder.sampler.begin_step(output, call.subject)
 
 
 def leave_execute(recorder: Recorder, call: Call) -> None:
     """End the step where the call has its result; else the tokens have yet to be sampled."""
-    if call.token is not None:
-        call.token.leave_call(call.result is not None, call.error)
+    if call.token:
+        recorder.sampler.leave_call(call.result is not None, call.error)
 
 
 def leave_sample(recorder: Recorder, call: Call) -> None:

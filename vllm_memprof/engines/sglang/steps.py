@@ -15,7 +15,7 @@ from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.failure import MOST_REQUESTS
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
-from vllm_memprof.capture.sampler import Sampler, clean_id
+from vllm_memprof.capture.sampler import clean_id
 from vllm_memprof.engines.sglang.items import features_of
 from vllm_memprof.engines.sglang.kept import kept
 
@@ -75,13 +75,12 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
             done = len(request.origin_input_ids) + len(request.output_ids) - tokens
             batch.scheduled_cached_reqs.req_ids.append(name)
             batch.scheduled_cached_reqs.num_computed_tokens.append(max(0, done))
-    sampler.begin_step(batch, call.subject)
-    call.token = sampler
+    call.token = sampler.begin_step(batch, call.subject)
 
 
 def leave_batch(recorder: Recorder, call: Call) -> None:
-    if isinstance(call.token, Sampler):
-        call.token.leave_call(True, call.error)
+    if call.token:
+        recorder.sampler.leave_call(True, call.error)
 
 
 def leave_result(recorder: Recorder, call: Call) -> None:
@@ -99,8 +98,8 @@ def leave_result(recorder: Recorder, call: Call) -> None:
         return
     for name in ended:
         del known[name]
-    sampler.begin_step(SchedulerBatch(ended), call.subject)
-    sampler.leave_call(True, None)
+    if sampler.begin_step(SchedulerBatch(ended), call.subject):
+        sampler.leave_call(True, None)
 
 
 def scheduler_state(scheduler: Any) -> Any:
