@@ -22,7 +22,7 @@ from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.callsite import chain_of, find_site, outwards
 from vllm_memprof.capture.empty_cache import worker_of
 from vllm_memprof.capture.hook import Call
-from vllm_memprof.capture.items import describe_one
+from vllm_memprof.capture.items import describe
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.sampler import clean_id
 from vllm_memprof.engines import ENGINES
@@ -138,7 +138,7 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[Fields] |
                 "scheduled_tokens": int(tokens),
                 "prompt_tokens": None if prompt is None else len(prompt),
                 "items": [
-                    {**describe_one(feature, config), "encoded": at in now}
+                    {**describe(feature, config), "encoded": at in now}
                     for at, feature in enumerate(features[:_MOST_ITEMS])
                 ],
             }

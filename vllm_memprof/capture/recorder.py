@@ -42,7 +42,7 @@ class OpenPhase:
     hook: str
     parent: int | None
     detail: Fields
-    before: Fields
+    snapshot: Fields  # at its begin
 
 
 @dataclass
@@ -203,7 +203,7 @@ class Recorder(ProcessNotes):
         if not self.late:
             return
         seen = None if force else self.probe.snapshot(owners=False)["non_torch_bytes"]
-        due = [each for each in self.late if force or seen != each[0].before["non_torch_bytes"]]
+        due = [each for each in self.late if force or seen != each[0].snapshot["non_torch_bytes"]]
         if due:
             now = self.probe.snapshot(workspace=True)  # one reading for all that are due
             for late in due:
@@ -225,13 +225,8 @@ class Recorder(ProcessNotes):
         return self.stack[-1].id if self.stack else None
 
     def _emit_edge(
-        self,
-        opened: OpenPhase,
-        edge: str,
-        snapshot: Fields,
-        error: BaseException | None = None,
+        self, opened: OpenPhase, edge: str, snapshot: Fields, error: BaseException | None = None
     ) -> None:
         message = None if error is None else f"{type(error).__name__}: {error}"
-        self.emit("phase", phase=opened.phase, edge=edge, id=opened.id, parent=opened.parent,
-                  hook=opened.hook, snapshot=snapshot, error=message,
-                  detail=opened.detail or None)  # fmt: skip
+        fields = {**vars(opened), "snapshot": snapshot}
+        self.emit("phase", **fields, edge=edge, error=message)

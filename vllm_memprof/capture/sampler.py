@@ -19,8 +19,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_memprof.capture import items as mm_items
 from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.items import describe
 from vllm_memprof.capture.probe import Probe, host_memory
 from vllm_memprof.capture.sample_files import SampleFiles
 from vllm_memprof.capture.writer import EventWriter
@@ -37,7 +37,6 @@ _MOST_MAXIMA = 4096
 _RANKED_BY = ("allocated_peak_bytes", "left_allocated_bytes", "left_reserved_bytes")
 _PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes")
 
-Item = mm_items.Item
 #: A stage under way: the reading at its begin, and the fields of its event.
 Stage = tuple[Fields, Fields]
 
@@ -139,7 +138,7 @@ class CoreSteps:
         if name in self._known:  # an override called the method below it
             return
         self._known[name] = clean_id(name)
-        items = mm_items.describe(getattr(request, "mm_features", None), config)
+        items = [describe(each, config) for each in getattr(request, "mm_features", None) or ()]
         tokens = reach(request, "num_prompt_tokens")
         self._edge("begin", self._known[name], prompt_tokens=tokens, items=items)
 
@@ -183,7 +182,7 @@ class Sampler:
         self._stages: list[Stage] = []
         #: Outputs of the encoder by key, and what is known of their items; None: no such cache.
         self._cache: Mapping[Any, Any] | None = None
-        self._cached: dict[Hashable, Item] = {}
+        self._cached: dict[Hashable, Fields] = {}
         self._config: Any = None  # the model's hf_config
 
     def read(self) -> Fields:
@@ -234,7 +233,7 @@ class Sampler:
                 "id": name,
                 "begin_ns": now["t_ns"],
                 "prompt_tokens": None if tokens is None else len(tokens),
-                "items": [{"request": name, **mm_items.describe_one(each, self._config)}
+                "items": [{"request": name, **describe(each, self._config)}
                           for each in features],
             }  # fmt: skip
             keys = [getattr(each, "identifier", None) for each in features]
@@ -396,7 +395,7 @@ class Sampler:
         running = self._requests.get(name)
         return clean_id(name) if running is None else running.fields["id"]
 
-    def _items(self, inputs: Mapping[str, Sequence[int]]) -> list[Item]:
+    def _items(self, inputs: Mapping[str, Sequence[int]]) -> list[Fields]:
         """Return what is known of items, given by their numbers among those of each request."""
         known = [(self._requests[name].fields["items"], inputs[name])
                  for name in inputs if name in self._requests]  # fmt: skip

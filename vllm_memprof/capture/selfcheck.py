@@ -21,26 +21,22 @@ from vllm_memprof.capture.probe import PACKAGES
 from vllm_memprof.engines import ENGINES, VLLM
 
 
-def check_installed(path: list[str]) -> tuple[dict[str, str], list[Verdict]]:
-    """Check the rows that would be in force here.
+def check_installed(path: list[str]) -> list[Verdict]:
+    """Return one row per hook that would be in force here.
 
     Args:
         path: folders to look for packages in.
-
-    Returns:
-        Versions of the engines and of torch, as far as they are installed, and one row per hook in
-        force.
     """
-    engines = {row.package: row for row in ENGINES.values()}
     versions = {
         name: distribution.version
-        for name in (*engines, *PACKAGES.values())
+        for name in (*(row.package for row in ENGINES.values()), *PACKAGES.values())
         for distribution in [*importlib.metadata.distributions(name=name, path=path)][:1]
     }
     backend = next((name for name, package in PACKAGES.items() if package in versions), "")
-    engine = next((row for name, row in engines.items() if name in versions), VLLM)
-    rows = rows_in_force(backend, versions.get(engine.package), sampling=True, engine=engine.name)
-    return versions, [_check_row(hook, path) for hook in rows]
+    engine = next((row for row in ENGINES.values() if row.package in versions), VLLM)
+    version = versions.get(engine.package)
+    rows = rows_in_force(backend, version, sampling=True, engine=engine.name)
+    return [_check_row(hook, path) for hook in rows]
 
 
 def _check_row(hook: Hook, path: list[str]) -> Verdict:
@@ -79,16 +75,13 @@ def _defined(target: str, path: list[str]) -> bool | None:
     return name == "__init__" or any(name in _bound(node) for node in body)
 
 
-def _bound(node: ast.stmt) -> list[str]:
-    """Return the names that a statement binds."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [alias.asname or alias.name for alias in node.names]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return []
+def _bound(node: ast.stmt) -> set[str | None]:
+    """Return the names that a definition, an import or an assignment binds."""
+    aliases, targets = getattr(node, "names", ()), getattr(node, "targets", ())
+    imported = [alias.asname or alias.name for alias in aliases]
+    assigned = [getattr(target, "id", None) for target in targets]
+    return {getattr(node, "name", None), *imported, *assigned}
 
 
 if __name__ == "__main__":
-    print(json.dumps({"rows": check_installed(sys.path)[1]}))
+    print(json.dumps({"rows": check_installed(sys.path)}))
