@@ -7,18 +7,12 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import FrameType
 
+from vllm_memprof.capture.attributes import NAMES
 from vllm_memprof.engines import ENGINES
 
-#: Path fragments of frames that a call chain leaves out: of memprof, of torch, of the machinery of
-#: context managers.
-_NOT_IN_CHAIN = (
-    *("/vllm_memprof/capture/", "/vllm_memprof/engines/"),
-    *("/torch/", "/torch_npu/", "/contextlib.py"),
-)
+_NOT_IN_CHAIN = NAMES["not_in_chain"]
 #: Path fragments of frames that only forward ``empty_cache``.
 FORWARDERS = (*_NOT_IN_CHAIN, *(path for row in ENGINES.values() for path in row.forwarders))
-#: Functions that a worker or a model runner runs a step in.
-_STEP = ("execute_model", "sample_tokens", "forward_batch_generation", "execute_forward")
 
 
 def find_site(
@@ -54,7 +48,7 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def in_step(frames: Iterable[FrameType]) -> bool:
     """Return True if the call comes from inside a step of the model."""
-    return any(each.f_code.co_name in _STEP for each in frames)
+    return any(each.f_code.co_name in NAMES["step_functions"] for each in frames)
 
 
 def _without(left_out: tuple[str, ...], frames: Iterable[FrameType]) -> Iterator[FrameType]:

@@ -22,16 +22,13 @@ import os
 import sys
 from typing import Any
 
-from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines import ENGINES
 
 _BUFFERS = 2 << 20  # two, in MiB
 _DEFAULT_MIB = {"HCCL_BUFFSIZE": 200, "P2P_HCCL_BUFFSIZE": 20}
-#: Operations between two ranks: torch_npu gives them communicators of their own, beside the
-#: group's.
-_P2P = ("send", "recv", "recv_anysource", "batch_isend_irecv")
 #: Modules in which engines keep their groups by name.
 _PARALLEL_STATE = [row.parallel_state for row in ENGINES.values() if row.parallel_state]
 #: Backends that never touch a device. torch_npu's is "custom" or "hccl", CUDA's is "nccl".
@@ -41,7 +38,7 @@ _HOST_BACKENDS = ("gloo", "mpi")
 def enter(recorder: Recorder, call: Call) -> None:
     recorder.settle()
     seen, group, operation = recorder.groups_seen, call.subject, call.function.lstrip("_")
-    p2p = operation in _P2P
+    p2p = operation in NAMES["point_to_point"]
     if (id(group), p2p) in seen or not _on_device(group, call.args[1:]):
         return
     seen.add((id(group), p2p))

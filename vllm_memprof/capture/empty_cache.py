@@ -17,20 +17,11 @@ import time
 import weakref
 from typing import Any
 
-from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.callsite import FORWARDERS, chain_of, find_site, in_step, outwards
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
-#: Where a worker keeps its unfinished requests, the first that it has: model runners v1 and v2 of
-#: vLLM, a scheduler that is the worker, what an engine's actions keep of them.
-_REQUESTS = (
-    "model_runner.requests",
-    "model_runner.req_states.req_id_to_index",
-    "model_runner.input_batch.req_id_to_index",
-    "running_batch.reqs",
-    "requests",
-)
 #: Frames that a call chain lists, from the innermost outwards.
 _CHAIN_LENGTH = 8
 
@@ -86,7 +77,7 @@ def running_requests(recorder: Recorder) -> int | None:
     They were scheduled at least once and are not known to be finished. A finished request leaves
     the runner with the next schedule, which vLLM sends also when nothing else is to be done.
     """
-    found = (reach(worker_of(recorder), path) for path in _REQUESTS)
+    found = (reach(worker_of(recorder), path) for path in NAMES["running_requests"])
     return next((len(held) for held in found if hasattr(held, "__len__")), None)
 
 

@@ -18,7 +18,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.callsite import chain_of, find_site, outwards
 from vllm_memprof.capture.empty_cache import worker_of
 from vllm_memprof.capture.hook import Call
@@ -32,8 +32,6 @@ from vllm_memprof.units import one_line
 
 #: Loggers of the engine's modules that catch a failed step and log it with its exception.
 LOGGERS = ("vllm.v1.executor.multiproc_executor", "vllm.v1.engine.core")
-#: Variables of the allocator, by torch_npu and torch; the engine may have set one itself.
-_SETTINGS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 #: Readings of one process: an engine that goes on after a failure may fail many times.
 MOST_READINGS = 8
 #: Requests and multimodal items of a step that are listed.
@@ -102,13 +100,14 @@ def _describe(recorder: Recorder, cause: BaseException, frames: Sequence[FrameTy
         device = {name: snapshot[name] for name in ("device_total_bytes", "device_free_bytes")}
         number = recorder.mark("oom", "oom.raised", snapshot, {**asked, **device})
         observed = number, asked["requested_bytes"]
+    settings = map(os.environ.get, NAMES["allocator_settings"])
     return {
         "message": one_line(redact_text(f"{type(cause).__name__}: {cause}")),
         "oom": observed[0],
         "site": find_site(frames)[0],
         "chain": chain_of(frames, _CHAIN_LENGTH),
         "requests": _requests(recorder, frames),
-        "allocator_settings": next(filter(None, map(os.environ.get, _SETTINGS)), ""),
+        "allocator_settings": next(filter(None, settings), ""),
         "snapshot": snapshot,
         "pools": recorder.probe.pools(snapshot["reserved_bytes"], observed[1]),
     }

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
 
 #: Width and height; frames.
 Size = tuple["list[int] | None", "int | None"]
-#: Arguments of a model that say the sizes of a batch: a row per item of frames, height and width in
-#: patches (Qwen-VL, GLM-V and their kin), or of height and width in pixels.
-_SIZES = ("image_grid_thw", "video_grid_thw", "image_sizes")
-_PIXELS = ("pixel_values", "pixel_values_flat", "image_pixels", "images")
 
 
 def describe(feature: Any, config: Any) -> Fields:
@@ -40,7 +36,7 @@ def of_kwargs(kwargs: Any, config: Any) -> list[Size]:
     """Return (size, frames) of each item of a batch, as the encoder gets it."""
     vision = reach(config, "vision_config") or config
     patch = reach(vision, "patch_size") or reach(vision, "spatial_patch_size")
-    for value in (_get(kwargs, key) for key in _SIZES):
+    for value in (_get(kwargs, key) for key in NAMES["item_sizes"]):
         if value is not None and reach(value, "device.type") in (None, "cpu"):
             rows = value.tolist() if hasattr(value, "tolist") else list(value)
             nested = not rows or isinstance(rows[0], (list, tuple))
@@ -49,6 +45,7 @@ def of_kwargs(kwargs: Any, config: Any) -> list[Size]:
 
 
 def _of_row(row: list[int], patch: Any) -> Size:
+    """Read frames, height and width in patches, or height and width in pixels."""
     if len(row) == 2:
         return row[::-1], None
     if len(row) == 3 and isinstance(patch, int):
@@ -58,7 +55,7 @@ def _of_row(row: list[int], patch: Any) -> Size:
 
 def _of_pixels(data: Any) -> Size:
     """Return the size of an item; unknown where the sender knows that the receiver has its data."""
-    for key in _PIXELS:
+    for key in NAMES["item_pixels"]:
         shape = list(getattr(_get(data, key), "shape", ()))
         if len(shape) >= 3 and shape[-3] in (1, 3, 4):  # channels, height, width
             return [int(shape[-1]), int(shape[-2])], None

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.versions import in_range
 
 #: Modules that may have the functions of vLLM's KV plan; the second is there from 0.33 on.
@@ -170,32 +170,9 @@ def describe_group(group: Any) -> list[Fields]:
     return list(rows.values())
 
 
-#: Attributes of the engine's specs that a page and the blocks of a request are made of.
-_LAYOUT = (
-    "num_kv_heads",
-    "head_size",
-    "head_size_v",
-    "sliding_window",
-    "attention_chunk_size",
-    "extra_retained_tokens",
-    "num_prefill_checkpoint_blocks",
-    "page_size_padded",
-    "cache_dtype_str",
-    "compress_ratio",
-    "model_version",
-    "num_speculative_blocks",
-    "kv_quant_mode",  # an enumeration
-    # of vllm-ascend's latent attention
-    "scale_dim",
-    "cache_sparse_sfa_c8",
-    "cache_sparse_li_c8",
-    "sfa_dcp_replicated_indexer_size",
-)
-
-
 def layout(spec: Any) -> dict[str, int | str]:
     """Return the numbers and words of a spec from which a page can be recomputed."""
-    values = {name: reach(spec, name) for name in _LAYOUT}
+    values = {name: reach(spec, name) for name in NAMES["kv_layout"]}
     values["dtype_bytes"] = reach(spec, "dtype.itemsize")
     sizes = [reach(dtype, "itemsize") for dtype in reach(spec, "dtypes") or ()]
     shapes = reach(spec, "shapes") or ()

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.callsite import outwards
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
@@ -173,34 +172,16 @@ def enter_shutdown(recorder: Recorder, call: Call) -> None:
         with suppress(Exception):  # it is late, or gone
             ray.get(collector.end.remote(), timeout=_FINISH_S)
         return
-    nodes = {node["NodeID"]: node for node in ray.nodes()}
-    answers: dict[str, bool] = {}
+    lost = ray.get(collector.look.remote(), timeout=_CALL_S)
     for handle in getattr(executor, "ray_worker_handles", []):
         node, run = handle.node_id, handle.run_ref
-        if run is None or not ray.wait([run], timeout=0)[0]:
-            continue
-        if node not in answers:
-            answers[node] = node_answers(nodes.get(node))
-            if not answers[node]:
-                recorder.emit("ray_lost", node=node, rank=None, reason=NODE_LOST)
-        if answers[node]:
+        if run is not None and node not in lost and ray.wait([run], timeout=0)[0]:
             reason = "its work ended"
             try:
                 ray.get(run, timeout=0)
             except Exception as error:
                 reason = one_line(redact_text(f"{type(error).__name__}: {error}"), _MESSAGE_LENGTH)
             recorder.emit("ray_lost", node=node, rank=handle.rank, reason=reason)
-
-
-def node_answers(node: Fields | None) -> bool:
-    """Return whether a node of ``ray.nodes()`` takes connections; Ray itself needs many seconds to
-    see that one does not."""
-    with suppress(OSError):
-        if node is not None and node["Alive"]:
-            address = (node["NodeManagerAddress"], node["NodeManagerPort"])
-            socket.create_connection(address, _ANSWER_S).close()
-            return True
-    return False
 
 
 # --- a worker's process ---------------------------------------------------------------------------
@@ -349,7 +330,7 @@ class Sender:
 class Collector:
     """Keeps what the workers of other nodes send: their lines become the same files in the folder.
 
-    It also looks every second whether the nodes of the run's workers are alive: an engine may not
+    It also looks every second whether the nodes of the run's workers answer: an engine may not
     notice that one is gone until its next request.
 
     Args:
@@ -359,7 +340,7 @@ class Collector:
     def __init__(self, run_dir: str) -> None:
         self._run_dir = Path(run_dir)
         self._writer = EventWriter(self._run_dir, lambda: "collector")
-        self._nodes: set[str] = set()  # that are not known to be gone
+        self._nodes: dict[str, bool] = {}  # id -> it is gone
         self._unfinished: set[str] = set()  # processes that send their lines here
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._watch, name="memprof-nodes", daemon=True)
@@ -370,7 +351,7 @@ class Collector:
             self._unfinished.add(process)
         else:
             self._unfinished.discard(process)
-        self._nodes.add(node)
+        self._nodes.setdefault(node, False)
         if self._thread.ident is None:
             self._thread.start()
 
@@ -410,12 +391,24 @@ class Collector:
             return size
 
     def _watch(self) -> None:
-        ray: Any = sys.modules["ray"]
         while True:
             time.sleep(_LOOK_S)
             with suppress(Exception):  # Ray is about to end
-                dead = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
-                for node in self._nodes & dead:
-                    self._nodes.discard(node)
-                    fields = {"node": node, "rank": None, "reason": NODE_LOST}
+                self.look()
+
+    def look(self) -> list[str]:
+        """Write which nodes do not take connections any more, and return them.
+
+        Ray itself needs many seconds to see that one does not.
+        """
+        ray: Any = sys.modules["ray"]
+        for node in ray.nodes():
+            if self._nodes.get(node["NodeID"]) is False:
+                address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+                try:
+                    socket.create_connection(address, _ANSWER_S).close()
+                except OSError:
+                    self._nodes[node["NodeID"]] = True
+                    fields = {"node": node["NodeID"], "rank": None, "reason": NODE_LOST}
                     self._writer.emit("ray_lost", fields)
+        return [node for node, is_gone in self._nodes.items() if is_gone]

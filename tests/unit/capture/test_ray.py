@@ -114,7 +114,7 @@ def as_actor(collector: Collector) -> Any:
     def method(name: str) -> Any:
         return SimpleNamespace(remote=lambda *args: getattr(collector, name)(*args))
 
-    return SimpleNamespace(**{name: method(name) for name in ("append", "greet")})
+    return SimpleNamespace(**{name: method(name) for name in ("append", "greet", "look")})
 
 
 # --- the package ----------------------------------------------------------------------------------
@@ -382,9 +382,14 @@ class Ending:
         self.asked += 1
 
 
-def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
-    recorder = Recorder(tmp_path)
-    recorder.collector = collector = Ending()
+def test_a_lost_node_is_told_from_a_lost_worker(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Collector, "_watch", lambda self: None)
+    recorder, collector = Recorder(tmp_path / "core"), Collector(str(tmp_path / "collected"))
+    recorder.collector = as_actor(collector)
+    for node in ("n0", "n1"):
+        collector.greet(node, "of it", False)
     died = RuntimeError("The actor died\nunexpectedly")
     handles = [
         SimpleNamespace(rank=0, node_id="n0", run_ref="runs"),
@@ -395,11 +400,15 @@ def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
         ray.port = server.getsockname()[1]
         ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
     ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))  # nothing listens now
-    assert collector.asked == 0
-    of_worker, of_node = events_of(recorder)[-2:]
+    [of_worker] = [event for event in events_of(recorder) if event["kind"] == "ray_lost"]
     said = "RuntimeError: The actor died unexpectedly"
     assert (of_worker["node"], of_worker["rank"], of_worker["reason"]) == ("n1", 1, said)
-    assert (of_node["node"], of_node["rank"], of_node["reason"]) == ("n1", None, NODE_LOST)
+    collector.look()  # a second look tells nothing new
+    [path] = (tmp_path / "collected/events").iterdir()
+    _, *lost = map(json.loads, path.read_text().splitlines())
+    assert [(each["node"], each["rank"], each["reason"]) for each in lost] == [
+        ("n0", None, NODE_LOST), ("n1", None, NODE_LOST),
+    ]  # fmt: skip
 
 
 def test_an_end_in_good_order_waits_for_last_lines(ray: FakeRay, tmp_path: Path):

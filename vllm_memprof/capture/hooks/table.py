@@ -6,36 +6,12 @@ from importlib import import_module
 
 from vllm_memprof.capture import communicators, empty_cache
 from vllm_memprof.capture.actions import fold_peak
-from vllm_memprof.capture.attributes import Fields
+from vllm_memprof.capture.attributes import NAMES, Fields
 from vllm_memprof.capture.hook import FIRST_STEPS, OPTIONAL, Hook
 from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
 from vllm_memprof.capture.versions import in_range
 from vllm_memprof.engines import ENGINES
 
-#: Collectives of a process group, below torch.distributed's functions: by-name imports, functional
-#: wrappers and compiled regions all arrive here, and replacing these does not change what the
-#: compiler sees.
-_COLLECTIVES = (
-    "allreduce",
-    "allreduce_coalesced",
-    "allgather",
-    "_allgather_base",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "send",
-    "recv",
-    "recv_anysource",
-    "barrier",
-)
 _EVERY: Fields = {"engine": None, "versions": ""}
 _EMPTY_CACHE = {**_EVERY, "enter": empty_cache.enter, "leave": empty_cache.leave}
 #: They come off once every communicator has been used: until then each call costs microseconds.
@@ -58,7 +34,7 @@ HOOKS: tuple[Hook, ...] = (
            "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
            enter=fold_peak, backends=CUDA, after="torch", **_EVERY),
     phase("pg.collective", "communicator",
-          *(f"torch.distributed:ProcessGroup.{name}" for name in _COLLECTIVES),
+          *(f"torch.distributed:ProcessGroup.{name}" for name in NAMES["collectives"]),
           after="torch.distributed", **_COLLECTIVE),
     # torch_npu sends batched point-to-point operations straight to the backend
     phase("pg.batch_p2p", "communicator",
