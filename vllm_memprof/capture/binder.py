@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.util
+import inspect
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -23,6 +23,8 @@ from vllm_memprof.capture.hook import EXPECTED_ABSENT, Hook
 
 Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
 
+#: In place of a module: the object that a model's class was made into.
+LOADED = "<loaded>"
 PENDING, BOUND, MISSING, ERROR = "pending", "bound", "missing", "error"
 OVERWRITTEN, RELEASED = "overwritten", "released"
 #: Of several targets of a row, the one in the first of these states counts.
@@ -49,11 +51,16 @@ class Binding:
         self.hook, self.target = hook, target
         self.module_name, _, path = target.partition(":")
         self._parents, _, self.attribute = path.rpartition(".")
+        self.watched = hook.after or self.module_name  # module whose import makes it final
         self.state = PENDING
         self.owner: Any = None
         self.detail: str | None = None
         self._original: Any = None
         self._wrapper: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in (PENDING, MISSING)
 
     def find_owner(self) -> Any:
         return reach(sys.modules.get(self.module_name), self._parents)
@@ -84,12 +91,9 @@ class Binding:
 
     def replaced_by(self) -> Any:
         """Return what was put in the wrapper's place and does not call through it, else None."""
-        found = current = vars(self.owner).get(self.attribute)
-        for _ in range(32):  # a chain of decorators over the wrapper still calls it
-            if current is self._wrapper:
-                return None
-            current = getattr(current, "__wrapped__", None)
-        return found
+        found = vars(self.owner).get(self.attribute)
+        inner = inspect.unwrap(found, stop=lambda each: each is self._wrapper)
+        return None if inner is self._wrapper else found
 
     def unbind(self) -> None:
         """Take the wrapper off, unless another one lies over it."""
@@ -112,17 +116,12 @@ class Binder(importlib.abc.MetaPathFinder):
     ) -> None:
         self.bindings = [Binding(hook, target) for hook in hooks for target in hook.targets]
         self._wrap, self._on_error = wrap, on_error
-        self._watched: dict[str, list[Binding]] = defaultdict(list)
-        for binding in self.bindings:
-            self._watched[binding.hook.after or binding.module_name].append(binding)
+        self._watched = {binding.watched for binding in self.bindings}
         self._finding: set[str] = set()
 
     def install(self) -> None:
         """Bind what is loaded, watch for the rest."""
-        for name, bindings in self._watched.items():
-            module = sys.modules.get(name)
-            if module is not None and not reach(module, "__spec__._initializing"):
-                self._bind_all(bindings)
+        self._bind_loaded()
         sys.meta_path.insert(0, self)
 
     def find_spec(
@@ -143,7 +142,7 @@ class Binder(importlib.abc.MetaPathFinder):
             def exec_module(module: ModuleType) -> None:
                 vars(loader).pop("exec_module", None)
                 execute(module)
-                self._bind_all(self._watched[fullname])
+                self._bind_loaded(fullname)
 
             try:
                 loader.exec_module = exec_module
@@ -151,12 +150,17 @@ class Binder(importlib.abc.MetaPathFinder):
                 self._on_error(f"bind {fullname}", error)
         return spec
 
-    def bind_pending(self) -> None:
-        """Try again what has not been found so far and whose module is loaded now."""
-        self._bind_all([each for each in self.bindings if each.find_owner() is not None])
+    def _bind_loaded(self, executed: str = "") -> None:
+        """Bind what has not been found so far, in modules that are loaded or were just executed."""
+        for binding in self.bindings:
+            module = sys.modules.get(binding.watched)
+            is_loaded = module is not None and not reach(module, "__spec__._initializing")
+            if binding.is_open and (is_loaded or binding.watched == executed):
+                self._bind(binding, binding.find_owner())
 
-    def bind_overrides(self, instance: object) -> None:
-        """Bind methods that the class really instantiated overrides in a bound class."""
+    def bind_instance(self, instance: object | None) -> None:
+        """Bind methods that the class really used overrides, and what appeared since."""
+        self._bind_loaded()
         bound = [binding for binding in self.bindings if isinstance(binding.owner, type)]
         for cls in type(instance).__mro__:
             for binding in bound:
@@ -167,13 +171,18 @@ class Binder(importlib.abc.MetaPathFinder):
                     if override.state == BOUND:
                         self.bindings.append(override)
 
-    def bind_live(self, prefix: str, instance: object) -> None:
-        """Bind rows whose target begins so to the class that defines this object's method."""
+    def bind_model(self, runner: object | None) -> None:
+        """Bind what is hooked on the model, below whatever the runner has wrapped around it."""
+        get_model = getattr(runner, "get_model", None)
+        model = getattr(runner, "model", None) if get_model is None else get_model()
         for binding in self.bindings:
-            if binding.target.startswith(prefix) and binding.state == PENDING:
-                owners = (cls for cls in type(instance).__mro__ if binding.attribute in vars(cls))
-                if (owner := next(owners, None)) is not None:
-                    self._bind(binding, owner)
+            if binding.module_name == LOADED and binding.is_open:
+                owners = (cls for cls in type(model).__mro__ if binding.attribute in vars(cls))
+                self._bind(binding, next(owners, None))
+
+    def is_bound(self, hook_id: str) -> bool:
+        """Return True if any target of a row has its wrapper."""
+        return any(each.hook.id == hook_id and each.state == BOUND for each in self.bindings)
 
     def check(self) -> None:
         """Bind again, once, what was overwritten; it stays marked with the new owner's name."""
@@ -188,11 +197,6 @@ class Binder(importlib.abc.MetaPathFinder):
         for binding in self.bindings:
             if binding.hook.until == moment:
                 binding.unbind()
-
-    def _bind_all(self, bindings: Sequence[Binding]) -> None:
-        for binding in bindings:
-            if binding.state in (PENDING, MISSING):
-                self._bind(binding, binding.find_owner())
 
     def _bind(self, binding: Binding, owner: Any) -> None:
         try:

@@ -38,7 +38,7 @@ from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.schema import ENV_STRICT
 
 
-class Observer:
+class Observer(Binder):
     """The hooks of one process.
 
     Args:
@@ -52,8 +52,7 @@ class Observer:
         self.logger = logging.getLogger(ENGINES[engine].logger)
         self.hooks = hooks
         self.strict = os.environ.get(ENV_STRICT) == "1"
-        self.binder = Binder(hooks, self.wrap, recorder.error)
-        self.release = self.binder.release
+        super().__init__(hooks, self.wrap, recorder.error)
         recorder.hooks = self
         self._forget()
 
@@ -93,22 +92,6 @@ class Observer:
             why = f"{type(error).__name__}: {error}"
             self.logger.warning("memprof: hook %s failed and is off: %s", call.hook.id, why)
 
-    def bind_instance(self, instance: object | None) -> None:
-        """Bind what the class really used overrides, and what appeared since."""
-        self.binder.bind_pending()
-        self.binder.bind_overrides(instance)
-
-    def bind_model(self, runner: object | None) -> None:
-        """Bind what is hooked on the model, below whatever the runner has wrapped around it."""
-        get_model = getattr(runner, "get_model", None)
-        model = getattr(runner, "model", None) if get_model is None else get_model()
-        if model is not None:
-            self.binder.bind_live("<loaded>:model.", model)
-
-    def is_bound(self, hook_id: str) -> bool:
-        """Return True if any target of a row has its wrapper."""
-        return any(each.hook.id == hook_id and each.state == BOUND for each in self.binder.bindings)
-
     def self_check(self, moment: str) -> None:
         """Judge the rows that are due, write the changes, in strict mode fail on a required row.
 
@@ -116,7 +99,7 @@ class Observer:
             StrictFailure: MEMPROF_STRICT is set and a required hook is not bound.
         """
         recorder = self.recorder
-        self.binder.check()
+        self.check()
         required, failing = 0, []
         for hook in self.hooks:
             if hook.role not in recorder.roles:
@@ -124,7 +107,7 @@ class Observer:
             reported = self._reported.get(hook.id)
             verdict = judge(
                 hook,
-                self.binder.bindings,
+                self.bindings,
                 calls=self.calls[hook.id],
                 due=moment == hook.due or reported == "never_called",
                 failed=hook.id in self.failed,
@@ -211,6 +194,6 @@ def start(run_dir: Path, engine: str = "vllm") -> Recorder:
     version = getattr(sys.modules.get(f"{ENGINES[engine].package}.version"), "__version__", None)
     rows = rows_in_force(recorder.probe.backend, version, recorder.sampled, engine)
     observer = Observer(recorder, rows, engine)
-    observer.binder.install()
+    observer.install()
     os.register_at_fork(after_in_child=observer.after_fork)
     return recorder

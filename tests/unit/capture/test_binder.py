@@ -133,7 +133,7 @@ def test_a_class_that_took_the_name_of_its_base_is_seen_through(bench: Bench) ->
     assert binder.bindings[0].owner is base
     assert Balanced().load() == base().load() == "loaded"
     binder.check()
-    binder.bind_pending()
+    binder.bind_instance(None)
     assert engine.Worker().load() == "loaded"
     assert bench.calls == ["load", "load", "load"]
     bench.uninstall()
@@ -145,8 +145,8 @@ def test_overrides_of_the_class_really_used(bench: Bench) -> None:
     binder = bench.bind("Worker.load")
     import engine_under_test as engine
 
-    binder.bind_overrides(engine.Special())
-    binder.bind_overrides(engine.Special())
+    binder.bind_instance(engine.Special())
+    binder.bind_instance(engine.Special())
     assert engine.Special().load() == "special loaded"
     assert bench.calls == ["load", "load"]
 
@@ -156,7 +156,7 @@ def test_never_wraps_twice(bench: Bench) -> None:
     import engine_under_test as engine
 
     first = engine.plan
-    binder.bind_pending()
+    binder.bind_instance(None)
     binder.bindings[0].bind(bench.wrap, engine)
     assert engine.plan is first
     assert is_ours(first)
