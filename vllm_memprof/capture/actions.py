@@ -126,8 +126,8 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
     known = isinstance(modality, str) and isinstance(items, int)
     if opened is None or call.error is not None or not known:
         return
-    tokens = reach(runner, "mm_budget.mm_max_toks_per_item")
-    tokens = reach(runner, "mm_budget.max_tokens_by_modality") if tokens is None else tokens
+    budget = reach(runner, "mm_budget")
+    tokens = reach(budget, "mm_max_toks_per_item") or reach(budget, "max_tokens_by_modality")
     sizes = mm_items.of_kwargs(call.result, reach(runner, "model_config.hf_config"))
     size, frames = sizes[0] if sizes else (None, None)
     opened.detail |= {
@@ -206,14 +206,6 @@ def fold_peak(recorder: Recorder, call: Call) -> None:
 
 
 # --- roles, readiness, the KV plan ----------------------------------------------------------------
-
-
-def become_engine_core(recorder: Recorder, call: Call) -> None:
-    recorder.roles.add("engine_core")
-
-
-def become_worker(recorder: Recorder, call: Call) -> None:
-    recorder.roles.add("worker")
 
 
 def leave_device_ready(recorder: Recorder, call: Call) -> None:

@@ -86,6 +86,7 @@ class Hook:
     need: str = REQUIRED  # REQUIRED | OPTIONAL | EXPECTED_ABSENT
     #: worker | engine_core | api | detokenizer: in which process it is expected to bind
     role: str = "worker"
+    becomes: bool = False  # a process that makes the call has that role from then on
     backends: tuple[str, ...] = ("npu", "cuda")
     versions: str = ">=0.11"  # of the engine
     engine: str | None = "vllm"  # None: of every engine

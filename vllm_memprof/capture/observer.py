@@ -164,6 +164,8 @@ class _Observed(Call):
     def __enter__(self) -> _Observed:
         hook = self.hook
         self.observer.calls[hook.id] += 1
+        if hook.becomes:
+            self.observer.recorder.roles.add(hook.role)
         if hook.enter is not None:
             self.observer.run(hook.enter, self)
         return self

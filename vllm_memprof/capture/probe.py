@@ -222,6 +222,6 @@ def with_later(snapshot: Fields, later: Fields) -> Fields:
 def host_memory() -> tuple[int | None, int | None]:
     """Return the resident set of this process, and what of it is of files or shared."""
     with suppress(OSError), open("/proc/self/statm", "rb", buffering=0) as file:
-        _, resident, shared, *_ = file.read().split()
-        return int(resident) * _PAGE_BYTES, int(shared) * _PAGE_BYTES
+        sizes = [int(pages) * _PAGE_BYTES for pages in file.read().split()]
+        return sizes[1], sizes[2]
     return None, None

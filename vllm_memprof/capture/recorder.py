@@ -104,7 +104,6 @@ class Recorder(ProcessNotes):
     def after_fork(self) -> None:
         """Become the child: nothing of the parent's record, roles or phases is its own."""
         self.writer.after_fork()
-        self.sampler.files.close()
         self._begin(self.probe.backend)
 
     def _begin(self, backend: str = "") -> None:

@@ -10,7 +10,7 @@ level is still there, thinned, at the next. Nothing is buffered.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -56,7 +56,8 @@ class _Ring:
         self._kinds[-1][kind] += 1
 
     def _next_file(self) -> LineFile:
-        self.close()
+        if self._file is not None:
+            self._file.close()
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if len(self._kinds) == FILES:
             self._numbered(self._number - FILES).unlink(missing_ok=True)
@@ -68,11 +69,6 @@ class _Ring:
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number}.jsonl")
-
-    def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
 
 
 class SampleFiles:
@@ -97,7 +93,9 @@ class SampleFiles:
         self._levels = [_Ring(folder / str(n), size) for n, size in enumerate(LEVEL_BYTES)]
         self._requests = _Ring(folder / "requests", REQUESTS_BYTES)
         #: By kind and level: lines with their lowest and highest figures, on their way to the next.
-        self._parts: dict[tuple[str, int], list[tuple[Fields, Figures, Figures]]] = {}
+        self._parts: dict[tuple[str, int], list[tuple[Fields, Figures, Figures]]] = defaultdict(
+            list
+        )
         self._dropped: Counter[str] = Counter()  # that was said
 
     def sample(
@@ -115,30 +113,27 @@ class SampleFiles:
         """
         row = {"kind": kind, "t_ns": t_ns, "step": step, "steps": steps}
         with self._lock:
-            self._write(0, row, figures, figures, figures, more)
+            self._write(0, row, figures, more)
 
-    def _write(self, level: int, row: Fields, last: Figures, low: Figures, high: Figures,
-               more: Fields) -> None:  # fmt: skip
+    def _write(self, level: int, row: Fields, figures: Figures, more: Fields) -> None:
         """Write a line of one level; where that completes the sum of the next, that as well."""
-        kind, line = str(row["kind"]), f"{encode({**row, **last, **more})}\n".encode()
+        kind, line = str(row["kind"]), f"{encode({**row, **figures, **more})}\n".encode()
         if not self._attempt(self._levels[level].write, kind, line):
             return
-        parts = self._parts.setdefault((kind, level), [])
-        parts.append((row, low, high))
-        if len(parts) < FOLD:
-            return
-        del self._parts[kind, level]
-        if level + 1 < len(self._levels):
+        parts = self._parts[kind, level]
+        parts.append((row, more.get("low", figures), more.get("high", figures)))
+        if len(parts) == FOLD:
             rows, lows, highs = zip(*parts, strict=True)
-            row = {
-                **row,
-                "since_ns": rows[0].get("since_ns", rows[0]["t_ns"]),
-                "folded": sum(each.get("folded", 1) for each in rows),
-                "steps": sum(each["steps"] for each in rows),
-            }
-            last = {name: value for name, value in last.items() if value is not None}
-            low, high = _each(min, lows), _each(max, highs)
-            self._write(level + 1, row, last, low, high, {"low": low, "high": high})
+            parts.clear()
+            if level + 1 < len(self._levels):
+                whole = {
+                    **row,
+                    "since_ns": rows[0].get("since_ns", rows[0]["t_ns"]),
+                    "folded": sum(each.get("folded", 1) for each in rows),
+                    "steps": sum(each["steps"] for each in rows),
+                }
+                bounds = {"low": _each(min, lows), "high": _each(max, highs)}
+                self._write(level + 1, whole, figures, bounds)
 
     def event(self, kind: str, fields: Fields) -> None:
         """Write a stage or an edge of a request."""
@@ -158,10 +153,6 @@ class SampleFiles:
 
     def _append(self, kind: str, fields: Fields) -> None:
         self._attempt(self._requests.write, kind, line_of({"kind": kind, **fields}))
-
-    def close(self) -> None:
-        for ring in (*self._levels, self._requests):
-            ring.close()
 
 
 def _each(choose: Callable[..., int], rows: Sequence[Figures]) -> dict[str, int]:

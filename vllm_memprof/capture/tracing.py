@@ -17,11 +17,13 @@ import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.capture.attributes import Fields
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.capture.sampler import CoreSteps, Sampler
 from vllm_memprof.capture.writer import process_name
 from vllm_memprof.record.schema import ALLOCATIONS_DIR
 
@@ -54,15 +56,13 @@ class LiveBlocks:
     def alive(self) -> Alive:
         self._last, self.untraced_bytes = self._history._snapshot(), 0
         found: Alive = {}
-        for segment in self._last["segments"]:
-            for block in segment["blocks"]:
-                elsewhere = self._device not in (None, segment.get("device", self._device))
-                if elsewhere or block["state"] != "active_allocated":
-                    continue
-                size, frames = int(block["size"]), block.get("frames") or ()
-                stack = tuple((f["filename"], f["line"], f["name"]) for f in frames[:MOST_FRAMES])
+        here = [each for each in self._last["segments"] if self._device in (None, each["device"])]
+        for block in (block for segment in here for block in segment["blocks"]):
+            if block["state"] == "active_allocated":
+                frames = (block.get("frames") or ())[:MOST_FRAMES]
+                stack = tuple((f["filename"], f["line"], f["name"]) for f in frames)
                 blocks, total = found.get(stack, (0, 0))
-                found[stack] = blocks + 1, total + size
+                found[stack] = blocks + 1, total + int(block["size"])
         _, self.untraced_bytes = found.pop((), (0, 0))
         return found
 
@@ -192,26 +192,28 @@ class Tracer:
 
 def trace_device(recorder: Recorder) -> None:
     """Trace device memory over requests of this worker."""
-
-    def source() -> Source | str:
-        probe = recorder.probe
-        memory = getattr(probe.runtime, "memory", None)
-        if hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot"):
-            return LiveBlocks(memory, probe.device, recorder.run_dir / ALLOCATIONS_DIR)
-        return "torch has no memory history for this device"
-
-    if recorder.trace_allocations and "device" not in recorder.end_tracing:
-        tracer = Tracer(recorder, "device", source)
-        recorder.end_tracing["device"] = tracer.close
-        recorder.sampler.on_request_end = tracer.request_ended
+    _trace(recorder, "device", partial(_history, recorder), recorder.sampler)
 
 
 def trace_host(recorder: Recorder) -> None:
     """Trace Python memory over requests of this engine core."""
-    if recorder.trace_allocations and "host" not in recorder.end_tracing:
-        tracer = Tracer(recorder, "host", Host)
-        recorder.end_tracing["host"] = tracer.close
-        recorder.sampler.core.on_request_end = tracer.request_ended
+    _trace(recorder, "host", Host, recorder.sampler.core)
+
+
+def _trace(
+    recorder: Recorder, memory: str, source: Callable[[], Source | str], steps: Sampler | CoreSteps
+) -> None:
+    if recorder.trace_allocations and memory not in recorder.end_tracing:
+        tracer = Tracer(recorder, memory, source)
+        recorder.end_tracing[memory] = tracer.close
+        steps.on_request_end = tracer.request_ended
+
+
+def _history(recorder: Recorder) -> Source | str:
+    memory = reach(recorder.probe.runtime, "memory")
+    if hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot"):
+        return LiveBlocks(memory, recorder.probe.device, recorder.run_dir / ALLOCATIONS_DIR)
+    return "torch has no memory history for this device"
 
 
 def close(recorder: Recorder) -> None:

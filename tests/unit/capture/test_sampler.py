@@ -86,7 +86,6 @@ class Worker:
         self.sampler.leave_call(True, None)
 
     def served(self) -> Served:
-        self.sampler.files.close()
         [process] = (self.tmp_path / "samples").iterdir()
         return load_samples(self.tmp_path, process.name)
 

@@ -71,12 +71,12 @@ HOOKS: tuple[Hook, ...] = (
     # rows serve forked children. The end of EngineCore.__init__ is the engine's readiness where it
     # shares the caller's process.
     marker("role.engine_core", f"{_CORE}:EngineCore.__init__",
-           enter=actions.become_engine_core, leave=actions.announce_model,
-           need=OPTIONAL, role="engine_core", due=ENGINE_READY),
+           leave=actions.announce_model,
+           need=OPTIONAL, role="engine_core", becomes=True, due=ENGINE_READY),
     marker("role.worker", f"{_WRAPPER}.init_worker",
-           enter=actions.become_worker, need=OPTIONAL),
+           becomes=True, need=OPTIONAL),
     marker("w.device_ready", f"{_WRAPPER}.init_device",
-           enter=actions.become_worker, leave=actions.leave_device_ready, least_calls=1),
+           leave=actions.leave_device_ready, becomes=True, least_calls=1),
 
     # --- Workers on Ray nodes: what reaches them, and which of them are gone.
     marker("ray.executor", f"{_RAY}._init_executor", f"{_RAY_V2}._init_executor",
@@ -249,8 +249,8 @@ HOOKS: tuple[Hook, ...] = (
 
     # --- Engine core.
     marker("core.kv_caches", f"{_CORE}:EngineCore._initialize_kv_caches",
-           enter=actions.become_engine_core, leave=actions.leave_kv_caches,
-           role="engine_core", least_calls=1, due=ENGINE_READY),
+           leave=actions.leave_kv_caches,
+           role="engine_core", becomes=True, least_calls=1, due=ENGINE_READY),
     # Imported by name: the attribute of the importing module is what counts. From 0.33 on they
     # come from kv_cache_planning or its builder; later sources say build_kv_cache_configs.
     marker("core.kv_plan", f"{_CORE}:get_kv_cache_configs", f"{_CORE}:build_kv_cache_configs",
