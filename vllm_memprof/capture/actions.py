@@ -12,16 +12,7 @@ import sys
 from vllm_memprof.capture import device_thread, empty_cache, figures, identity, kv_plan, tracing
 from vllm_memprof.capture import items as mm_items
 from vllm_memprof.capture.attributes import Fields, reach
-from vllm_memprof.capture.hook import (
-    DEVICE_READY,
-    END,
-    ENGINE_READY,
-    FIRST_STEPS,
-    MODEL_READY,
-    PROFILED,
-    Call,
-    StopAfterPlan,
-)
+from vllm_memprof.capture.hook import Call, StopAfterPlan
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
 from vllm_memprof.units import minus
 
@@ -106,7 +97,7 @@ def leave_profile_run(recorder: Recorder, call: Call) -> None:
     if call.error is None and call.token is not None:
         figures.read_profile(recorder, call.subject, call.result)
         recorder.emit_figures("determine_available_memory")
-    recorder.hooks.release(PROFILED)
+    recorder.hooks.release("profiled")
 
 
 def keep_profile_result(recorder: Recorder, call: Call) -> None:
@@ -190,15 +181,15 @@ def leave_warm_up(recorder: Recorder, call: Call) -> None:
     recorder.serving = True
     device_thread.start(recorder)
     tracing.trace_device(recorder)
-    recorder.hooks.release(FIRST_STEPS)  # every communicator of the model has been used
-    recorder.hooks.self_check(MODEL_READY)
+    recorder.hooks.release("first_steps")  # every communicator of the model has been used
+    recorder.hooks.self_check("model_ready")
 
 
 def leave_shutdown(recorder: Recorder, call: Call) -> None:
     recorder.sampler.close()
     tracing.close(recorder)
     end_phase(recorder, call)
-    recorder.hooks.self_check(END)
+    recorder.hooks.self_check("end")
 
 
 def fold_peak(recorder: Recorder, call: Call) -> None:
@@ -220,7 +211,7 @@ def leave_device_ready(recorder: Recorder, call: Call) -> None:
     recorder.hooks.bind_instance(worker)
     recorder.hooks.bind_instance(getattr(worker, "model_runner", None))
     recorder.hooks.observe_oom()
-    recorder.hooks.self_check(DEVICE_READY)
+    recorder.hooks.self_check("device_ready")
 
 
 def leave_kv_plan(recorder: Recorder, call: Call) -> None:
@@ -253,7 +244,7 @@ def model_is_ready(recorder: Recorder, scheduler: object) -> None:
     recorder.hooks.bind_instance(scheduler)
     device_thread.start(recorder)
     tracing.trace_host(recorder)
-    recorder.hooks.self_check(ENGINE_READY)
+    recorder.hooks.self_check("engine_ready")
 
 
 def end_core(recorder: Recorder, call: Call) -> None:
@@ -265,4 +256,4 @@ def announce_server(recorder: Recorder, call: Call) -> None:
     if call.error is None:
         recorder.roles.add("api")
         recorder.emit("ready", what="server")
-        recorder.hooks.self_check(END)
+        recorder.hooks.self_check("end")

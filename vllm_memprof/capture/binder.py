@@ -19,16 +19,14 @@ from types import ModuleType
 from typing import Any
 
 from vllm_memprof.capture.attributes import reach
-from vllm_memprof.capture.hook import EXPECTED_ABSENT, Hook
+from vllm_memprof.capture.hook import Hook
 
 Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
 
 #: In place of a module: the object that a model's class was made into.
 LOADED = "<loaded>"
-PENDING, BOUND, MISSING, ERROR = "pending", "bound", "missing", "error"
-OVERWRITTEN, RELEASED = "overwritten", "released"
-#: Of several targets of a row, the one in the first of these states counts.
-_SEVERITY = (OVERWRITTEN, BOUND, RELEASED, ERROR, MISSING, PENDING)
+#: States of a binding; of several targets of a row, the one in the first of these counts.
+STATES = ("overwritten", "bound", "released", "error", "missing", "pending")
 
 
 #: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere
@@ -50,9 +48,9 @@ class Binding:
     def __init__(self, hook: Hook, target: str) -> None:
         self.hook, self.target = hook, target
         self.module_name, _, path = target.partition(":")
-        self._parents, _, self.attribute = path.rpartition(".")
+        self.parents, _, self.attribute = path.rpartition(".")
         self.watched = hook.after or self.module_name  # module whose import makes it final
-        self.state = PENDING
+        self.state = "pending"
         self.owner: Any = None
         self.detail: str | None = None
         self._original: Any = None
@@ -60,23 +58,20 @@ class Binding:
 
     @property
     def is_open(self) -> bool:
-        return self.state in (PENDING, MISSING)
-
-    def find_owner(self) -> Any:
-        return reach(sys.modules.get(self.module_name), self._parents)
+        return self.state in ("pending", "missing")
 
     def bind(self, wrap: Wrap, owner: Any) -> None:
         """Wrap the attribute where it is defined; a second call does nothing."""
         if isinstance(owner, type) and self.attribute not in vars(owner):
             # the class that the module has defined, where one derived from it has taken its name
-            name = self.module_name, self._parents
+            name = self.module_name, self.parents
             known = (base for base in owner.__mro__ if (base.__module__, base.__qualname__) == name)
             owner = next(known, owner)
         found = None if owner is None else vars(owner).get(self.attribute)
         if found is None and owner is not None and not isinstance(owner, type):
             found = getattr(owner, self.attribute, None)  # of C modules, not in their __dict__
         if found is None:
-            self.state = MISSING
+            self.state = "missing"
             return
         is_method = isinstance(found, (staticmethod, classmethod))
         function = found.__func__ if is_method else found
@@ -87,7 +82,7 @@ class Binding:
         self.owner, self._original = owner, found
         self._wrapper = type(found)(wrapper) if is_method else wrapper
         setattr(owner, self.attribute, self._wrapper)
-        self.state = BOUND
+        self.state = "bound"
 
     def replaced_by(self) -> Any:
         """Return what was put in the wrapper's place and does not call through it, else None."""
@@ -99,7 +94,7 @@ class Binding:
         """Take the wrapper off, unless another one lies over it."""
         if self.owner is not None and vars(self.owner).get(self.attribute) is self._wrapper:
             setattr(self.owner, self.attribute, self._original)
-            self.state = RELEASED
+            self.state = "released"
 
 
 class Binder(importlib.abc.MetaPathFinder):
@@ -156,7 +151,7 @@ class Binder(importlib.abc.MetaPathFinder):
             module = sys.modules.get(binding.watched)
             is_loaded = module is not None and not reach(module, "__spec__._initializing")
             if binding.is_open and (is_loaded or binding.watched == executed):
-                self._bind(binding, binding.find_owner())
+                self._bind(binding, reach(sys.modules.get(binding.module_name), binding.parents))
 
     def bind_instance(self, instance: object | None) -> None:
         """Bind methods that the class really used overrides, and what appeared since."""
@@ -168,7 +163,7 @@ class Binder(importlib.abc.MetaPathFinder):
                 if cls is not owner and issubclass(cls, owner) and name in vars(cls):
                     override = Binding(binding.hook, f"{cls.__module__}:{cls.__qualname__}.{name}")
                     self._bind(override, cls)
-                    if override.state == BOUND:
+                    if override.state == "bound":
                         self.bindings.append(override)
 
     def bind_model(self, runner: object | None) -> None:
@@ -182,15 +177,15 @@ class Binder(importlib.abc.MetaPathFinder):
 
     def is_bound(self, hook_id: str) -> bool:
         """Return True if any target of a row has its wrapper."""
-        return any(each.hook.id == hook_id and each.state == BOUND for each in self.bindings)
+        return any(each.hook.id == hook_id and each.state == "bound" for each in self.bindings)
 
     def check(self) -> None:
         """Bind again, once, what was overwritten; it stays marked with the new owner's name."""
         for binding in self.bindings:
-            if binding.state == BOUND and (other := binding.replaced_by()) is not None:
+            if binding.state == "bound" and (other := binding.replaced_by()) is not None:
                 culprit = getattr(other, "__module__", "?")
                 self._bind(binding, binding.owner)
-                binding.state, binding.detail = OVERWRITTEN, f"replaced by {culprit}; bound again"
+                binding.state, binding.detail = "overwritten", f"replaced by {culprit}; bound again"
 
     def release(self, moment: str) -> None:
         """Take off the rows that are only wanted until this moment."""
@@ -202,7 +197,7 @@ class Binder(importlib.abc.MetaPathFinder):
         try:
             binding.bind(self._wrap, owner)
         except Exception as error:
-            binding.state, binding.detail = ERROR, str(error)
+            binding.state, binding.detail = "error", str(error)
             self._on_error(f"bind {binding.target}", error)
 
 
@@ -230,17 +225,17 @@ def judge(
         failed: its action raised and is off.
     """
     found = {each.state: each for each in reversed(bindings) if each.hook.id == hook.id}
-    first = next(found[state] for state in _SEVERITY if state in found)
-    is_there, absent = first.state in (OVERWRITTEN, BOUND, RELEASED), hook.need == EXPECTED_ABSENT
+    first = next(found[state] for state in STATES if state in found)
+    is_there, absent = first.owner is not None, hook.need == "expected_absent"
     outdated = "expected to be absent in this version: the hook table is out of date"
     too_few = f"{calls} calls, expected at least {hook.least_calls}"
     verdicts = (
         (absent and is_there, "stale", outdated),
         (absent, "absent_ok", None),
-        (not is_there or first.state == OVERWRITTEN, first.state, first.detail),
-        (failed, ERROR, "the hook failed and is off; see the error event"),
+        (not is_there or first.state == "overwritten", first.state, first.detail),
+        (failed, "error", "the hook failed and is off; see the error event"),
         (due and calls < hook.least_calls, "never_called", too_few),
-        (True, BOUND, None),
+        (True, "bound", None),
     )
     state, detail = next((state, detail) for applies, state, detail in verdicts if applies)
     return verdict(hook, state, first.target, detail)

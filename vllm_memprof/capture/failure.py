@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from traceback import walk_tb
 from types import FrameType
@@ -66,7 +66,10 @@ def read(recorder: Recorder, error: BaseException | None) -> None:
         error: as it arrives at a hook or at the engine's log.
     """
     try:
-        chain = list(_causes(error))
+        chain: list[BaseException] = []
+        while error is not None and len(chain) < _MOST_CAUSES:
+            chain.append(error)
+            error = error.__cause__ or error.__context__
         said = [at for at, each in enumerate(chain)
                 if is_out_of_memory(type(each).__name__, str(each))]  # fmt: skip
         seen = recorder.failures
@@ -82,13 +85,6 @@ def read(recorder: Recorder, error: BaseException | None) -> None:
             recorder.emit("failure", **_describe(recorder, cause, list(dict.fromkeys(frames))))
     except Exception as exc:
         recorder.error("reading after a failed allocation", exc)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(_MOST_CAUSES):
-        if error is not None:
-            yield error
-            error = error.__cause__ or error.__context__
 
 
 def _describe(recorder: Recorder, cause: BaseException, frames: Sequence[FrameType]) -> Fields:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.recorder import Recorder
 
 #: Meaning of a row without a target: a finding; nothing; expected, so that a target found makes the
 #: row "stale".
-REQUIRED, OPTIONAL, EXPECTED_ABSENT = "required", "optional", "expected_absent"
-
+Need = Literal["required", "optional", "expected_absent"]
 #: Moments at which rows are judged or removed, in their order in a worker's or an engine core's
 #: life.
-DEVICE_READY, MODEL_READY, ENGINE_READY, PROFILED, FIRST_STEPS, END = (
-    "device_ready",
-    "model_ready",
-    "engine_ready",
-    "profiled",
-    "first_steps",
-    "end",
-)
+Moment = Literal["device_ready", "model_ready", "engine_ready", "profiled", "first_steps", "end"]
 
 
 class StopAfterPlan(SystemExit):
@@ -83,7 +75,7 @@ class Hook:
     targets: tuple[str, ...]
     enter: Half | None = None  # run before the engine's call
     leave: Half | None = None  # run after it, also when it raised
-    need: str = REQUIRED  # REQUIRED | OPTIONAL | EXPECTED_ABSENT
+    need: Need = "required"
     #: worker | engine_core | api | detokenizer: in which process it is expected to bind
     role: str = "worker"
     becomes: bool = False  # a process that makes the call has that role from then on
@@ -92,6 +84,6 @@ class Hook:
     engine: str | None = "vllm"  # None: of every engine
     after: str | None = None  # module whose import makes the target final, if not its own module
     least_calls: int = 0  # by the moment named in due
-    due: str = MODEL_READY
-    until: str | None = None  # moment at which the wrapper is taken off again; None keeps it
+    due: Moment = "model_ready"
+    until: Moment | None = None  # moment at which the wrapper is taken off again; None keeps it
     sampling: bool = False  # in force only where the run is sampled: it is in the path of a token

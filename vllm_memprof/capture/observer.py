@@ -19,18 +19,9 @@ from typing import Any
 
 from vllm_memprof.capture import failure
 from vllm_memprof.capture.attributes import Fields
-from vllm_memprof.capture.binder import BOUND, Binder, judge
+from vllm_memprof.capture.binder import Binder, judge
 from vllm_memprof.capture.callsite import outwards
-from vllm_memprof.capture.hook import (
-    ENGINE_READY,
-    MODEL_READY,
-    REQUIRED,
-    Call,
-    Half,
-    Hook,
-    StopAfterPlan,
-    StrictFailure,
-)
+from vllm_memprof.capture.hook import Call, Half, Hook, StopAfterPlan, StrictFailure
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.recorder import Recorder
@@ -115,15 +106,15 @@ class Observer(Binder):
             state = self._reported[hook.id] = verdict["state"]
             if state != reported:
                 recorder.emit("hook", **verdict)
-            if hook.need == REQUIRED:
+            if hook.need == "required":
                 required += 1
-                if state != BOUND:
+                if state != "bound":
                     failing.append(f"{state}: {hook.id} ({verdict['target']})")
         found = f"{required - len(failing)}/{required} required hooks bound"
         summary = "; ".join(filter(None, (found, ", ".join(failing))))
-        if moment not in (MODEL_READY, ENGINE_READY):
+        if moment not in ("model_ready", "engine_ready"):
             return
-        if moment == ENGINE_READY or "engine_core" not in recorder.roles:  # else it follows
+        if moment == "engine_ready" or "engine_core" not in recorder.roles:  # else it follows
             self.logger.info("memprof: %s: %s", recorder.label or recorder.role, summary)
         if self.strict and failing:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")

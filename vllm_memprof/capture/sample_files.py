@@ -51,21 +51,17 @@ class _Ring:
         """
         file = self._file
         if file is None or file.written + len(line) > self._file_bytes:
-            file = self._next_file()
+            if file is not None:
+                file.close()
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if len(self._kinds) == FILES:
+                self._numbered(self._number - FILES).unlink(missing_ok=True)
+                self.gone += self._kinds.pop(0)
+            self._file = file = LineFile(self._numbered(self._number))
+            self._number += 1
+            self._kinds.append(Counter())
         file.append(line)
         self._kinds[-1][kind] += 1
-
-    def _next_file(self) -> LineFile:
-        if self._file is not None:
-            self._file.close()
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if len(self._kinds) == FILES:
-            self._numbered(self._number - FILES).unlink(missing_ok=True)
-            self.gone += self._kinds.pop(0)
-        self._file = file = LineFile(self._numbered(self._number))
-        self._number += 1
-        self._kinds.append(Counter())
-        return file
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number}.jsonl")

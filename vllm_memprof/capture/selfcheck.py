@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from vllm_memprof.capture.binder import Verdict, verdict
-from vllm_memprof.capture.hook import EXPECTED_ABSENT, Hook
+from vllm_memprof.capture.hook import Hook
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import PACKAGES
 from vllm_memprof.engines import ENGINES, VLLM
@@ -40,7 +40,7 @@ def check_installed(path: list[str]) -> list[Verdict]:
 
 
 def _check_row(hook: Hook, path: list[str]) -> Verdict:
-    absent = hook.need == EXPECTED_ABSENT
+    absent = hook.need == "expected_absent"
     answers = {_defined(target, path): target for target in reversed(hook.targets)}
     for answer, state in ((True, "stale" if absent else "found"), (None, "compiled")):
         if answer in answers and not (absent and answer is None):

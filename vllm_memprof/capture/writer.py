@@ -125,29 +125,33 @@ class EventWriter:
 
     def _open(self) -> LineFile:
         self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = LineFile(self.path)
-        first = line_of(
-            {
-                "kind": "process",
-                "t_ns": time.monotonic_ns(),
-                "schema": EVENTS_SCHEMA,
-                "host": host_name(),
-                "pid": os.getpid(),
-                "ppid": os.getppid(),
-                "role": self._role(),
-                "wall": time.time(),
-                "argv": redact_command(sys.argv),
-                "python": sys.version.split()[0],
-                "versions": _loaded_versions(),
-            }
-        )
+        file, versions = LineFile(self.path), {}
+        for package, name in _VERSIONED.items():
+            if (module := sys.modules.get(name)) is not None:
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    version = getattr(module, "__version__", None)
+                    versions[package] = str(version or importlib.metadata.version(package))
+        event = {
+            "kind": "process",
+            "t_ns": time.monotonic_ns(),
+            "schema": EVENTS_SCHEMA,
+            "host": host_name(),
+            "pid": os.getpid(),
+            "ppid": os.getppid(),
+            "role": self._role(),
+            "wall": time.time(),
+            "argv": redact_command(sys.argv),
+            "python": sys.version.split()[0],
+            "versions": versions,  # of the engine's packages that are imported already
+        }
+        first = line_of(event)[:-1]
         try:
-            file.append(first[:-1] + b" " * _ROOM_BYTES + b"\n")
+            file.append(first + b" " * _ROOM_BYTES + b"\n")
         except OSError:
             os.ftruncate(file.fd, 0)  # the first line is whole, or not there
             file.close()
             raise
-        self._file, self._room_at = file, len(first) - 1
+        self._file, self._room_at = file, len(first)
         return file
 
     def _write(self, event: Fields) -> None:
@@ -218,14 +222,3 @@ def line_of(event: Fields) -> bytes:
     if may_hold_secret(line):  # an exception's message may quote an argument
         line = encode(redact_data(json.loads(line)))
     return f"{line}\n".encode()
-
-
-def _loaded_versions() -> dict[str, str]:
-    """Return the versions of the engine's packages that this process has imported already."""
-    versions: dict[str, str] = {}
-    for package, name in _VERSIONED.items():
-        if (module := sys.modules.get(name)) is not None:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                version = getattr(module, "__version__", None)
-                versions[package] = str(version or importlib.metadata.version(package))
-    return versions

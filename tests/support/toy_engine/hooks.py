@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_memprof.capture import identity
 from vllm_memprof.capture.actions import begin_device_init, end_phase
-from vllm_memprof.capture.hook import DEVICE_READY, END, ENGINE_READY, MODEL_READY, Call, Hook
+from vllm_memprof.capture.hook import Call, Hook
 from vllm_memprof.capture.hooks import rows
 from vllm_memprof.capture.recorder import Recorder
 
@@ -16,7 +16,7 @@ def leave_device_init(recorder: Recorder, call: Call) -> None:
     recorder.emit("identity", role="worker", roles=["worker"], rank=0, device_index=0,
                   label=recorder.label, soc="ToyNPU", world_size=1)  # fmt: skip
     end_phase(recorder, call)
-    recorder.hooks.self_check(DEVICE_READY)
+    recorder.hooks.self_check("device_ready")
 
 
 def leave_kv_cache(recorder: Recorder, call: Call) -> None:
@@ -36,8 +36,8 @@ def leave_kv_cache(recorder: Recorder, call: Call) -> None:
     )
     recorder.serving = recorder.model_ready = True
     recorder.emit("ready", what="model")
-    recorder.hooks.self_check(MODEL_READY)
-    recorder.hooks.self_check(ENGINE_READY)
+    recorder.hooks.self_check("model_ready")
+    recorder.hooks.self_check("engine_ready")
 
 
 def _phase(phase: str, function: str, **fields: Any) -> Hook:
@@ -50,5 +50,5 @@ HOOKS = (
     _phase("device_init", "init_device", enter=begin_device_init, leave=leave_device_init),
     _phase("weight_load", "load_weights", least_calls=1),
     _phase("kv_cache_alloc", "allocate_kv_cache", leave=leave_kv_cache),
-    _phase("request", "answer", due=END),
+    _phase("request", "answer", due="end"),
 )

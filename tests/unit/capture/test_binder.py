@@ -7,12 +7,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from vllm_memprof.capture.binder import Binder, is_ours
-from vllm_memprof.capture.hook import Hook
+from vllm_memprof.capture.hook import Hook, Moment, Need
 from vllm_memprof.capture.hooks.table import HOOKS
 
 SOURCE = """
@@ -210,5 +210,7 @@ def test_the_table_is_consistent() -> None:
         assert hook.enter or hook.leave or hook.becomes
         assert hook.phase is None or hook.phase in PHASES
         assert hook.role in ROLES
+        assert hook.need in get_args(Need)
+        assert {hook.due, hook.until or "end"} <= {*get_args(Moment)}
         assert all(target.count(":") == 1 for target in hook.targets)
         in_range("0.23.0", hook.versions)

@@ -7,7 +7,7 @@ from importlib import import_module
 from vllm_memprof.capture import communicators, empty_cache
 from vllm_memprof.capture.actions import fold_peak
 from vllm_memprof.capture.attributes import NAMES, Fields
-from vllm_memprof.capture.hook import FIRST_STEPS, OPTIONAL, Hook
+from vllm_memprof.capture.hook import Hook
 from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
 from vllm_memprof.capture.versions import in_range
 from vllm_memprof.engines import ENGINES
@@ -16,7 +16,7 @@ _EVERY: Fields = {"engine": None, "versions": ""}
 _EMPTY_CACHE = {**_EVERY, "enter": empty_cache.enter, "leave": empty_cache.leave}
 #: They come off once every communicator has been used: until then each call costs microseconds.
 _COLLECTIVE = {**_EVERY, "enter": communicators.enter, "leave": communicators.leave,
-               "need": OPTIONAL, "until": FIRST_STEPS}  # fmt: skip
+               "need": "optional", "until": "first_steps"}  # fmt: skip
 
 # fmt: off
 HOOKS: tuple[Hook, ...] = (

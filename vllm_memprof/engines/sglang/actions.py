@@ -20,15 +20,7 @@ from typing import Any, NoReturn
 from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture import device_thread, empty_cache, identity, tracing
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
-from vllm_memprof.capture.hook import (
-    DEVICE_READY,
-    END,
-    ENGINE_READY,
-    FIRST_STEPS,
-    MODEL_READY,
-    Call,
-    StopAfterPlan,
-)
+from vllm_memprof.capture.hook import Call, StopAfterPlan
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
 from vllm_memprof.engines.sglang.kept import kept
 from vllm_memprof.record.schema import KV_PLAN
@@ -70,8 +62,8 @@ def leave_scheduler(recorder: Recorder, call: Call) -> None:
     recorder.emit("ready", what="model")
     device_thread.start(recorder)
     tracing.trace_device(recorder)
-    recorder.hooks.self_check(MODEL_READY)
-    recorder.hooks.self_check(ENGINE_READY)
+    recorder.hooks.self_check("model_ready")
+    recorder.hooks.self_check("engine_ready")
 
 
 def become_detokenizer(recorder: Recorder, call: Call) -> None:
@@ -92,7 +84,7 @@ def announce_end(recorder: Recorder, call: Call) -> None:
 
 def leave_shutdown(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
-    recorder.hooks.self_check(END)
+    recorder.hooks.self_check("end")
 
 
 def leave_event_loop(recorder: Recorder, call: Call) -> None:
@@ -145,7 +137,7 @@ def _identify(recorder: Recorder, runner: Any) -> None:
         ep_rank=_int(_get(parallel, "moe_ep_rank")) if ep_size > 1 else None,
     )
     recorder.hooks.observe_oom()
-    recorder.hooks.self_check(DEVICE_READY)
+    recorder.hooks.self_check("device_ready")
 
 
 # --- phases of a start-up -------------------------------------------------------------------------
@@ -240,8 +232,8 @@ def leave_pools(recorder: Recorder, call: Call) -> None:
 
 
 def _stop(recorder: Recorder) -> NoReturn:
-    recorder.hooks.self_check(MODEL_READY)
-    recorder.hooks.self_check(ENGINE_READY)
+    recorder.hooks.self_check("model_ready")
+    recorder.hooks.self_check("engine_ready")
     raise StopAfterPlan
 
 
@@ -400,7 +392,7 @@ def leave_first_steps(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     kept(recorder).first_batches += 1
     if kept(recorder).first_batches >= _FIRST_BATCHES:
-        recorder.hooks.release(FIRST_STEPS)
+        recorder.hooks.release("first_steps")
 
 
 # --- shared ---------------------------------------------------------------------------------------

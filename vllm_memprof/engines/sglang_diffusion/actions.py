@@ -12,14 +12,7 @@ from typing import Any
 
 from vllm_memprof.capture import empty_cache, identity
 from vllm_memprof.capture.actions import begin_phase, end_phase
-from vllm_memprof.capture.hook import (
-    DEVICE_READY,
-    END,
-    ENGINE_READY,
-    FIRST_STEPS,
-    MODEL_READY,
-    Call,
-)
+from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
 #: Requests that are recorded, each with its stages: a server runs as many as it is sent.
@@ -47,8 +40,8 @@ def leave_worker(recorder: Recorder, call: Call) -> None:
     recorder.kept = Running()
     empty_cache.keep_worker(recorder, recorder.kept)
     recorder.emit("ready", what="model")
-    recorder.hooks.self_check(MODEL_READY)
-    recorder.hooks.self_check(ENGINE_READY)
+    recorder.hooks.self_check("model_ready")
+    recorder.hooks.self_check("engine_ready")
 
 
 def enter_launcher(recorder: Recorder, call: Call) -> None:
@@ -71,7 +64,7 @@ def leave_device_init(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     if call.error is None:
         recorder.hooks.observe_oom()
-        recorder.hooks.self_check(DEVICE_READY)
+        recorder.hooks.self_check("device_ready")
 
 
 def begin_component(recorder: Recorder, call: Call) -> None:
@@ -98,7 +91,7 @@ def leave_request(recorder: Recorder, call: Call) -> None:
     running.done += 1
     if running.done >= RECORDED_REQUESTS:
         recorder.worker = None  # from here on nobody knows whether one is under way
-        recorder.hooks.release(FIRST_STEPS)
+        recorder.hooks.release("first_steps")
 
 
 def begin_stage(recorder: Recorder, call: Call) -> None:
@@ -108,4 +101,4 @@ def begin_stage(recorder: Recorder, call: Call) -> None:
 
 
 def leave_event_loop(recorder: Recorder, call: Call) -> None:
-    recorder.hooks.self_check(END)
+    recorder.hooks.self_check("end")

@@ -8,14 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm_memprof.capture import actions, failure, figures, ray_nodes, residency, steps
-from vllm_memprof.capture.hook import (
-    END,
-    ENGINE_READY,
-    EXPECTED_ABSENT,
-    OPTIONAL,
-    PROFILED,
-    Hook,
-)
+from vllm_memprof.capture.hook import Hook
 from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
 
 _NPU_WORKER = "vllm_ascend.worker.worker:NPUWorker"
@@ -44,7 +37,7 @@ _RAY_V2 = "vllm.v1.executor.ray_executor_v2:RayExecutorV2"
 _DRAFT: dict[str, Any] = {
     "enter": actions.begin_draft_load,
     "leave": actions.leave_draft_load,
-    "need": OPTIONAL,
+    "need": "optional",
 }
 _CAPTURE: dict[str, Any] = {
     "enter": actions.begin_graph_capture,
@@ -62,7 +55,7 @@ def _worker_phase(hook_id: str, phase_id: str, method: str, **fields: Any) -> tu
 
 def _step(hook_id: str, *targets: str, **fields: Any) -> Hook:
     """Return a row of sampled runs."""
-    return marker(hook_id, *targets, need=OPTIONAL, sampling=True, **fields)
+    return marker(hook_id, *targets, need="optional", sampling=True, **fields)
 
 
 # fmt: off
@@ -72,20 +65,20 @@ HOOKS: tuple[Hook, ...] = (
     # shares the caller's process.
     marker("role.engine_core", f"{_CORE}:EngineCore.__init__",
            leave=actions.announce_model,
-           need=OPTIONAL, role="engine_core", becomes=True, due=ENGINE_READY),
+           need="optional", role="engine_core", becomes=True, due="engine_ready"),
     marker("role.worker", f"{_WRAPPER}.init_worker",
-           becomes=True, need=OPTIONAL),
+           becomes=True, need="optional"),
     marker("w.device_ready", f"{_WRAPPER}.init_device",
            leave=actions.leave_device_ready, becomes=True, least_calls=1),
 
     # --- Workers on Ray nodes: what reaches them, and which of them are gone.
     marker("ray.executor", f"{_RAY}._init_executor", f"{_RAY_V2}._init_executor",
            enter=ray_nodes.enter_executor, leave=ray_nodes.leave_executor,
-           need=OPTIONAL, role="engine_core", due=ENGINE_READY),
+           need="optional", role="engine_core", due="engine_ready"),
     marker("ray.workers", f"{_RAY}._init_workers_ray", f"{_RAY_V2}._build_runtime_env",
-           enter=ray_nodes.enter_workers, need=OPTIONAL, role="engine_core", due=ENGINE_READY),
+           enter=ray_nodes.enter_workers, need="optional", role="engine_core", due="engine_ready"),
     marker("ray.shutdown", f"{_RAY}.shutdown", f"{_RAY_V2}.shutdown",
-           enter=ray_nodes.enter_shutdown, need=OPTIONAL, role="engine_core", due=END),
+           enter=ray_nodes.enter_shutdown, need="optional", role="engine_core", due="end"),
 
     # --- Start-up of a worker.
     *_worker_phase("w.device_init", "device_init", "init_device",
@@ -118,16 +111,16 @@ HOOKS: tuple[Hook, ...] = (
           **_DRAFT),
     phase("r.lora_load", "lora_load",
           "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.load_lora_model",
-          need=OPTIONAL),
+          need="optional"),
     # The V2 runner measures the weights before it makes what else a model needs.
     phase("r.model_state", "model_state", "vllm.v1.worker.gpu.model_runner:init_model_state",
-          need=OPTIONAL, versions=">=0.26"),
+          need="optional", versions=">=0.26"),
     # vllm-ascend prints the weights' bytes and forgets them; they are this object's
     # consumed_memory.
     marker("load.measured",
            "vllm.utils.mem_utils:DeviceMemoryProfiler.__exit__",
            "vllm.utils:DeviceMemoryProfiler.__exit__",
-           leave=actions.keep_weights, need=OPTIONAL, backends=NPU, versions="<0.18"),
+           leave=actions.keep_weights, need="optional", backends=NPU, versions="<0.18"),
     *_worker_phase("w.profile_run", "profile_run", "determine_available_memory",
                    leave=actions.leave_profile_run),
     # What memory_profiling fills in; not made when --kv-cache-memory-bytes is given.
@@ -138,80 +131,80 @@ HOOKS: tuple[Hook, ...] = (
     # What newer releases make of the budget before they return it.
     marker("w.startup_plan", "vllm_ascend.worker.worker:maybe_apply_startup_plan",
            enter=figures.enter_startup_plan, leave=figures.leave_startup_plan,
-           need=OPTIONAL, backends=NPU, versions=">=0.27"),
+           need="optional", backends=NPU, versions=">=0.27"),
     marker("w.kv_groups", "vllm_ascend.worker.worker:get_kv_cache_groups",
-           leave=figures.keep_groups, need=OPTIONAL, backends=NPU, versions=">=0.28",
-           until=PROFILED),
+           leave=figures.keep_groups, need="optional", backends=NPU, versions=">=0.28",
+           until="profiled"),
     marker("w.multi_group", f"{_NPU_WORKER}._scale_kv_cache_memory_for_multi_group",
-           leave=figures.leave_multi_group, need=OPTIONAL, backends=NPU, versions=">=0.28"),
+           leave=figures.leave_multi_group, need="optional", backends=NPU, versions=">=0.28"),
     marker("w.kv_planner",
            f"{_NPU_WORKER}.update_available_memory_for_sparse_kv_offload",
            f"{_NPU_WORKER}._apply_kv_offload_decode_memory_constraints",
            f"{_NPU_WORKER}._apply_kvpp_memory_budget",
-           leave=figures.leave_planner, need=OPTIONAL, backends=NPU, versions=">=0.26"),
+           leave=figures.leave_planner, need="optional", backends=NPU, versions=">=0.26"),
     # Multimodal profiling is inline code: it starts here and ends at the full-size dummy run.
     phase("r.mm_batch", "mm_profile", f"{_GPU_RUNNER}._get_mm_dummy_batch",
           "vllm.v1.worker.gpu.model_runner:get_dummy_encoder_profile_inputs",
           enter=actions.begin_mm_profile, leave=actions.leave_mm_batch,
-          versions=">=0.12", until=PROFILED),
+          versions=">=0.12", until="profiled"),
     # vllm-ascend 0.11 does not profile the encoder.
     phase("r.mm_batch.v0.11", "mm_profile", f"{_NPU_RUNNER}._get_mm_dummy_batch",
           enter=actions.begin_mm_profile, leave=None,
-          need=EXPECTED_ABSENT, backends=NPU, versions="<0.12"),
+          need="expected_absent", backends=NPU, versions="<0.12"),
     # _dummy_run also runs in graph capture and on idle data-parallel ranks: taken off after
     # profiling.
     marker("r.dummy_run", f"{_NPU_RUNNER}._dummy_run", f"{_NPU_RUNNER_V2}._dummy_run",
-           enter=actions.stop_mm_profile, backends=NPU, until=PROFILED),
+           enter=actions.stop_mm_profile, backends=NPU, until="profiled"),
     marker("cuda.r.dummy_run", f"{_GPU_RUNNER}._dummy_run",
-           enter=actions.stop_mm_profile, backends=CUDA, until=PROFILED),
+           enter=actions.stop_mm_profile, backends=CUDA, until="profiled"),
     *_worker_phase("w.kv_cache_alloc", "kv_cache_alloc", "initialize_from_config"),
     # Called in every start; what --kv-transfer-config names is made here.
     phase("w.kv_connector", "kv_connector",
           "vllm_ascend.worker.worker:ensure_kv_transfer_initialized",
-          enter=actions.begin_kv_connector, need=OPTIONAL, backends=NPU),
+          enter=actions.begin_kv_connector, need="optional", backends=NPU),
     phase("cuda.w.kv_connector", "kv_connector",
           "vllm.v1.worker.gpu_worker:ensure_kv_transfer_initialized",
-          enter=actions.begin_kv_connector, need=OPTIONAL, backends=CUDA),
+          enter=actions.begin_kv_connector, need="optional", backends=CUDA),
     *_worker_phase("w.warm_up", "warm_up", "compile_or_warm_up_model",
                    leave=actions.leave_warm_up, least_calls=1),
     # One ATB operation, in warm_up: ATB's tiling buffers appear here unless an operation before it
     # took them.
     phase("w.atb_warm_up", "atb_warm_up", f"{_NPU_WORKER}._warm_up_atb",
-          need=OPTIONAL, backends=NPU),
+          need="optional", backends=NPU),
     # Triton kernels that are launched once before graphs are captured, inside warm_up.
     phase("w.kernel_warm_up", "kernel_warm_up",
           "vllm_ascend.model_executor.warmup.kernel_warmup:kernel_warmup",
-          need=OPTIONAL, backends=NPU),
+          need="optional", backends=NPU),
     # Never called in eager mode. The V2 runner inherits it.
     phase("r.graph_capture", "graph_capture",
           f"{_NPU_RUNNER}.capture_model", f"{_GPU_RUNNER_V2}.capture_model",
           **_CAPTURE, backends=NPU),
     # vllm-ascend's own capture_model drops what this one measured and returned.
     marker("r.graph_capture.inherited", f"{_GPU_RUNNER}.capture_model",
-           leave=actions.keep_captured_bytes, need=OPTIONAL, backends=NPU, versions="<0.23"),
+           leave=actions.keep_captured_bytes, need="optional", backends=NPU, versions="<0.23"),
     phase("cuda.r.graph_capture", "graph_capture", f"{_GPU_RUNNER}.capture_model",
           **_CAPTURE, backends=CUDA),
     phase("w.shutdown", "shutdown", f"{_NPU_WORKER}.shutdown",
-          leave=actions.leave_shutdown, backends=NPU, versions=">=0.23", due=END),
+          leave=actions.leave_shutdown, backends=NPU, versions=">=0.23", due="end"),
     phase("w.shutdown.base", "shutdown",
           "vllm.v1.worker.worker_base:WorkerBase.shutdown", f"{_GPU_WORKER}.shutdown",
-          leave=actions.leave_shutdown, need=OPTIONAL, due=END),
+          leave=actions.leave_shutdown, need="optional", due="end"),
 
     # --- After the start-up: sleep mode and weight updates.
     *_worker_phase("w.sleep", "sleep", "sleep", enter=residency.enter_sleep),
     *_worker_phase("w.wake_up", "wake_up", "wake_up", enter=residency.enter_wake_up),
     # Reserved counts the pool, the device does not hold it: the pool's list says what was unmapped.
     marker("pool.sleep", f"{_NPU_POOL}.sleep", f"{_GPU_POOL}.sleep",
-           enter=residency.enter_pool_sleep, leave=residency.leave_pool_sleep, need=OPTIONAL),
+           enter=residency.enter_pool_sleep, leave=residency.leave_pool_sleep, need="optional"),
     marker("pool.wake_up", f"{_NPU_POOL}.wake_up", f"{_GPU_POOL}.wake_up",
-           leave=residency.leave_pool_wake_up, need=OPTIONAL),
+           leave=residency.leave_pool_wake_up, need="optional"),
     *_worker_phase("w.weight_update.start", "weight_update", "start_weight_update",
                    enter=residency.enter_update_start, leave=residency.leave_update_start,
                    versions=">=0.23"),
     # Before 0.23 an update is this call alone; since then it lies between start and finish.
     phase("w.weight_update.chunk", "weight_update",
           f"{_NPU_WORKER}.update_weights", f"{_GPU_WORKER}.update_weights",
-          enter=residency.enter_update, need=OPTIONAL, versions=">=0.18"),
+          enter=residency.enter_update, need="optional", versions=">=0.18"),
     *_worker_phase("w.weight_update.finish", "weight_update", "finish_weight_update",
                    enter=None, leave=residency.leave_update_finish, versions=">=0.23"),
     # vllm-ascend has it on the worker from 0.25.1 on; the model runner's is inherited in all
@@ -219,11 +212,11 @@ HOOKS: tuple[Hook, ...] = (
     phase("w.reload_weights", "weight_update",
           f"{_NPU_WORKER}.reload_weights", f"{_GPU_WORKER}.reload_weights",
           f"{_GPU_RUNNER}.reload_weights",
-          enter=residency.enter_update, need=OPTIONAL),
+          enter=residency.enter_update, need="optional"),
     # Trainers send weights straight to the model (collective_rpc); bound to its class once it is
     # loaded.
     phase("live.load_weights", "weight_update", "<loaded>:model.load_weights",
-          enter=residency.enter_update, need=OPTIONAL),
+          enter=residency.enter_update, need="optional"),
 
     # --- Steps, in sampled runs alone. The runner's method, not the worker's: Ray calls that one.
     _step("s.execute", f"{_NPU_RUNNER}.execute_model", f"{_NPU_RUNNER_V2}.execute_model",
@@ -250,24 +243,24 @@ HOOKS: tuple[Hook, ...] = (
     # --- Engine core.
     marker("core.kv_caches", f"{_CORE}:EngineCore._initialize_kv_caches",
            leave=actions.leave_kv_caches,
-           role="engine_core", becomes=True, least_calls=1, due=ENGINE_READY),
+           role="engine_core", becomes=True, least_calls=1, due="engine_ready"),
     # Imported by name: the attribute of the importing module is what counts. From 0.33 on they
     # come from kv_cache_planning or its builder; later sources say build_kv_cache_configs.
     marker("core.kv_plan", f"{_CORE}:get_kv_cache_configs", f"{_CORE}:build_kv_cache_configs",
-           leave=actions.leave_kv_plan, role="engine_core", least_calls=1, due=ENGINE_READY),
+           leave=actions.leave_kv_plan, role="engine_core", least_calls=1, due="engine_ready"),
     marker("core.busy_loop",
            f"{_CORE}:EngineCoreProc.run_busy_loop", f"{_CORE}:DPEngineCoreProc.run_busy_loop",
            enter=actions.announce_model, leave=actions.end_core,
-           need=OPTIONAL, role="engine_core", due=END),
+           need="optional", role="engine_core", due="end"),
 
     # Called for a failed step only, with the exception still alive. Where the worker lives in the
     # engine core its allocator can be read here.
     marker("core.failed_step", f"{_CORE}:dump_engine_exception",
-           enter=failure.enter_failed_step, need=OPTIONAL, role="engine_core", due=END),
+           enter=failure.enter_failed_step, need="optional", role="engine_core", due="end"),
 
     # --- API server.
     # What comes after its startup: the coroutine is made then.
     marker("api.serving", "uvicorn.server:Server.main_loop",
-           enter=actions.announce_server, need=OPTIONAL, role="api", due=END),
+           enter=actions.announce_server, need="optional", role="api", due="end"),
 )
 # fmt: on
