@@ -37,9 +37,7 @@ from vllm_memprof.record.schema import (
     ENV_NODE_DIR,
     ENV_RAY_SHIP,
     ENV_RUN_ID,
-    EVENTS_DIR,
     RUN_FILE,
-    SAMPLES_DIR,
     TRAVELS,
 )
 from vllm_memprof.redact import redact_text
@@ -64,8 +62,6 @@ _MESSAGE_LENGTH = 300
 #: Seconds in which a node takes a connection; that workers have for their last lines, when the
 #: engine ends.
 _ANSWER_S, _FINISH_S = 2.0, 3.0
-#: Name of the collector among the actors of this run.
-_COLLECTOR = "memprof-{}"
 #: Reason of a ``ray_lost`` event that is about a whole node.
 NODE_LOST = "the node does not answer"
 #: Files of a run folder that a worker may add to.
@@ -156,10 +152,19 @@ def enter_workers(recorder: Recorder, call: Call) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    name = _COLLECTOR.format(os.environ.get(ENV_RUN_ID, ""))
-    options = {"name": name, "num_cpus": 0, "scheduling_strategy": here, "get_if_exists": True}
+    options = {
+        "name": _collector_name(),
+        "num_cpus": 0,
+        "scheduling_strategy": here,
+        "get_if_exists": True,
+    }
     actor = ray.remote(Collector).options(**options).remote(str(recorder.run_dir.absolute()))
     recorder.collector = actor  # it lives as long as somebody holds it
+
+
+def _collector_name() -> str:
+    """Return the name of the collector among the actors of this run."""
+    return f"memprof-{os.environ.get(ENV_RUN_ID, '')}"
 
 
 def enter_shutdown(recorder: Recorder, call: Call) -> None:
@@ -204,15 +209,14 @@ def find_place(run_dir: Path) -> Place:
         if ray.is_initialized():
             context = ray.get_runtime_context()
             node = None if context.get_actor_id() is None else str(context.get_node_id())
-    run_id, given = os.environ.get(ENV_RUN_ID, ""), os.environ.get(ENV_NODE_DIR)
     if node is None:
         return Place(run_dir)
+    run_id, given = os.environ.get(ENV_RUN_ID), os.environ.get(ENV_NODE_DIR)
     with suppress(OSError, ValueError):
         info = json.loads((run_dir / RUN_FILE).read_text(encoding="utf-8"))
-        is_here = bool(run_id) and info.get("id") == run_id
-        if is_here and not given and os.access(run_dir, os.W_OK | os.X_OK):
+        if info["id"] == run_id and not given and os.access(run_dir, os.W_OK | os.X_OK):
             return Place(run_dir, node)
-    own = Path(given or tempfile.gettempdir()) / f"memprof-{run_id}" / process_name()
+    own = Path(given or tempfile.gettempdir()) / _collector_name() / process_name()
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     return Place(own, node, sent=True)
 
@@ -251,56 +255,41 @@ class Sender:
     def __init__(self, ray: Any, recorder: Recorder, place: Place) -> None:
         self._ray, self._recorder, self._place = ray, recorder, place
         self.news = threading.Event()  # there are new lines
-        self._ending = threading.Event()
-        self._sent: dict[Path, tuple[int, int]] = {}  # file -> inode, bytes
+        self._sent: dict[Path, int] = {}  # file -> bytes
 
     def run(self) -> None:
-        place = self._place
+        node, folder = self._place.node, self._place.folder
         try:
             collector = self._find_collector()
-            self._call(collector.greet, place.node, process_name(), place.sent)
-            if place.sent:
-                collector.end_asked.remote().future().add_done_callback(self._end)
+            self._call(collector.greet, node, process_name(), self._place.sent)
+            if self._place.sent:
+                asked = collector.end_asked.remote().future()
+                asked.add_done_callback(lambda _: self.news.set())
             while self._place.sent:
                 if self.news.wait(_LOOK_S):
                     self.news.clear()
                     time.sleep(_GATHER_S)
-                ending = self._ending.is_set()
+                ending = asked.done()
                 self.send_news(collector)
                 if ending:
-                    self._ending.clear()
-                    self._call(collector.greet, place.node, process_name(), False)
+                    self._call(collector.greet, node, process_name(), False)
         except Exception as error:
             with suppress(Exception):
                 self._recorder.writer.written = None
-                self._recorder.error(f"lines are kept in {place.folder}", error)
-
-    def _end(self, asked: object) -> None:
-        self._ending.set()
-        self.news.set()
+                self._recorder.error(f"lines are kept in {folder}", error)
 
     def send_news(self, collector: Any) -> None:
         """Send the whole lines that were added since the last time, batch by batch."""
         folder = self._place.folder
-        for directory in (EVENTS_DIR, SAMPLES_DIR):
-            for path in sorted((folder / directory).rglob("*.jsonl")):
-                with suppress(FileNotFoundError):
-                    self._send_file(collector, path, path.relative_to(folder).as_posix())
-
-    def _send_file(self, collector: Any, path: Path, name: str) -> None:
-        with path.open("rb") as file:
-            stat = os.fstat(file.fileno())
-            inode, sent = self._sent.get(path, (stat.st_ino, 0))
-            if inode != stat.st_ino or sent > stat.st_size:
-                sent = 0  # another file of that name: samples have a bounded number of files
-            file.seek(sent)
-            while data := file.read(BATCH_BYTES) + file.readline():
-                lines = data[: data.rfind(b"\n") + 1]
-                if not lines:
-                    return
-                sent = self._call(collector.append, name, sent, lines)
-                self._sent[path] = (stat.st_ino, sent)
+        for path in sorted(folder.rglob("*.jsonl")):
+            sent, name = self._sent.get(path, 0), path.relative_to(folder).as_posix()
+            # one of a bounded number of files may have gone
+            with suppress(FileNotFoundError), path.open("rb") as file:
                 file.seek(sent)
+                while b"\n" in (data := file.read(BATCH_BYTES) + file.readline()):
+                    lines = data[: data.rfind(b"\n") + 1]
+                    sent = self._sent[path] = self._call(collector.append, name, sent, lines)
+                    file.seek(sent)
 
     def _call(self, method: Any, *args: object) -> Any:
         failures = 0
@@ -313,11 +302,10 @@ class Sender:
                     raise
 
     def _find_collector(self) -> Any:
-        name = _COLLECTOR.format(os.environ.get(ENV_RUN_ID, ""))
         until_s = time.monotonic() + _APPEAR_S
         while True:
             try:
-                return self._ray.get_actor(name)
+                return self._ray.get_actor(_collector_name())
             except ValueError:  # not there yet
                 if time.monotonic() > until_s:
                     raise

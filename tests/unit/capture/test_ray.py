@@ -312,19 +312,6 @@ def test_whole_lines_come_back_in_batches(
     assert (here / name).read_text() == (there / name).read_text()
 
 
-def test_a_file_that_was_replaced_begins_anew(sending: tuple[Sender, Any, Path, Path]):
-    sender, collector, there, here = sending
-    name = "samples/node-b-7/0-0.jsonl"
-    path = there / name
-    path.parent.mkdir(parents=True)
-    path.write_text("a\nb\n")
-    sender.send_news(collector)
-    path.with_suffix(".new").write_text("c\n")
-    path.with_suffix(".new").replace(path)
-    sender.send_news(collector)
-    assert (here / name).read_text() == "c\n"
-
-
 def test_a_batch_that_came_twice_is_kept_once(tmp_path: Path):
     collector = Collector(str(tmp_path))
     assert collector.append("events/b-1.jsonl", 0, b"a\n") == 2
