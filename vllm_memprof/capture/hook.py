@@ -17,6 +17,11 @@ Need = Literal["required", "optional", "expected_absent"]
 Moment = Literal["device_ready", "model_ready", "engine_ready", "profiled", "first_steps", "end"]
 
 
+#: hook, phase, need, target, detail, and state: of a binding, or absent_ok, never_called, stale;
+#: against the installed sources found, missing, absent_ok, stale, compiled.
+Verdict = dict[str, "str | None"]
+
+
 class StopAfterPlan(SystemExit):
     """The engine was started for its KV plan only, and has it.
 
@@ -87,3 +92,8 @@ class Hook:
     due: Moment = "model_ready"
     until: Moment | None = None  # moment at which the wrapper is taken off again; None keeps it
     sampling: bool = False  # in force only where the run is sampled: it is in the path of a token
+
+    def verdict(self, state: str, target: str, detail: str | None = None) -> Verdict:
+        """Return the state of the row at one moment, as a ``hook`` event."""
+        return {"hook": self.id, "phase": self.phase, "need": self.need, "state": state,
+                "target": target, "detail": detail}  # fmt: skip

@@ -19,9 +19,9 @@ from typing import Any
 
 from vllm_memprof.capture import failure
 from vllm_memprof.capture.attributes import Fields
-from vllm_memprof.capture.binder import Binder, judge
+from vllm_memprof.capture.binder import STATES, Binder
 from vllm_memprof.capture.callsite import outwards
-from vllm_memprof.capture.hook import Call, Half, Hook, StopAfterPlan, StrictFailure
+from vllm_memprof.capture.hook import Call, Half, Hook, StopAfterPlan, StrictFailure, Verdict
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.recorder import Recorder
@@ -95,14 +95,7 @@ class Observer(Binder):
         for hook in self.hooks:
             if hook.role not in recorder.roles:
                 continue
-            reported = self._reported.get(hook.id)
-            verdict = judge(
-                hook,
-                self.bindings,
-                calls=self.calls[hook.id],
-                due=moment == hook.due or reported == "never_called",
-                failed=hook.id in self.failed,
-            )
+            verdict, reported = self._judge(hook, moment), self._reported.get(hook.id)
             state = self._reported[hook.id] = verdict["state"]
             if state != reported:
                 recorder.emit("hook", **verdict)
@@ -118,6 +111,25 @@ class Observer(Binder):
             self.logger.info("memprof: %s: %s", recorder.label or recorder.role, summary)
         if self.strict and failing:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
+
+    def _judge(self, hook: Hook, moment: str) -> Verdict:
+        """Return the verdict on one row, whose role is one of this process's."""
+        found = {each.state: each for each in reversed(self.bindings) if each.hook.id == hook.id}
+        first = next(found[state] for state in STATES if state in found)
+        is_there, absent = first.owner is not None, hook.need == "expected_absent"
+        outdated = "expected to be absent in this version: the hook table is out of date"
+        due = moment == hook.due or self._reported.get(hook.id) == "never_called"
+        calls, least = self.calls[hook.id], hook.least_calls
+        verdicts = (
+            (absent and is_there, "stale", outdated),
+            (absent, "absent_ok", None),
+            (not is_there or first.state == "overwritten", first.state, first.detail),
+            (hook.id in self.failed, "error", "the hook failed and is off; see the error event"),
+            (due and calls < least, "never_called", f"{calls} calls, expected at least {least}"),
+            (True, "bound", None),
+        )
+        state, detail = next((state, detail) for applies, state, detail in verdicts if applies)
+        return hook.verdict(state, first.target, detail)
 
     def observe_oom(self) -> None:
         """Attach to failed allocations, once; the allocator's callback reads counters only."""

@@ -2,7 +2,7 @@
 
 Reads the installed packages with ``ast``, importing none of them, and says which rows of the hook
 table have their place there. That a class is the one instantiated, and a method is called, only a
-run can tell (see binder.py).
+run can tell (see observer.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from vllm_memprof.capture.binder import Verdict, verdict
-from vllm_memprof.capture.hook import Hook
+from vllm_memprof.capture.hook import Hook, Verdict
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import PACKAGES
 from vllm_memprof.engines import ENGINES, VLLM
@@ -44,8 +43,8 @@ def _check_row(hook: Hook, path: list[str]) -> Verdict:
     answers = {_defined(target, path): target for target in reversed(hook.targets)}
     for answer, state in ((True, "stale" if absent else "found"), (None, "compiled")):
         if answer in answers and not (absent and answer is None):
-            return verdict(hook, state, answers[answer])
-    return verdict(hook, "absent_ok" if absent else "missing", hook.targets[0])
+            return hook.verdict(state, answers[answer])
+    return hook.verdict("absent_ok" if absent else "missing", hook.targets[0])
 
 
 def _defined(target: str, path: list[str]) -> bool | None:

@@ -17,7 +17,6 @@ import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from vllm_memprof.capture.writer import process_name
 from vllm_memprof.record.schema import ALLOCATIONS_DIR
 
 #: Live memory by call stack, which has (file, line, function) from the innermost frame outwards:
-#: blocks and bytes.
+#: blocks and bytes. Without frames: what was allocated before tracing began.
 Alive = dict[tuple[tuple[str, int, str], ...], tuple[int, int]]
 
 #: Events of torch's history: tens of MiB of host memory.
@@ -46,7 +45,6 @@ class LiveBlocks:
     def __init__(self, history: Any, device: int | None, folder: Path) -> None:
         self._history, self._device, self._folder = history, device, folder
         self._last: Any = None
-        self.untraced_bytes: int | None = None
 
     def start(self) -> None:
         self._history._record_memory_history(
@@ -54,8 +52,8 @@ class LiveBlocks:
         )
 
     def alive(self) -> Alive:
-        self._last, self.untraced_bytes = self._history._snapshot(), 0
-        found: Alive = {}
+        self._last = self._history._snapshot()
+        found: Alive = {(): (0, 0)}
         here = [each for each in self._last["segments"] if self._device in (None, each["device"])]
         for block in (block for segment in here for block in segment["blocks"]):
             if block["state"] == "active_allocated":
@@ -63,7 +61,6 @@ class LiveBlocks:
                 stack = tuple((f["filename"], f["line"], f["name"]) for f in frames)
                 blocks, total = found.get(stack, (0, 0))
                 found[stack] = blocks + 1, total + int(block["size"])
-        _, self.untraced_bytes = found.pop((), (0, 0))
         return found
 
     def stop(self) -> str | None:
@@ -82,30 +79,23 @@ class LiveBlocks:
 class Host:
     """Live memory of this process that Python allocated, by stack."""
 
-    untraced_bytes: int | None = None
-    _started = False
-
     def start(self) -> None:
-        if not tracemalloc.is_tracing():  # the user's own tracing stays as it is
+        self._is_ours = not tracemalloc.is_tracing()  # the user's own tracing stays as it is
+        if self._is_ours:
             tracemalloc.start(_HOST_FRAMES)
-            self._started = True
 
     def alive(self) -> Alive:
         ours = [tracemalloc.Filter(False, each, all_frames=True)
                 for each in (tracemalloc.__file__, __file__)]  # fmt: skip
-        taken = tracemalloc.take_snapshot().filter_traces(ours).statistics("traceback")
-        return {
-            tuple((f.filename, f.lineno, "") for f in reversed(each.traceback)): (
-                each.count,
-                each.size,
-            )
-            for each in taken
-        }
+        found: Alive = {}
+        for each in tracemalloc.take_snapshot().filter_traces(ours).statistics("traceback"):
+            stack = tuple((f.filename, f.lineno, "") for f in reversed(each.traceback))
+            found[stack] = each.count, each.size
+        return found
 
-    def stop(self) -> str | None:
-        if self._started:
+    def stop(self) -> None:
+        if self._is_ours:
             tracemalloc.stop()
-        return None
 
 
 Source = LiveBlocks | Host
@@ -121,78 +111,83 @@ class Tracer:
     """
 
     def __init__(self, recorder: Recorder, memory: str, source: Callable[[], Source | str]) -> None:
-        self._recorder, self._memory, self._source = recorder, memory, source
+        self._recorder, self._source = recorder, source
         self._live: Source | None = None
         self._half: Alive = {}
-        self._half_requests: int | None = None
-        self._requests = 0
         self._over = False
+        self._event: Fields = {
+            "memory": memory,
+            "asked": recorder.trace_allocations,
+            "requests": 0,
+            "half_requests": None,
+            "reason": "no request had ended when the process did",
+        }
 
     def request_ended(self) -> None:
         """Count a request; begin with the first, and write what stays after the last."""
+        event, live = self._event, self._live
         if self._over:
             return
         with self._guarded():
-            if self._live is None:
-                source = self._source()
-                if isinstance(source, str):
-                    self._write(source)
-                    return
-                source.start()
-                self._live = source
+            if live is not None:
+                event["requests"] += 1
+                if event["requests"] >= event["asked"]:
+                    self.close()
+                elif event["requests"] == event["asked"] // 2:
+                    self._half, event["half_requests"] = live.alive(), event["requests"]
                 return
-            self._requests += 1
-            asked = self._recorder.trace_allocations
-            if self._requests >= asked:
-                self._write()
-            elif self._requests == asked // 2:
-                self._half, self._half_requests = self._live.alive(), self._requests
+            source = self._source()
+            if isinstance(source, str):
+                event["reason"] = source
+                self.close()
+                return
+            source.start()
+            self._live, event["reason"] = source, None
 
     def close(self) -> None:
-        """Write what is known, because the process ends."""
-        if not self._over:
-            with self._guarded():
-                self._write("no request had ended when the process did")
+        """Write what is known, because tracing or the process ends."""
+        if self._over:
+            return
+        self._over = True
+        event, live = self._event, self._live
+        with self._guarded():
+            if live is not None:
+                alive = live.alive()
+                _, untraced = alive.pop((), (0, None))
+                rows = [(stack, *now, *self._half.get(stack, (0, 0)))
+                        for stack, now in alive.items()]  # fmt: skip
+                rows.sort(key=lambda row: (row[4] - row[2], -row[2]))
+                names = ("frames", "blocks", "bytes", "half_blocks", "half_bytes")
+                event |= {
+                    "stacks": [dict(zip(names, row, strict=True)) for row in rows[:MOST_STACKS]],
+                    "other_bytes": sum(row[2] for row in rows[MOST_STACKS:]),
+                    "untraced_bytes": untraced,
+                    "snapshot": live.stop(),
+                }
+            self._recorder.emit("allocations", **event)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self._recorder.error(f"tracing of {self._memory} allocations", error)
             self._over = True
-            if self._live is not None:
-                with suppress(Exception):
+            self._recorder.error(f"tracing of {self._event['memory']} allocations", error)
+            with suppress(Exception):
+                if self._live is not None:
                     self._live.stop()
-
-    def _write(self, reason: str | None = None) -> None:
-        """Write what is alive now; without a source, the reason why nothing was traced."""
-        self._over = True
-        event: Fields = {
-            "memory": self._memory,
-            "asked": self._recorder.trace_allocations,
-            "requests": self._requests,
-            "half_requests": self._half_requests,
-        }
-        if self._live is None:
-            event["reason"] = reason
-        else:
-            rows = [(stack, *now, *self._half.get(stack, (0, 0)))
-                    for stack, now in self._live.alive().items()]  # fmt: skip
-            rows.sort(key=lambda row: (row[4] - row[2], -row[2]))
-            names = ("frames", "blocks", "bytes", "half_blocks", "half_bytes")
-            event |= {
-                "stacks": [dict(zip(names, row, strict=True)) for row in rows[:MOST_STACKS]],
-                "other_bytes": sum(row[2] for row in rows[MOST_STACKS:]),
-                "untraced_bytes": self._live.untraced_bytes,
-                "snapshot": self._live.stop(),
-            }
-        self._recorder.emit("allocations", **event)
 
 
 def trace_device(recorder: Recorder) -> None:
     """Trace device memory over requests of this worker."""
-    _trace(recorder, "device", partial(_history, recorder), recorder.sampler)
+
+    def source() -> Source | str:
+        memory = reach(recorder.probe.runtime, "memory")
+        if hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot"):
+            return LiveBlocks(memory, recorder.probe.device, recorder.run_dir / ALLOCATIONS_DIR)
+        return "torch has no memory history for this device"
+
+    _trace(recorder, "device", source, recorder.sampler)
 
 
 def trace_host(recorder: Recorder) -> None:
@@ -207,13 +202,6 @@ def _trace(
         tracer = Tracer(recorder, memory, source)
         recorder.end_tracing[memory] = tracer.close
         steps.on_request_end = tracer.request_ended
-
-
-def _history(recorder: Recorder) -> Source | str:
-    memory = reach(recorder.probe.runtime, "memory")
-    if hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot"):
-        return LiveBlocks(memory, recorder.probe.device, recorder.run_dir / ALLOCATIONS_DIR)
-    return "torch has no memory history for this device"
 
 
 def close(recorder: Recorder) -> None:
