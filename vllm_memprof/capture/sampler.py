@@ -15,6 +15,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from heapq import nlargest
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +31,8 @@ from vllm_memprof.redact import redact_text
 
 #: The part of a step outside the multimodal stages.
 STEP = "step"
-#: Characters of a request's id at most: the client may choose it.
-_ID_LENGTH = 80
+#: Characters of a request's id at most: the client may choose it; ids that are known as cleaned.
+_ID_LENGTH, _MOST_IDS = 80, 4096
 #: Maxima that are remembered while requests run: more of them is a record of a year.
 _MOST_MAXIMA = 4096
 #: What makes a request large.
@@ -110,7 +112,7 @@ class CoreSteps:
 
     def __init__(self, files: SampleFiles, pace: Pace) -> None:
         self._files, self.pace = files, pace
-        self._known: dict[str, str] = {}  # id of a request -> as it is written
+        self._known: set[str] = set()  # ids of requests
         #: Called when this engine core has ended a request.
         self.on_request_end: Callable[[], None] = lambda: None
 
@@ -137,19 +139,21 @@ class CoreSteps:
         name = request.request_id
         if name in self._known:  # an override called the method below it
             return
-        self._known[name] = clean_id(name)
+        self._known.add(name)
         items = [describe(each, config) for each in getattr(request, "mm_features", None) or ()]
         tokens = reach(request, "num_prompt_tokens")
-        self._edge("begin", self._known[name], prompt_tokens=tokens, items=items)
+        self._edge("begin", name, prompt_tokens=tokens, items=items)
 
     def request_ends(self, request: Any) -> None:
-        if (written := self._known.pop(request.request_id, None)) is not None:
+        name = request.request_id
+        if name in self._known:
+            self._known.discard(name)
             tokens, reason = reach(request, "num_output_tokens"), reach(request, "status.name")
-            self._edge("end", written, output_tokens=tokens, reason=reason)
+            self._edge("end", name, output_tokens=tokens, reason=reason)
             self.on_request_end()
 
-    def _edge(self, edge: str, written: str, **fields: object) -> None:
-        moment = {"t_ns": time.monotonic_ns(), "edge": edge, "id": written}
+    def _edge(self, edge: str, name: str, **fields: object) -> None:
+        moment = {"t_ns": time.monotonic_ns(), "edge": edge, "id": clean_id(name)}
         self._files.event("request", {**moment, **fields})
 
 
@@ -164,12 +168,12 @@ class Sampler:
     """
 
     def __init__(self, run_dir: Path, probe: Probe, pace: Pace, losses: EventWriter) -> None:
-        self.files = SampleFiles(run_dir, losses, self._kept)
+        self.files = SampleFiles(run_dir, losses, lambda: self._largest)
         self.core = CoreSteps(self.files, replace(pace))
         #: Called when this worker no longer has a request.
         self.on_request_end: Callable[[], None] = lambda: None
         self._probe, self.pace = probe, replace(pace)
-        self._largest: dict[str, list[Fields]] = {name: [] for name in _RANKED_BY}
+        self._largest: list[Fields] = []  # events of requests
         self._output: Any = None  # the scheduler's, of the step under way
         self._inside = False  # of execute_model
         self._readings = 0
@@ -190,11 +194,11 @@ class Sampler:
         now = self._probe.counters()
         last, self._last = self._last or now, now
         self._readings += 1
-        for name in _PEAKS:
-            if now[name] > last[name]:
-                self._high[name] = max(self._high.get(name, 0), now[name])
-        levels = (now["allocated_bytes"], last["allocated_bytes"])
-        most = now[_PEAKS[0]] if now[_PEAKS[0]] > last[_PEAKS[0]] else max(levels)
+        risen = _risen(last, now)
+        for name, peak in risen.items():
+            self._high[name] = max(self._high.get(name, 0), peak)
+        level = max(now["allocated_bytes"], last["allocated_bytes"])
+        most = risen.get("allocated_peak_bytes", level)
         stage = self._stages[-1][1]["stage"] if self._stages else STEP
         self._peaks.add(self.pace.step, most, stage)
         return now
@@ -273,7 +277,7 @@ class Sampler:
             zip(cached.req_ids, cached.num_computed_tokens, strict=False),
         )
         requests = (  # not all of a large step
-            [self._name(name), scheduled[name], done + scheduled[name]]
+            [clean_id(name), scheduled[name], done + scheduled[name]]
             for name, done in computed
             if name in self._requests and name in scheduled
         )
@@ -323,23 +327,21 @@ class Sampler:
             "others": None if most is None else max(most - 1, 0),
             "allocated_before_bytes": before["allocated_bytes"],
             "allocated_peak_bytes": peak,
-            "peak_exact": now["allocated_peak_bytes"] > before["allocated_peak_bytes"],
+            "peak_exact": "allocated_peak_bytes" in _risen(before, now),
             "allocated_run_peak_bytes": now["allocated_run_peak_bytes"],
             "peak_stage": stage,
             "left_allocated_bytes": now["allocated_bytes"] - before["allocated_bytes"],
             "left_reserved_bytes": now["reserved_bytes"] - before["reserved_bytes"],
             "finished": finished,
         }
-        for rank, largest in self._largest.items():
-            if fields[rank] is not None:
-                largest.append(fields)
-                largest.sort(key=lambda each: each[rank], reverse=True)
-                del largest[LARGEST:]
+        kept = [*self._largest, fields]
+        largest = {
+            id(each)
+            for rank in _RANKED_BY
+            for each in nlargest(LARGEST, kept, key=lambda each: each[rank] or 0)
+        }
+        self._largest = [each for each in kept if id(each) in largest]
         self.files.event("request_memory", fields)
-
-    def _kept(self) -> list[Fields]:
-        kept = {id(fields): fields for each in self._largest.values() for fields in each}
-        return sorted(kept.values(), key=lambda fields: fields["t_ns"])
 
     # --- multimodal stages
 
@@ -357,7 +359,7 @@ class Sampler:
             return None
         inputs = output.scheduled_encoder_inputs or {} if inputs is None else inputs
         names = output.num_scheduled_tokens if stage == "mm_merge" else inputs
-        requests = [self._name(name) for name in islice(names, SAMPLED_REQUESTS)]
+        requests = [clean_id(name) for name in islice(names, SAMPLED_REQUESTS)]
         fields = {"stage": stage, "requests": requests, "items": self._items(inputs)}
         self._stages.append((self.read(), fields))
         return self._stages[-1]
@@ -370,8 +372,6 @@ class Sampler:
 
     def _write_stage(self, opened: Stage, now: Fields, error: BaseException | None = None) -> None:
         before, fields = opened
-        # a peak that rose in between is the stage's
-        peaks = {name: now[name] if now[name] > before[name] else None for name in _PEAKS}
         total = now["allocated_total_bytes"] - before["allocated_total_bytes"]
         self.files.event(
             "stage",
@@ -385,15 +385,11 @@ class Sampler:
                 "reserved_before_bytes": before["reserved_bytes"],
                 "reserved_bytes": now["reserved_bytes"],
                 "allocated_total_bytes": total,
-                **peaks,
+                **_risen(before, now),  # which is the stage's
                 "encoder_cache_bytes": self._cache_bytes,
                 "error": None if error is None else f"{type(error).__name__}: {error}",
             },
         )
-
-    def _name(self, name: str) -> str:
-        running = self._requests.get(name)
-        return clean_id(name) if running is None else running.fields["id"]
 
     def _items(self, inputs: Mapping[str, Sequence[int]]) -> list[Fields]:
         """Return what is known of items, given by their numbers among those of each request."""
@@ -443,14 +439,20 @@ class Sampler:
         return {
             "step": self.pace.step,
             "stage": opened["stage"],
-            "requests": [[self._name(name), tokens] for name, tokens in scheduled],
+            "requests": [[clean_id(name), tokens] for name, tokens in scheduled],
             "items": opened["items"],
         }
 
 
+@lru_cache(_MOST_IDS)
 def clean_id(name: str) -> str:
     """Return a request's id without secrets, and not longer than an id is."""
     return redact_text(str(name))[:_ID_LENGTH]
+
+
+def _risen(before: Fields, now: Fields) -> dict[str, int]:
+    """Return the peaks that rose in between."""
+    return {name: now[name] for name in _PEAKS if now[name] > before[name]}
 
 
 def _bytes_of(tensor: Any) -> int:
