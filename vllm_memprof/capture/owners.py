@@ -54,17 +54,12 @@ class Owners:
         self._rows, self._count = (_Row * _CAPACITY)(), ctypes.c_size_t()
         self._driver: DriverList | None = None
         self._refusal: str | None = None  # of the driver, which is then not asked again
-        self._places: dict[int, tuple[int, int]] = {}  # torch's device index -> card, chip
 
     def components(self, device: int) -> Fields:
         """Return the counters of this process; a module that never held anything has none."""
+        self._function = self._function or getattr(loaded_library(), _COUNTERS, None)
         if self._function is None:
-            library = loaded_library()
-            if library is None:
-                raise DriverError(f"{_RUNTIME} is not loaded in this process")
-            self._function = getattr(library, _COUNTERS, None)
-            if self._function is None:
-                raise DriverError(f"{_RUNTIME} does not export {_COUNTERS}: an older CANN")
+            raise DriverError(f"no {_COUNTERS} here: {_RUNTIME} is of an older CANN, or not loaded")
         self._count.value = 0
         status = self._function(
             ctypes.c_int32(device),
@@ -114,14 +109,12 @@ class Owners:
             if library is None:
                 raise DriverError(f"no {LIBRARIES[0]} here: the driver's management library")
             self._driver = DriverList(library)
-        if device not in self._places:
-            logic_id = _told("aclrtGetLogicDevIdByUserDevId", ctypes.c_int32(device))
-            if logic_id is None:
-                visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",")
-                known = visible[device].strip() if device < len(visible) else ""
-                logic_id = int(known) if known.isdigit() else device
-            self._places[device] = self._driver.place(logic_id)
-        return self._driver.processes(self._places[device])
+        logic_id = _told("aclrtGetLogicDevIdByUserDevId", ctypes.c_int32(device))
+        if logic_id is None:
+            visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",")
+            known = visible[device].strip() if device < len(visible) else ""
+            logic_id = int(known) if known.isdigit() else device
+        return self._driver.processes(self._driver.place(logic_id))
 
 
 def loaded_library(name: str = _RUNTIME) -> ctypes.CDLL | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ class Probe:
         unmapped_bytes: what reserved counts and the device does not hold (sleep mode); None before
             the first sleep.
         unmapped_known: whether that is so; else its size is unknown, and so is non-torch memory.
-        on_unread: called with what and why, once each, of a reading that this process does not get.
+        on_unread: called with what and why of a reading that this process does not get.
     """
 
     backend: str = ""
@@ -78,8 +79,7 @@ class Probe:
     unmapped_known: bool = True
     on_unread: Callable[..., None] = lambda what, reason: None
     owners: Owners = field(default_factory=Owners)
-    _unread: set[tuple[str, str]] = field(default_factory=set)
-    _run_peaks: dict[str, int] = field(default_factory=dict)
+    _run_peaks: Counter[str] = field(default_factory=Counter)
 
     def torch(self, path: str) -> Any:
         """Return what torch's package for the device has at a path; None: nothing."""
@@ -108,16 +108,18 @@ class Probe:
         stats = self.function("memoryStats")(self.index)
         figures: Fields = {
             "t_ns": time.monotonic_ns(),
-            "allocated_total_bytes": stats["allocated_bytes"]["all"].get("allocated"),
             "alloc_retries": stats.get("num_alloc_retries"),
             "ooms": stats.get("num_ooms"),
         }
         for kind in ("allocated", "reserved"):
             known = stats[f"{kind}_bytes"]["all"]
-            self._run_peaks[kind] = max(self._run_peaks.get(kind, 0), known["peak"])
-            figures[f"{kind}_bytes"] = known["current"]
-            figures[f"{kind}_peak_bytes"] = known["peak"]
-            figures[f"{kind}_run_peak_bytes"] = self._run_peaks[kind]
+            self._run_peaks[kind] = max(self._run_peaks[kind], known["peak"])
+            figures |= {
+                f"{kind}_bytes": known["current"],
+                f"{kind}_peak_bytes": known["peak"],
+                f"{kind}_run_peak_bytes": self._run_peaks[kind],
+                f"{kind}_total_bytes": known.get("allocated"),  # handed out so far
+            }
         return figures
 
     def snapshot(self, workspace: bool = False, owners: bool = True, free: bool = True) -> Fields:
@@ -174,15 +176,14 @@ class Probe:
     def _outside_torch(self, processes: bool) -> Fields:
         """Read the owners of memory outside torch, as far as runtime and driver know them."""
         figures: Fields = {}
-        readings = {"components": self.owners.components, "processes": self.owners.processes}
-        for what, read in readings.items():
-            if self.backend == "npu" and (processes or what == "components"):
-                try:
-                    figures |= read(self.index)
-                except DriverError as error:
-                    if (what, str(error)) not in self._unread:
-                        self._unread.add((what, str(error)))
-                        self.on_unread(what=what, reason=str(error))
+        readings = {"components": self.owners.components}
+        if processes:
+            readings["processes"] = self.owners.processes
+        for what, read in readings.items() if self.backend == "npu" else ():
+            try:
+                figures |= read(self.index)
+            except DriverError as error:
+                self.on_unread(what=what, reason=str(error))
         return figures
 
     def pools(self, reserved: int | None, requested: int | None) -> list[Fields] | None:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,7 +108,7 @@ class Recorder(ProcessNotes):
 
     def _begin(self, backend: str = "") -> None:
         super().__init__()
-        self.probe = Probe(backend, on_unread=partial(self.emit, "unread"))
+        self.probe = Probe(backend, on_unread=cache(partial(self.emit, "unread")))
         self.roles: set[str] = set()
         self.figures: dict[str, int | float | None] = dict.fromkeys(FIGURES)
         #: Phases whose calls returned before their non-torch bytes appeared, with the snapshot
