@@ -37,7 +37,7 @@ def _run(recorder: Recorder) -> None:
 def read(recorder: Recorder) -> None:
     """Write one reading."""
     figures: dict[str, int | None] = dict.fromkeys(DEVICE_SAMPLE_FIGURES)
-    if not recorder.under_way and recorder.serving:
+    if not recorder.is_in_phase and recorder.serving:
         snapshot = recorder.probe.snapshot()
         figures = {name: snapshot.get(name) for name in figures}
         for module, component in (snapshot["components"] or {}).items():

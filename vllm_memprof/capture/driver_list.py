@@ -60,24 +60,28 @@ class _Ddr(ctypes.Structure):
 
 
 def load_library() -> Any:
-    """Return the driver's library; None where there is none."""
+    """Return the driver's library.
+
+    Raises:
+        DriverError: there is none.
+    """
     for name in LIBRARIES:
         with contextlib.suppress(OSError):
             library = ctypes.CDLL(name)
             if hasattr(library, "dcmi_get_device_resource_info"):
                 return library
-    return None
+    raise DriverError(f"no {LIBRARIES[0]} here: the driver's management library")
 
 
 class DriverList:
-    """Asks the driver's library, which is initialised here.
+    """Asks the driver's library, which is loaded and initialised here.
 
     Raises:
         DriverError: it refuses; so do the methods.
     """
 
-    def __init__(self, library: Any) -> None:
-        self._library = library
+    def __init__(self) -> None:
+        self._library = load_library()
         self._rows = (Process * _CAPACITY)()
         self._ask("dcmi_init")
 
@@ -121,16 +125,13 @@ class DriverList:
 def read_all() -> dict[str, object]:
     """Return a row per device: ``device`` (the driver's number), ``card``, ``chip``, ``processes``,
     ``total_bytes``, ``used_bytes``, ``reasons``; what the driver does not tell is None."""
-    library = load_library()
-    if library is None:
-        return {"reason": f"no {LIBRARIES[0]} here: the driver's management library"}
     devices: list[dict[str, Any]] = []
     try:
-        driver = DriverList(library)
+        driver = DriverList()
         for device in range(_MOST_DEVICES):
             place = driver.place(device)
-            row: dict[str, Any] = {"device": device, "card": place[0], "chip": place[1]}
-            row |= {"processes": None, "total_bytes": None, "used_bytes": None, "reasons": []}
+            row: dict[str, Any] = {"device": device, "card": place[0], "chip": place[1], "processes": None,
+                   "total_bytes": None, "used_bytes": None, "reasons": []}  # fmt: skip
             devices.append(row)
             try:
                 row["processes"] = driver.processes(place)

@@ -22,7 +22,7 @@ import os
 from typing import Any
 
 from vllm_memprof.capture.attributes import Fields
-from vllm_memprof.capture.driver_list import LIBRARIES, DriverError, DriverList, load_library
+from vllm_memprof.capture.driver_list import DriverError, DriverList
 
 #: "0": do not load the driver's management library.
 ENV_DCMI = "MEMPROF_DCMI"
@@ -105,10 +105,7 @@ class Owners:
         if self._driver is None:
             if os.environ.get(ENV_DCMI) == "0":
                 raise DriverError(f"{ENV_DCMI}=0")
-            library = load_library()
-            if library is None:
-                raise DriverError(f"no {LIBRARIES[0]} here: the driver's management library")
-            self._driver = DriverList(library)
+            self._driver = DriverList()
         logic_id = _told("aclrtGetLogicDevIdByUserDevId", ctypes.c_int32(device))
         if logic_id is None:
             visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",")

@@ -397,6 +397,6 @@ class Collector:
                     socket.create_connection(address, _ANSWER_S).close()
                 except OSError:
                     self._nodes[node["NodeID"]] = True
-                    fields = {"node": node["NodeID"], "rank": None, "reason": NODE_LOST}
-                    self._writer.emit("ray_lost", fields)
+                    lost = node["NodeID"]
+                    self._writer.emit("ray_lost", node=lost, rank=None, reason=NODE_LOST)
         return [node for node, is_gone in self._nodes.items() if is_gone]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -60,7 +61,7 @@ class ProcessNotes:
     captured_bytes: int | None = None  # measured by the inherited capture_model
     own_empty_cache: tuple[str, int] | None = None  # phase and thread of memprof's own call
     groups_seen: set[tuple[int, bool]] = field(default_factory=set)  # id of a group, point to point
-    awake_tags: set[str] = field(default_factory=set)  # of the sleeping pool
+    awake_tags: set[str] | None = field(default_factory=set)  # of the sleeping pool; None: all
     device_thread: threading.Thread | None = None
     merged_in_profile: bool = False  # the profile run merged multimodal embeddings
     requests: Fields = field(default_factory=dict)  # id -> of a scheduler that is sampled
@@ -93,6 +94,7 @@ class Recorder(ProcessNotes):
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.writer = EventWriter(run_dir, lambda: self.role)
+        self.emit = self.writer.emit
         self.stop_after = os.environ.get(ENV_STOP_AFTER)
         self.empty_cache_at = frozenset(os.environ.get(ENV_EMPTY_CACHE_AT, "").split(","))
         self.trace_allocations = int(os.environ.get(ENV_TRACE_ALLOCATIONS, "0"))
@@ -115,9 +117,8 @@ class Recorder(ProcessNotes):
         #: of the return: their work is queued.
         self.late: list[tuple[OpenPhase, Fields]] = []
         self._ids = count(1)
-        self._stacks = threading.local()
-        #: Phases under way, in all threads.
-        self.under_way: set[int] = set()
+        #: Open phases by thread, outermost first.
+        self._stacks: dict[int, list[OpenPhase]] = defaultdict(list)
         #: With --trace-allocations: ends the tracing of a kind of memory.
         self.end_tracing: dict[str, Callable[[], None]] = {}
         #: It writes where the run is sampled: its rows are in force there alone.
@@ -126,9 +127,6 @@ class Recorder(ProcessNotes):
     @property
     def role(self) -> str:
         return max(self.roles, key=_ROLE_ORDER.index, default="unknown")
-
-    def emit(self, kind: str, **fields: object) -> None:
-        self.writer.emit(kind, fields)
 
     def error(self, where: str, error: BaseException) -> None:
         self.emit("error", where=where, message=f"{type(error).__name__}: {error}")
@@ -140,8 +138,12 @@ class Recorder(ProcessNotes):
     @property
     def stack(self) -> list[OpenPhase]:
         """Open phases of the calling thread, outermost first."""
-        phases: list[OpenPhase] = vars(self._stacks).setdefault("phases", [])
-        return phases
+        return self._stacks[threading.get_ident()]
+
+    @property
+    def is_in_phase(self) -> bool:
+        """Whether a phase is under way, in any thread."""
+        return any(list(self._stacks.values()))
 
     def opened(self, phase: str) -> OpenPhase | None:
         """Return the open phase of that name of the calling thread."""
@@ -172,7 +174,6 @@ class Recorder(ProcessNotes):
         opened = OpenPhase(next(self._ids), phase, hook, self._parent, detail or {}, before)
         self._emit_edge(opened, "before", before)
         self.stack.append(opened)
-        self.under_way.add(opened.id)
         return opened
 
     def end(
@@ -183,7 +184,6 @@ class Recorder(ProcessNotes):
         while any(open_phase is opened for open_phase in self.stack):
             ended = self.stack.pop()
             self._emit_edge(ended, "after", self.probe.snapshot(workspace), error)
-            self.under_way.discard(ended.id)
 
     def end_queued(self, opened: OpenPhase) -> None:
         """Close a phase whose call only queued its work, as soon as its non-torch bytes are there.
@@ -193,7 +193,6 @@ class Recorder(ProcessNotes):
         phase edge at the latest.
         """
         self.stack.remove(opened)
-        self.under_way.discard(opened.id)
         self.late.append((opened, self.probe.snapshot(workspace=True)))
         self.settle()
 

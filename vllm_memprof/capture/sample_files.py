@@ -141,9 +141,9 @@ class SampleFiles:
             # say what has gone, and write the largest again
             self._dropped = Counter(gone)
             kept = self._largest()
-            latest = max((t for each in kept if isinstance(t := each.get("t_ns"), int)), default=0)
-            kinds = {name: lines for name, lines in gone.items() if name not in ("dropped", "")}
-            self._append("dropped", {"t_ns": latest, "kinds": kinds})
+            kinds = {name: lines for name, lines in gone.items() if name}
+            latest = max((each["t_ns"] for each in kept), default=0)
+            self._append("", {"kind": "dropped", "t_ns": latest, "kinds": kinds})
             for each in kept:
                 self._append("", {"kind": "request_memory", **each, "again": True})
 

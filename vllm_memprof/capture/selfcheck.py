@@ -39,16 +39,16 @@ def check_installed(path: list[str]) -> list[Verdict]:
 
 
 def _check_row(hook: Hook, path: list[str]) -> Verdict:
-    absent = hook.need == "expected_absent"
-    answers = {_defined(target, path): target for target in reversed(hook.targets)}
-    for answer, state in ((True, "stale" if absent else "found"), (None, "compiled")):
-        if answer in answers and not (absent and answer is None):
-            return hook.verdict(state, answers[answer])
-    return hook.verdict("absent_ok" if absent else "missing", hook.targets[0])
+    answers = {target: _defined(target, path) for target in hook.targets}
+    best = max(answers, key=answers.__getitem__)
+    states = ("missing", "compiled", "found")
+    if hook.need == "expected_absent":
+        states = ("absent_ok", "absent_ok", "stale")
+    return hook.verdict(states[answers[best]], best)
 
 
-def _defined(target: str, path: list[str]) -> bool | None:
-    """Return True if a target exists in source; None where its module is compiled."""
+def _defined(target: str, path: list[str]) -> int:
+    """Return 2 if a target exists in source; 1 where its module is compiled, 0 without it."""
     module_name, _, attributes = target.partition(":")
     spec = None
     for part in module_name.split("."):  # a folder without __init__.py asks for an imported parent
@@ -57,21 +57,19 @@ def _defined(target: str, path: list[str]) -> bool | None:
             break  # a compiled module makes its submodules itself
         path = list(spec.submodule_search_locations)
     if spec is None or not spec.origin:
-        return False
+        return 0
     if not spec.origin.endswith(".py"):
-        return None
+        return 1
     body: list[ast.stmt] = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
     *parents, name = attributes.split(".")
     for parent in parents:
         classes = [node for node in body if isinstance(node, ast.ClassDef) and node.name == parent]
         if not classes:  # it may come from elsewhere: that source would be followed
-            conditional = any(isinstance(node, ast.If) for node in body)
-            imported = [node for node in body if isinstance(node, ast.ImportFrom)]
-            names = [name for node in imported for name in _bound(node)]
-            return None if conditional or parent in names else False
+            return any(isinstance(node, ast.If) or parent in _bound(node) for node in body)
         body = classes[-1].body
     # that of a dataclass is in no source
-    return name == "__init__" or any(name in _bound(node) for node in body)
+    is_there = name == "__init__" or any(name in _bound(node) for node in body)
+    return 2 if is_there else 0
 
 
 def _bound(node: ast.stmt) -> set[str | None]:

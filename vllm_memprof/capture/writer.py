@@ -88,7 +88,7 @@ class EventWriter:
     def path(self) -> Path:
         return self._events_dir / f"{process_name()}.jsonl"
 
-    def emit(self, kind: str, fields: Fields) -> None:
+    def emit(self, kind: str, **fields: object) -> None:
         """Write one event of a kind of the record schema; ``t_ns`` is added when missing.
 
         Raises:

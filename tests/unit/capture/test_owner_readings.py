@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.unit.capture.conftest import fake_torch
-from vllm_memprof.capture import communicators, owners
+from vllm_memprof.capture import communicators, driver_list, owners
 from vllm_memprof.capture.driver_list import DriverError
 from vllm_memprof.capture.owners import Owners
 from vllm_memprof.capture.probe import Probe, with_later
@@ -127,7 +127,9 @@ class Driver:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> Owners:
-    monkeypatch.setattr(owners, "load_library", lambda: driver)
+    monkeypatch.setattr(driver_list, "LIBRARIES", ("libdcmi.so",))
+    if driver is not None:
+        monkeypatch.setattr(driver_list, "load_library", lambda: driver)
     return Owners()
 
 

@@ -195,7 +195,7 @@ HOOKS: tuple[Hook, ...] = (
     *_worker_phase("w.wake_up", "wake_up", "wake_up", enter=residency.enter_wake_up),
     # Reserved counts the pool, the device does not hold it: the pool's list says what was unmapped.
     marker("pool.sleep", f"{_NPU_POOL}.sleep", f"{_GPU_POOL}.sleep",
-           enter=residency.enter_pool_sleep, leave=residency.leave_pool_sleep, need="optional"),
+           enter=residency.note_unmapped, leave=residency.note_unmapped, need="optional"),
     marker("pool.wake_up", f"{_NPU_POOL}.wake_up", f"{_GPU_POOL}.wake_up",
            leave=residency.leave_pool_wake_up, need="optional"),
     *_worker_phase("w.weight_update.start", "weight_update", "start_weight_update",
