@@ -50,10 +50,9 @@ def enter(recorder: Recorder, call: Call) -> None:
 
 
 def leave(recorder: Recorder, call: Call) -> None:
-    if call.token is not None and call.error is None:
-        recorder.end_queued(call.token)
-    elif call.token is not None:
-        recorder.end(call.token, call.error)
+    if call.token is not None:
+        succeeded = call.error is None
+        recorder.end_queued(call.token) if succeeded else recorder.end(call.token, call.error)
 
 
 def _on_device(group: Any, arguments: tuple[Any, ...]) -> bool:

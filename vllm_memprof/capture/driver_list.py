@@ -130,8 +130,9 @@ def read_all() -> dict[str, object]:
         driver = DriverList()
         for device in range(_MOST_DEVICES):
             place = driver.place(device)
-            row: dict[str, Any] = {"device": device, "card": place[0], "chip": place[1], "processes": None,
-                   "total_bytes": None, "used_bytes": None, "reasons": []}  # fmt: skip
+            row: dict[str, Any] = {"device": device, "card": place[0], "chip": place[1],
+                                   "processes": None, "total_bytes": None, "used_bytes": None,
+                                   "reasons": []}  # fmt: skip
             devices.append(row)
             try:
                 row["processes"] = driver.processes(place)

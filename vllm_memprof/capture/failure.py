@@ -68,20 +68,20 @@ def read(recorder: Recorder, error: BaseException | None) -> None:
     try:
         chain: list[BaseException] = []
         while error is not None and len(chain) < _MOST_CAUSES:
-            chain.append(error)
+            chain.insert(0, error)
             error = error.__cause__ or error.__context__
-        said = [at for at, each in enumerate(chain)
-                if is_out_of_memory(type(each).__name__, str(each))]  # fmt: skip
+        said = [each for each in chain if is_out_of_memory(type(each).__name__, str(each))]
         seen = recorder.failures
         # an engine core hears of its workers' failures, and has no device itself
         if not said or len(seen) >= MOST_READINGS or not recorder.probe.is_ready():
             return
-        cause = chain[said[-1]]  # at the origin
+        cause = said[0]  # at the origin
         if id(cause) not in seen:
             seen.add(id(cause))
-            passed = [tuple(walk_tb(each.__traceback__))[::-1] for each in chain[said[-1] :: -1]]
-            frames = [frame for each in passed for frame, _ in each]
-            frames += outwards(sys._getframe(1))  # through which they passed, and those around
+            frames: list[FrameType] = []  # through which they passed, and those around
+            for each in chain[chain.index(cause) :]:
+                frames += [frame for frame, _ in walk_tb(each.__traceback__)][::-1]
+            frames += outwards(sys._getframe(1))
             recorder.emit("failure", **_describe(recorder, cause, list(dict.fromkeys(frames))))
     except Exception as exc:
         recorder.error("reading after a failed allocation", exc)

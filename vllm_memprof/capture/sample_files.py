@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -24,8 +24,6 @@ from vllm_memprof.record.schema import (
     REQUESTS_BYTES,
     SAMPLES_DIR,
 )
-
-Figures = Mapping[str, "int | None"]
 
 
 class _Ring:
@@ -89,13 +87,11 @@ class SampleFiles:
         self._levels = [_Ring(folder / str(n), size) for n, size in enumerate(LEVEL_BYTES)]
         self._requests = _Ring(folder / "requests", REQUESTS_BYTES)
         #: By kind and level: lines with their lowest and highest figures, on their way to the next.
-        self._parts: dict[tuple[str, int], list[tuple[Fields, Figures, Figures]]] = defaultdict(
-            list
-        )
+        self._parts: dict[tuple[str, int], list[tuple[Fields, Fields, Fields]]] = defaultdict(list)
         self._dropped: Counter[str] = Counter()  # that was said
 
     def sample(
-        self, kind: str, t_ns: int, step: int | None, steps: int, figures: Figures, **more: object
+        self, kind: str, t_ns: int, step: int | None, steps: int, figures: Fields, **more: object
     ) -> None:
         """Write one sample.
 
@@ -111,7 +107,7 @@ class SampleFiles:
         with self._lock:
             self._write(0, row, figures, more)
 
-    def _write(self, level: int, row: Fields, figures: Figures, more: Fields) -> None:
+    def _write(self, level: int, row: Fields, figures: Fields, more: Fields) -> None:
         """Write a line of one level; where that completes the sum of the next, that as well."""
         kind, line = str(row["kind"]), f"{encode({**row, **figures, **more})}\n".encode()
         if not self._attempt(self._levels[level].write, kind, line):
@@ -151,7 +147,7 @@ class SampleFiles:
         self._attempt(self._requests.write, kind, line_of({"kind": kind, **fields}))
 
 
-def _each(choose: Callable[..., int], rows: Sequence[Figures]) -> dict[str, int]:
+def _each(choose: Callable[..., int], rows: Sequence[Fields]) -> dict[str, int]:
     """Return the lowest or the highest of what is known, by figure."""
     columns = {
         name: {row.get(name) for row in rows} - {None} for name in dict.fromkeys(chain(*rows))
