@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import sys
 
-from vllm_memprof.capture import device_thread, empty_cache, figures, identity, kv_plan, tracing
+from vllm_memprof.capture import (
+    device_thread,
+    empty_cache,
+    failure,
+    figures,
+    identity,
+    kv_plan,
+    tracing,
+)
 from vllm_memprof.capture import items as mm_items
 from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.hook import Call, StopAfterPlan
@@ -210,7 +218,7 @@ def leave_device_ready(recorder: Recorder, call: Call) -> None:
     recorder.emit_figures("init_device")
     recorder.hooks.bind_instance(worker)
     recorder.hooks.bind_instance(getattr(worker, "model_runner", None))
-    recorder.hooks.observe_oom()
+    failure.observe(recorder)
     recorder.hooks.self_check("device_ready")
 
 

@@ -41,8 +41,31 @@ _MOST_CAUSES = 16
 _CHAIN_LENGTH = 32
 
 
-def watch_logs(recorder: Recorder) -> None:
-    """Read failures that the engine's processes log before they discard the exception."""
+def observe(recorder: Recorder) -> None:
+    """Attach to failed allocations, once, and to the logs in which an engine discards them."""
+    if recorder.observes_oom:
+        return
+    recorder.observes_oom = True
+
+    def note(device: int, requested: int, total: int, free: int) -> None:
+        """Write a failed allocation from inside it: counters only."""
+        try:
+            detail: Fields = {
+                "device": device,
+                "requested_bytes": requested,
+                "device_total_bytes": total,
+                "device_free_bytes": free,
+                "moment": recorder.sampler.moment(),
+            }
+            snapshot = recorder.probe.snapshot(free=False)
+            recorder.oom = recorder.mark("oom", "oom.observer", snapshot, detail), requested
+        except Exception as error:
+            recorder.error("oom observer", error)
+
+    # where the allocator takes a function that it calls when an allocation has failed
+    attach = recorder.probe.function("attach_out_of_memory_observer")
+    if attach is not None:
+        attach(note)
 
     def read_failure(record: logging.LogRecord) -> bool:
         if isinstance(record.exc_info, tuple):

@@ -85,8 +85,8 @@ class Hook:
     role: str = "worker"
     becomes: bool = False  # a process that makes the call has that role from then on
     backends: tuple[str, ...] = ("npu", "cuda")
-    versions: str = ">=0.11"  # of the engine
-    engine: str | None = "vllm"  # None: of every engine
+    versions: str = ""  # of the engine; "": every one
+    engine: str | None = None  # None: of every engine
     after: str | None = None  # module whose import makes the target final, if not its own module
     least_calls: int = 0  # by the moment named in due
     due: Moment = "model_ready"

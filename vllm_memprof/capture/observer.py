@@ -18,12 +18,10 @@ from types import TracebackType
 from typing import Any
 
 from vllm_memprof.capture import failure
-from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.binder import STATES, Binder
 from vllm_memprof.capture.callsite import outwards
 from vllm_memprof.capture.hook import Call, Half, Hook, StopAfterPlan, StrictFailure, Verdict
 from vllm_memprof.capture.hooks.table import rows_in_force
-from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.schema import ENV_STRICT
@@ -51,7 +49,6 @@ class Observer(Binder):
         self._reported: dict[str, str | None] = {}  # hook id -> last state written
         self.calls: Counter[str] = Counter()  # by hook id, seen in this process
         self.failed: set[str] = set()  # hooks that raised and are out of the way
-        self._observes_oom = False
 
     def after_fork(self) -> None:
         self.recorder.after_fork()
@@ -131,32 +128,6 @@ class Observer(Binder):
         state, detail = next((state, detail) for applies, state, detail in verdicts if applies)
         return hook.verdict(state, first.target, detail)
 
-    def observe_oom(self) -> None:
-        """Attach to failed allocations, once; the allocator's callback reads counters only."""
-        if self._observes_oom:
-            return
-        self._observes_oom = True
-        # where the allocator takes a function that it calls when an allocation has failed
-        attach = self.recorder.probe.function("attach_out_of_memory_observer")
-        if attach is not None:
-            attach(self._on_oom)
-        failure.watch_logs(self.recorder)
-
-    def _on_oom(self, device: int, requested: int, total: int, free: int) -> None:
-        recorder = self.recorder
-        try:
-            detail: Fields = {
-                "device": device,
-                "requested_bytes": requested,
-                "device_total_bytes": total,
-                "device_free_bytes": free,
-                "moment": recorder.sampler.moment(),
-            }
-            snapshot = recorder.probe.snapshot(free=False)
-            recorder.oom = recorder.mark("oom", "oom.observer", snapshot, detail), requested
-        except Exception as error:
-            recorder.error("oom observer", error)
-
 
 @dataclass(slots=True)
 class _Observed(Call):
@@ -186,7 +157,6 @@ class _Observed(Call):
 def start(run_dir: Path, engine: str = "vllm") -> Recorder:
     """Record this process of an engine into a run folder."""
     recorder = Recorder(run_dir)
-    recorder.probe.backend = detect_backend()
     recorder.engine = engine
     known = ENGINES[engine].roles
     # by the module that loads plugins; forked children learn their role from later calls

@@ -65,7 +65,7 @@ class Probe:
     """Readings of one process, with the peaks kept across the engine's own peak resets.
 
     Attributes:
-        backend: of ``PACKAGES``; "" until one is known.
+        backend: of ``PACKAGES``; "": none.
         device: the worker's device index; None means the current device of the calling thread.
         unmapped_bytes: what reserved counts and the device does not hold (sleep mode); None before
             the first sleep.
@@ -73,7 +73,7 @@ class Probe:
         on_unread: called with what and why of a reading that this process does not get.
     """
 
-    backend: str = ""
+    backend: str = field(default_factory=detect_backend)
     device: int | None = None
     unmapped_bytes: int | None = None
     unmapped_known: bool = True

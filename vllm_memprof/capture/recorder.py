@@ -54,6 +54,7 @@ class ProcessNotes:
     worker: weakref.ref[Any] | None = None  # its life is not prolonged by it
     serving: bool = False  # the worker is warm
     model_ready: bool = False  # announced
+    observes_oom: bool = False  # failed allocations are observed
     oom: tuple[int, int] | None = None  # event id and bytes of one that no exception came of yet
     failures: set[int] = field(default_factory=set)  # ids of exceptions that were read
     profile_result: Any = None  # of the engine's memory_profiling, until the figures are read
@@ -77,7 +78,6 @@ class HooksInForce(Protocol):
     def bind_model(self, runner: object | None) -> None: ...
     def release(self, moment: str) -> None: ...
     def self_check(self, moment: str) -> None: ...
-    def observe_oom(self) -> None: ...
     def is_bound(self, hook_id: str) -> bool: ...
 
 
@@ -106,11 +106,11 @@ class Recorder(ProcessNotes):
     def after_fork(self) -> None:
         """Become the child: nothing of the parent's record, roles or phases is its own."""
         self.writer.after_fork()
-        self._begin(self.probe.backend)
+        self._begin()
 
-    def _begin(self, backend: str = "") -> None:
+    def _begin(self) -> None:
         super().__init__()
-        self.probe = Probe(backend, on_unread=cache(partial(self.emit, "unread")))
+        self.probe = Probe(on_unread=cache(partial(self.emit, "unread")))
         self.roles: set[str] = set()
         self.figures: dict[str, int | float | None] = dict.fromkeys(FIGURES)
         #: Phases whose calls returned before their non-torch bytes appeared, with the snapshot
@@ -170,7 +170,7 @@ class Recorder(ProcessNotes):
             device: False where it must not be read yet; the snapshot has host figures only.
         """
         self.settle(force=True)
-        before = (self.probe if device else Probe()).snapshot(workspace)
+        before = (self.probe if device else Probe("")).snapshot(workspace)
         opened = OpenPhase(next(self._ids), phase, hook, self._parent, detail or {}, before)
         self._emit_edge(opened, "before", before)
         self.stack.append(opened)

@@ -12,10 +12,9 @@ from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
 from vllm_memprof.capture.versions import in_range
 from vllm_memprof.engines import ENGINES
 
-_EVERY: Fields = {"engine": None, "versions": ""}
-_EMPTY_CACHE = {**_EVERY, "enter": empty_cache.enter, "leave": empty_cache.leave}
+_EMPTY_CACHE: Fields = {"enter": empty_cache.enter, "leave": empty_cache.leave}
 #: They come off once every communicator has been used: until then each call costs microseconds.
-_COLLECTIVE = {**_EVERY, "enter": communicators.enter, "leave": communicators.leave,
+_COLLECTIVE: Fields = {"enter": communicators.enter, "leave": communicators.leave,
                "need": "optional", "until": "first_steps"}  # fmt: skip
 
 # fmt: off
@@ -29,10 +28,10 @@ HOOKS: tuple[Hook, ...] = (
           "torch._C:_cuda_emptyCache", "torch._C:_accelerator_emptyCache",
           backends=CUDA, after="torch", **_EMPTY_CACHE),
     marker("leaf.reset_peak", "torch_npu._C:_npu_resetPeakMemoryStats",
-           enter=fold_peak, backends=NPU, after="torch_npu", **_EVERY),
+           enter=fold_peak, backends=NPU, after="torch_npu"),
     marker("cuda.leaf.reset_peak",
            "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
-           enter=fold_peak, backends=CUDA, after="torch", **_EVERY),
+           enter=fold_peak, backends=CUDA, after="torch"),
     phase("pg.collective", "communicator",
           *(f"torch.distributed:ProcessGroup.{name}" for name in NAMES["collectives"]),
           after="torch.distributed", **_COLLECTIVE),

@@ -18,7 +18,7 @@ import sys
 from typing import Any, NoReturn
 
 from vllm_memprof.capture import actions as shared
-from vllm_memprof.capture import device_thread, empty_cache, identity, tracing
+from vllm_memprof.capture import device_thread, empty_cache, failure, identity, tracing
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
 from vllm_memprof.capture.hook import Call, StopAfterPlan
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
@@ -136,7 +136,7 @@ def _identify(recorder: Recorder, runner: Any) -> None:
         tp_rank=tp,
         ep_rank=_int(_get(parallel, "moe_ep_rank")) if ep_size > 1 else None,
     )
-    recorder.hooks.observe_oom()
+    failure.observe(recorder)
     recorder.hooks.self_check("device_ready")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from vllm_memprof.capture import empty_cache, identity
+from vllm_memprof.capture import empty_cache, failure, identity
 from vllm_memprof.capture.actions import begin_phase, end_phase
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
@@ -63,7 +63,7 @@ def leave_device_init(recorder: Recorder, call: Call) -> None:
         identity.tell(recorder, device, label, size, rank=rank, local_rank=device)
     end_phase(recorder, call)
     if call.error is None:
-        recorder.hooks.observe_oom()
+        failure.observe(recorder)
         recorder.hooks.self_check("device_ready")
 
 

@@ -5,12 +5,16 @@ Data; no engine module is imported.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from vllm_memprof.capture import actions, failure, figures, ray_nodes, residency, steps
 from vllm_memprof.capture.hook import Hook
-from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
+from vllm_memprof.capture.hooks import rows
+from vllm_memprof.capture.hooks.rows import CUDA, NPU
 
+phase = partial(rows.phase, engine="vllm", versions=">=0.11")
+marker = partial(rows.marker, engine="vllm", versions=">=0.11")
 _NPU_WORKER = "vllm_ascend.worker.worker:NPUWorker"
 _NPU_WORKER_V1 = "vllm_ascend.worker.worker_v1:NPUWorker"
 _NPU_RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
