@@ -25,11 +25,8 @@ Verdict = dict[str, "str | None"]
 class StopAfterPlan(SystemExit):
     """The engine was started for its KV plan only, and has it.
 
-    A SystemExit of status 0, because engine cores pass that on without a traceback.
+    A SystemExit, of status 0, because engine cores pass that on without a traceback.
     """
-
-    def __init__(self) -> None:
-        super().__init__(0)
 
 
 class StrictFailure(RuntimeError):

@@ -159,10 +159,8 @@ def describe_group(group: Any) -> list[Fields]:
             "page_size_bytes": int(spec.page_size_bytes),
             "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         }
-        key = tuple(row.values())
-        row = rows.setdefault(key, {**row, "layers": 0, "bytes_per_token": None})
-        row["layers"] += 1
-        row["layout"] = layout(spec)
+        more = {"layers": 0, "bytes_per_token": None, "layout": layout(spec)}
+        rows.setdefault(tuple(row.values()), row | more)["layers"] += 1
     for row in rows.values():
         if "Mamba" not in row["type"] and row["block_size"] > 0:
             size = row["layers"] * row["page_size_bytes"] / row["block_size"]

@@ -51,14 +51,10 @@ PARTS = (
     *("__init__.py", "errors.py", "files.py", "options.py", "redact.py"),
     *("units.py", "version.py", "capture", "engines", "record"),
 )
-_NOT_SENT = shutil.ignore_patterns("__pycache__", ".*", "*.md", "*.toml")
 _METADATA = f"{PACKAGE.name}-{__version__}.dist-info"
-_ENTRY_POINT = "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
 #: Ray's own variable: the job that runs this process has a runtime environment already, and a
 #: second one with the same field is refused.
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-_PREFIX = "MEMPROF_"
-_MESSAGE_LENGTH = 300
 #: Seconds in which a node takes a connection; that workers have for their last lines, when the
 #: engine ends.
 _ANSWER_S, _FINISH_S = 2.0, 3.0
@@ -113,18 +109,21 @@ def _restore(recorder: Recorder) -> None:
 def stage() -> Path:
     """Write this package and the metadata by which vLLM finds it into a new folder."""
     staged = Path(tempfile.mkdtemp(prefix="memprof-ray-"))
+    left_out = shutil.ignore_patterns("__pycache__", ".*", "*.md", "*.toml")
     package, metadata = staged / PACKAGE.name, staged / _METADATA
     package.mkdir()
     metadata.mkdir()
     for part in PARTS:
         if (PACKAGE / part).is_dir():
-            shutil.copytree(PACKAGE / part, package / part, ignore=_NOT_SENT)
+            shutil.copytree(PACKAGE / part, package / part, ignore=left_out)
         else:
             shutil.copy(PACKAGE / part, package / part)
     (metadata / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: vllm-memprof\nVersion: {__version__}\n"
     )
-    (metadata / "entry_points.txt").write_text(_ENTRY_POINT)
+    (metadata / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
+    )
     return staged
 
 
@@ -137,7 +136,7 @@ def keep_at_home() -> None:
     """
     left_out = getattr(sys.modules.get("vllm.ray.ray_env"), "RAY_NON_CARRY_OVER_ENV_VARS", None)
     if isinstance(left_out, set):
-        left_out |= {name for name in os.environ if name.startswith(_PREFIX)} - {*TRAVELS}
+        left_out |= {name for name in os.environ if name.startswith("MEMPROF_")} - {*TRAVELS}
     for module in ("vllm.v1.executor.ray_executor", "vllm.v1.executor.ray_distributed_executor"):
         executor = getattr(sys.modules.get(module), "RayDistributedExecutor", None)
         names = getattr(executor, "ADDITIONAL_ENV_VARS", None)
@@ -185,7 +184,7 @@ def enter_shutdown(recorder: Recorder, call: Call) -> None:
             try:
                 ray.get(run, timeout=0)
             except Exception as error:
-                reason = one_line(redact_text(f"{type(error).__name__}: {error}"), _MESSAGE_LENGTH)
+                reason = one_line(redact_text(f"{type(error).__name__}: {error}"))
             recorder.emit("ray_lost", node=node, rank=handle.rank, reason=reason)
 
 
