@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.callsite import outwards
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
@@ -76,7 +77,7 @@ _MOST_FAILURES = 3
 
 def enter_executor(recorder: Recorder, call: Call) -> None:
     """Prepare the job that the engine is about to open."""
-    keep_at_home()
+    keep_at_home(call.subject)
     ray: Any = sys.modules.get("ray")
     if ray is None or os.environ.get(ENV_RAY_SHIP) == "0":
         return
@@ -127,21 +128,19 @@ def stage() -> Path:
     return staged
 
 
-def keep_at_home() -> None:
+def keep_at_home(executor: Any) -> None:
     """Keep the variables of this host and of its simulated device from travelling with Ray.
 
     vLLM has a set of names that it does not copy; from 0.13 on, in ``vllm.ray.ray_env``. What a run
     is asked for travels: vLLM 0.23 copies every variable, or those with a prefix that the launcher
     named; a release before that copies by name, and is given the names.
     """
-    left_out = getattr(sys.modules.get("vllm.ray.ray_env"), "RAY_NON_CARRY_OVER_ENV_VARS", None)
+    left_out = reach(sys.modules.get("vllm.ray.ray_env"), "RAY_NON_CARRY_OVER_ENV_VARS")
     if isinstance(left_out, set):
         left_out |= {name for name in os.environ if name.startswith("MEMPROF_")} - {*TRAVELS}
-    for module in ("vllm.v1.executor.ray_executor", "vllm.v1.executor.ray_distributed_executor"):
-        executor = getattr(sys.modules.get(module), "RayDistributedExecutor", None)
-        names = getattr(executor, "ADDITIONAL_ENV_VARS", None)
-        if isinstance(names, set):
-            names |= {*TRAVELS}
+    named = reach(executor, "ADDITIONAL_ENV_VARS")
+    if isinstance(named, set):
+        named |= {*TRAVELS}
 
 
 def enter_workers(recorder: Recorder, call: Call) -> None:

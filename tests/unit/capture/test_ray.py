@@ -207,14 +207,12 @@ def test_variables_of_this_host_stay_here(monkeypatch: pytest.MonkeyPatch):
     left_out: set[str] = {"OF_THE_USER"}
     module = SimpleNamespace(RAY_NON_CARRY_OVER_ENV_VARS=left_out)
     executor = SimpleNamespace(ADDITIONAL_ENV_VARS={"HF_TOKEN"})
-    old = SimpleNamespace(RayDistributedExecutor=executor)
     monkeypatch.setitem(sys.modules, "vllm.ray.ray_env", module)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "vllm.v1.executor.ray_executor", old)  # type: ignore[arg-type]
     own = ("MEMPROF_HOST", "MEMPROF_SIM_STATE", "MEMPROF_SIM_PROFILE", "MEMPROF_NODE_DIR")
     for name in own:
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv(ENV_RUN_DIR, "x")
-    ray_nodes.keep_at_home()
+    ray_nodes.keep_at_home(executor)
     assert {*own, "OF_THE_USER"} <= left_out
     assert not left_out & set(TRAVELS)
     assert {"HF_TOKEN", *TRAVELS} == executor.ADDITIONAL_ENV_VARS
