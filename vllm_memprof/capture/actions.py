@@ -8,6 +8,7 @@ StopAfterPlan and StrictFailure.
 from __future__ import annotations
 
 import sys
+import weakref
 
 from vllm_memprof.capture import (
     device_thread,
@@ -212,7 +213,7 @@ def leave_device_ready(recorder: Recorder, call: Call) -> None:
     worker = getattr(call.subject, "worker", None)
     if call.error is not None or worker is None:
         return
-    empty_cache.keep_worker(recorder, worker)
+    recorder.worker = weakref.ref(worker)
     identity.tell_worker(recorder, worker)
     figures.read_worker(recorder, worker)
     recorder.emit_figures("init_device")

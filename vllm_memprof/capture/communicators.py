@@ -29,10 +29,6 @@ from vllm_memprof.engines import ENGINES
 
 _BUFFERS = 2 << 20  # two, in MiB
 _DEFAULT_MIB = {"HCCL_BUFFSIZE": 200, "P2P_HCCL_BUFFSIZE": 20}
-#: Modules in which engines keep their groups by name.
-_PARALLEL_STATE = [row.parallel_state for row in ENGINES.values() if row.parallel_state]
-#: Backends that never touch a device. torch_npu's is "custom" or "hccl", CUDA's is "nccl".
-_HOST_BACKENDS = ("gloo", "mpi")
 
 
 def enter(recorder: Recorder, call: Call) -> None:
@@ -65,15 +61,17 @@ def _on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
             argument = argument[0]
         if (kind := reach(argument, "device.type")) is not None:
             return bool(kind != "cpu")
-    return str(group.name()) not in _HOST_BACKENDS
+    # backends that never touch a device; torch_npu's is "custom" or "hccl", CUDA's is "nccl"
+    return str(group.name()) not in ("gloo", "mpi")
 
 
 def _describe(group: Any) -> Fields:
     """Return the engine's names for a group (several may share a communicator), and its ranks."""
     names: list[str] = []
     ranks: Any = None
-    for module in _PARALLEL_STATE:
-        for reference in list(getattr(sys.modules.get(module), "_groups", {}).values()):
+    for row in ENGINES.values():
+        kept_by_name = reach(sys.modules.get(row.parallel_state or ""), "_groups") or {}
+        for reference in list(kept_by_name.values()):
             coordinator = reference()
             if reach(coordinator, "device_group") is group:
                 names.append(str(coordinator.unique_name))

@@ -85,19 +85,19 @@ class DriverList:
         self._rows = (Process * _CAPACITY)()
         self._ask("dcmi_init")
 
-    def _ask(self, name: str, *arguments: Any, about: str = "") -> None:
+    def _ask(self, name: str, *arguments: Any) -> None:
         function = getattr(self._library, name, None)
         if function is None:
             raise DriverError(f"{name} is not in the library")
         status = function(*arguments)
         if status != 0:
-            raise DriverError(f"{name} returned {status}{about}")
+            raise DriverError(f"{name} returned {status}")
 
     def place(self, logic_id: int) -> tuple[int, int]:
         """Return the card of a device, by the driver's number, and the chip on that card."""
         card, chip, number = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint(logic_id)
-        name, about = "dcmi_get_card_id_device_id_from_logicid", f" for {logic_id}"
-        self._ask(name, ctypes.byref(card), ctypes.byref(chip), number, about=about)
+        name = "dcmi_get_card_id_device_id_from_logicid"
+        self._ask(name, ctypes.byref(card), ctypes.byref(chip), number)
         return card.value, chip.value
 
     def processes(self, place: tuple[int, int]) -> list[tuple[int, int]]:

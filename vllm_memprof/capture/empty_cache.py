@@ -14,8 +14,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import weakref
-from typing import Any
 
 from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.callsite import FORWARDERS, chain_of, find_site, in_step, outwards
@@ -60,24 +58,13 @@ def _workspace_wanted(recorder: Recorder) -> bool:
     return idle and not recorder.is_open("graph_capture")
 
 
-def keep_worker(recorder: Recorder, worker: Any) -> None:
-    """Remember the worker whose requests are asked about, without prolonging its life."""
-    recorder.worker = weakref.ref(worker)
-
-
-def worker_of(recorder: Recorder) -> Any:
-    """Return the worker that is remembered; None where there is none any more."""
-    reference = recorder.worker
-    return None if reference is None else reference()
-
-
 def running_requests(recorder: Recorder) -> int | None:
     """Return the number of requests that the model runner holds; None: unknown.
 
     They were scheduled at least once and are not known to be finished. A finished request leaves
     the runner with the next schedule, which vLLM sends also when nothing else is to be done.
     """
-    found = (reach(worker_of(recorder), path) for path in NAMES["running_requests"])
+    found = (reach(recorder.worker(), path) for path in NAMES["running_requests"])
     return next((len(held) for held in found if hasattr(held, "__len__")), None)
 
 

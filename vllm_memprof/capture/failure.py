@@ -20,7 +20,6 @@ from typing import Any
 
 from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.callsite import chain_of, find_site, outwards
-from vllm_memprof.capture.empty_cache import worker_of
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.items import describe
 from vllm_memprof.capture.recorder import Recorder
@@ -140,7 +139,7 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[Fields] |
     if not steps:
         module, _, name = (ENGINES[recorder.engine].failed_requests or "").partition(":")
         return getattr(import_module(module), name)(frames) if module else None
-    runner: Any = reach(worker_of(recorder), "model_runner")
+    runner: Any = reach(recorder.worker(), "model_runner")
     states = reach(runner, "requests")
     states = states if isinstance(states, Mapping) else {}
     encoded = reach(steps[0], "scheduled_encoder_inputs") or {}

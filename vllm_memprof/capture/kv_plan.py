@@ -52,9 +52,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         tokens = blocks // len(first.kv_cache_groups) * block_size * shared_by
     elif not by_blocks and concurrency is not None:
         tokens = int(concurrency * max_model_len)
-    step_tokens = reach(vllm_config, "max_in_flight_tokens")
-    if step_tokens is None:
-        step_tokens = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
+    scheduled = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
     drafts = reach(vllm_config, "speculative_config") is not None
     return {
         "blocks": blocks,
@@ -72,7 +70,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         "group_count": len(first.kv_cache_groups),
         "tokens_rule": "blocks" if by_blocks else "concurrency",
         "context_parallel": shared_by,
-        "max_num_batched_tokens": step_tokens,
+        "max_num_batched_tokens": reach(vllm_config, "max_in_flight_tokens") or scheduled,
         "mamba_cache_mode": reach(cache, "mamba_cache_mode"),
         "kv_transfer": reach(vllm_config, "kv_transfer_config") is not None,
         "shared_backing": shares_backing(first.kv_cache_tensors),

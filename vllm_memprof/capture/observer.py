@@ -101,7 +101,7 @@ class Observer(Binder):
                 if state != "bound":
                     failing.append(f"{state}: {hook.id} ({verdict['target']})")
         found = f"{required - len(failing)}/{required} required hooks bound"
-        summary = "; ".join(filter(None, (found, ", ".join(failing))))
+        summary = "; ".join([found, *failing])
         if moment not in ("model_ready", "engine_ready"):
             return
         if moment == "engine_ready" or "engine_core" not in recorder.roles:  # else it follows

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,7 +50,7 @@ class ProcessNotes:
     """Facts about this process that one hook leaves for another."""
 
     label: str | None = None  # of the rank, e.g. "TP0"
-    worker: weakref.ref[Any] | None = None  # its life is not prolonged by it
+    worker: Callable[[], Any] = lambda: None  # a weak reference: its life is not prolonged
     serving: bool = False  # the worker is warm
     model_ready: bool = False  # announced
     observes_oom: bool = False  # failed allocations are observed

@@ -15,10 +15,11 @@ Read in 0.5.23; names of older releases stand in the table beside those of newer
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any, NoReturn
 
 from vllm_memprof.capture import actions as shared
-from vllm_memprof.capture import device_thread, empty_cache, failure, identity, tracing
+from vllm_memprof.capture import device_thread, failure, identity, tracing
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
 from vllm_memprof.capture.hook import Call, StopAfterPlan
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
@@ -43,7 +44,7 @@ _FIRST_BATCHES = 8
 
 def enter_scheduler(recorder: Recorder, call: Call) -> None:
     recorder.roles.update(("worker", "engine_core"))
-    empty_cache.keep_worker(recorder, call.subject)
+    recorder.worker = weakref.ref(call.subject)
 
 
 def leave_scheduler(recorder: Recorder, call: Call) -> None:

@@ -8,9 +8,10 @@ KV cache and no equation. Read in 0.5.23.
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
-from vllm_memprof.capture import empty_cache, failure, identity
+from vllm_memprof.capture import failure, identity
 from vllm_memprof.capture.actions import begin_phase, end_phase
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
@@ -38,7 +39,7 @@ def leave_worker(recorder: Recorder, call: Call) -> None:
     recorder.model_ready = recorder.serving = True
     # one request runs at a time: calls of empty_cache are asked whether it is under way
     recorder.kept = Running()
-    empty_cache.keep_worker(recorder, recorder.kept)
+    recorder.worker = weakref.ref(recorder.kept)
     recorder.emit("ready", what="model")
     recorder.hooks.self_check("model_ready")
     recorder.hooks.self_check("engine_ready")
@@ -90,7 +91,7 @@ def leave_request(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     running.done += 1
     if running.done >= RECORDED_REQUESTS:
-        recorder.worker = None  # from here on nobody knows whether one is under way
+        recorder.worker = lambda: None  # from here on nobody knows whether one is under way
         recorder.hooks.release("first_steps")
 
 
