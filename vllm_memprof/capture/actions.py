@@ -10,15 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 
-from vllm_memprof.capture import (
-    device_thread,
-    empty_cache,
-    failure,
-    figures,
-    identity,
-    kv_plan,
-    tracing,
-)
+from vllm_memprof.capture import empty_cache, failure, figures, identity, kv_plan, steps, tracing
 from vllm_memprof.capture import items as mm_items
 from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.hook import Call, StopAfterPlan
@@ -188,7 +180,7 @@ def leave_warm_up(recorder: Recorder, call: Call) -> None:
     figures.read_worker(recorder, call.subject)
     recorder.emit_figures("compile_or_warm_up_model")
     recorder.serving = True
-    device_thread.start(recorder)
+    steps.start_thread(recorder)
     tracing.trace_device(recorder)
     recorder.hooks.release("first_steps")  # every communicator of the model has been used
     recorder.hooks.self_check("model_ready")
@@ -251,7 +243,7 @@ def model_is_ready(recorder: Recorder, scheduler: object) -> None:
     recorder.model_ready = True
     recorder.emit("ready", what="model")
     recorder.hooks.bind_instance(scheduler)
-    device_thread.start(recorder)
+    steps.start_thread(recorder)
     tracing.trace_host(recorder)
     recorder.hooks.self_check("engine_ready")
 

@@ -120,7 +120,7 @@ class Binder(importlib.abc.MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, fullname: str, path: Sequence[str] | None, target: object = None
     ) -> ModuleSpec | None:
         if fullname not in self._watched or fullname in self._finding:
             return None

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vllm_memprof.capture import failure
@@ -33,12 +32,11 @@ class Observer(Binder):
     Args:
         recorder: records what the actions read.
         hooks: rows in force.
-        engine: of this process.
     """
 
-    def __init__(self, recorder: Recorder, hooks: tuple[Hook, ...], engine: str = "vllm") -> None:
+    def __init__(self, recorder: Recorder, hooks: tuple[Hook, ...]) -> None:
         self.recorder = recorder
-        self.logger = logging.getLogger(ENGINES[engine].logger)
+        self.logger = logging.getLogger(ENGINES[recorder.engine].logger)
         self.hooks = hooks
         self.strict = os.environ.get(ENV_STRICT) == "1"
         super().__init__(hooks, self.wrap, recorder.error)
@@ -144,9 +142,7 @@ class _Observed(Call):
             self.observer.run(hook.enter, self)
         return self
 
-    def __exit__(
-        self, kind: object, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self.error = error
             failure.read(self.observer.recorder, error)
@@ -154,7 +150,7 @@ class _Observed(Call):
             self.observer.run(self.hook.leave, self)
 
 
-def start(run_dir: Path, engine: str = "vllm") -> Recorder:
+def start(run_dir: Path, engine: str) -> Recorder:
     """Record this process of an engine into a run folder."""
     recorder = Recorder(run_dir)
     recorder.engine = engine
@@ -168,7 +164,7 @@ def start(run_dir: Path, engine: str = "vllm") -> Recorder:
             break
     version = getattr(sys.modules.get(f"{ENGINES[engine].package}.version"), "__version__", None)
     rows = rows_in_force(recorder.probe.backend, version, recorder.sampled, engine)
-    observer = Observer(recorder, rows, engine)
+    observer = Observer(recorder, rows)
     observer.install()
     os.register_at_fork(after_in_child=observer.after_fork)
     return recorder

@@ -25,9 +25,8 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.callsite import outwards
@@ -190,8 +189,7 @@ def enter_shutdown(recorder: Recorder, call: Call) -> None:
 # --- a worker's process ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The folder that a process records into."""
 
     folder: Path
@@ -233,7 +231,7 @@ def send_back(recorder: Recorder, place: Place) -> None:
         if hasattr(type(subject), "__ray_actor_class__"):
             recorder.hooks.bind_instance(subject)
             break
-    sender = Sender(sys.modules["ray"], recorder, place)
+    sender = Sender(recorder, place)
     if place.sent:
         recorder.writer.written = sender.news.set
         os.register_at_fork(after_in_child=lambda: setattr(recorder.writer, "written", None))
@@ -245,13 +243,13 @@ class Sender:
     """Sends what is new in this process's folder, in a thread of its own.
 
     Args:
-        ray: the module.
         recorder: told once of a failure; its lines stay in the folder.
         place: of this process.
     """
 
-    def __init__(self, ray: Any, recorder: Recorder, place: Place) -> None:
-        self._ray, self._recorder, self._place = ray, recorder, place
+    def __init__(self, recorder: Recorder, place: Place) -> None:
+        self._ray: Any = sys.modules["ray"]
+        self._recorder, self._place = recorder, place
         self.news = threading.Event()  # there are new lines
         self._sent: dict[Path, int] = {}  # file -> bytes
 

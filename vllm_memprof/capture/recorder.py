@@ -62,7 +62,7 @@ class ProcessNotes:
     own_empty_cache: tuple[str, int] | None = None  # phase and thread of memprof's own call
     groups_seen: set[tuple[int, bool]] = field(default_factory=set)  # id of a group, point to point
     awake_tags: set[str] | None = field(default_factory=set)  # of the sleeping pool; None: all
-    device_thread: threading.Thread | None = None
+    has_thread: bool = False  # that reads the device while it serves
     merged_in_profile: bool = False  # the profile run merged multimodal embeddings
     requests: Fields = field(default_factory=dict)  # id -> of a scheduler that is sampled
     kept: Any = None  # by the actions of its engine alone

@@ -78,7 +78,7 @@ class SampleFiles:
         self,
         run_dir: Path,
         losses: EventWriter,
-        largest: Callable[[], Sequence[Fields]] = lambda: (),
+        largest: Callable[[], Sequence[Fields]],
     ) -> None:
         folder = run_dir / SAMPLES_DIR / process_name()
         self._largest = largest

@@ -1,14 +1,24 @@
-"""Actions of serving: functions that the rows of sampled runs name.
+"""Actions of serving: functions that the rows of sampled runs name, and a thread beside them.
 
-They are in the path of a token, so they read the allocator's counters at most.
+Actions are in the path of a token, so they read the allocator's counters at most. What no step
+reads (the device as a whole, the runtime's counters, host memory) the thread reads, in every
+process of a sampled run, at a low rate. While a phase is under way (a graph may be captured, a pool
+put to sleep), it reads only host memory.
 """
 
 from __future__ import annotations
 
-from vllm_memprof.capture import device_thread
+import threading
+import time
+
 from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call
+from vllm_memprof.capture.probe import host_memory
 from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.record.schema import DEVICE_SAMPLE_FIGURES
+
+#: Seconds between two readings of the thread.
+PERIOD_S = 2.0
 
 
 def enter_execute(recorder: Recorder, call: Call) -> None:
@@ -65,4 +75,32 @@ def enter_free_request(recorder: Recorder, call: Call) -> None:
 
 def leave_ready(recorder: Recorder, call: Call) -> None:
     if call.error is None:
-        device_thread.start(recorder)
+        start_thread(recorder)
+
+
+def start_thread(recorder: Recorder) -> None:
+    """Start the thread of this process, once."""
+    if recorder.sampled and not recorder.has_thread:
+        recorder.has_thread = True
+        threading.Thread(target=_read_on, args=(recorder,), daemon=True).start()
+
+
+def _read_on(recorder: Recorder) -> None:
+    try:
+        while True:
+            time.sleep(PERIOD_S)
+            _read(recorder)
+    except Exception as error:
+        recorder.error("device thread", error)
+
+
+def _read(recorder: Recorder) -> None:
+    """Write one reading."""
+    figures: dict[str, int | None] = dict.fromkeys(DEVICE_SAMPLE_FIGURES)
+    if not recorder.is_in_phase and recorder.serving:
+        snapshot = recorder.probe.snapshot()
+        figures = {name: snapshot.get(name) for name in figures}
+        for module, component in (snapshot["components"] or {}).items():
+            figures[f"runtime.{module}"] = component["bytes"]
+    figures["host_rss_bytes"], figures["host_shared_bytes"] = host_memory()
+    recorder.sampler.files.sample("device_sample", time.monotonic_ns(), None, 0, figures)

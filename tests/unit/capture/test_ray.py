@@ -288,7 +288,7 @@ def test_methods_that_ray_copied_into_the_class_of_an_actor_are_hooked(
 def sending(ray: FakeRay, tmp_path: Path) -> tuple[Sender, Any, Path, Path]:
     there, here = tmp_path / "there", tmp_path / "here"
     ray.node = "n1"
-    sender = Sender(ray, Recorder(there), Place(there, "n1", sent=True))
+    sender = Sender(Recorder(there), Place(there, "n1", sent=True))
     return sender, as_actor(Collector(str(here))), there, here
 
 
@@ -338,7 +338,7 @@ def test_sending_that_fails_is_said_once_and_the_lines_stay(
     monkeypatch.setattr(FakeRay, "get_actor", _no_actor, raising=False)
     recorder = Recorder(tmp_path)
     place = Place(tmp_path, "n1", sent=True)
-    sender = Sender(ray, recorder, place)
+    sender = Sender(recorder, place)
     recorder.writer.written = sender.news.set
     recorder.emit("ready", what="model")
     sender.run()
@@ -423,7 +423,7 @@ def test_a_sender_sends_its_last_lines_when_it_is_asked(
     actor.end_asked = SimpleNamespace(remote=lambda: SimpleNamespace(future=lambda: asked))
     monkeypatch.setattr(FakeRay, "get_actor", lambda self, name: actor, raising=False)
     monkeypatch.setattr(Collector, "_watch", lambda self: None)
-    sender = Sender(ray, Recorder(there), Place(there, "n1", sent=True))
+    sender = Sender(Recorder(there), Place(there, "n1", sent=True))
     threading.Thread(target=sender.run, daemon=True).start()
     until_s = time.monotonic() + 20
     while not collector._unfinished and time.monotonic() < until_s:

@@ -142,7 +142,7 @@ def test_lines_of_other_files_are_counted_with_the_events(tmp_path, monkeypatch)
     recorder = Recorder(tmp_path)
     recorder.emit("ready", what="model")
     writer = recorder.writer
-    files = SampleFiles(tmp_path, writer)
+    files = SampleFiles(tmp_path, writer, list)
     files.sample("sample", 1, 1, 1, {"tokens": 1})
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr("vllm_memprof.capture.sample_files._Ring.write", refusing(full))

@@ -19,7 +19,7 @@ import weakref
 from typing import Any, NoReturn
 
 from vllm_memprof.capture import actions as shared
-from vllm_memprof.capture import device_thread, failure, identity, tracing
+from vllm_memprof.capture import failure, identity, steps, tracing
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
 from vllm_memprof.capture.hook import Call, StopAfterPlan
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
@@ -61,7 +61,7 @@ def leave_scheduler(recorder: Recorder, call: Call) -> None:
     recorder.model_ready = recorder.serving = True
     recorder.emit_figures("Scheduler.__init__")
     recorder.emit("ready", what="model")
-    device_thread.start(recorder)
+    steps.start_thread(recorder)
     tracing.trace_device(recorder)
     recorder.hooks.self_check("model_ready")
     recorder.hooks.self_check("engine_ready")
@@ -74,7 +74,7 @@ def become_detokenizer(recorder: Recorder, call: Call) -> None:
 def enter_launch(recorder: Recorder, call: Call) -> None:
     """Say who the process is that starts the others, so that its death is told apart."""
     identity.tell_role(recorder, "api")
-    device_thread.start(recorder)
+    steps.start_thread(recorder)
 
 
 def announce_end(recorder: Recorder, call: Call) -> None:
