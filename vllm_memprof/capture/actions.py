@@ -11,9 +11,9 @@ import sys
 import weakref
 
 from vllm_memprof.capture import empty_cache, failure, figures, identity, kv_plan, steps, tracing
-from vllm_memprof.capture import items as mm_items
 from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.hook import Call, StopAfterPlan
+from vllm_memprof.capture.items import of_kwargs
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
 from vllm_memprof.units import minus
 
@@ -83,7 +83,7 @@ def begin_device_init(recorder: Recorder, call: Call) -> None:
 def leave_load_model(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     if call.error is None:
-        runner = getattr(call.subject, "model_runner", None)
+        runner = reach(call.subject, "model_runner")
         recorder.hooks.bind_instance(runner)
         figures.read_worker(recorder, call.subject)
         recorder.emit_figures("load_model")
@@ -120,7 +120,7 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
         return
     budget = reach(runner, "mm_budget")
     tokens = reach(budget, "mm_max_toks_per_item") or reach(budget, "max_tokens_by_modality")
-    sizes = mm_items.of_kwargs(call.result, reach(runner, "model_config.hf_config"))
+    sizes = of_kwargs(call.result, reach(runner, "model_config.hf_config"))
     size, frames = sizes[0] if sizes else (None, None)
     opened.detail |= {
         "mm_modality": modality,
@@ -133,7 +133,7 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
 
 def stop_mm_profile(recorder: Recorder, call: Call) -> None:
     """End mm_profile when the dummy run at full size starts: the text part."""
-    if call.argument("num_tokens") == getattr(call.subject, "max_num_tokens", None):
+    if call.argument("num_tokens") == reach(call.subject, "max_num_tokens"):
         finish(recorder, recorder.opened("mm_profile"), None)
 
 
@@ -144,7 +144,7 @@ def begin_graph_capture(recorder: Recorder, call: Call) -> None:
 
 def leave_graph_capture(recorder: Recorder, call: Call) -> None:
     before, after = call.kept, _captured_graphs()
-    graph_bytes = int(call.result) if isinstance(call.result, int) else recorder.captured_bytes
+    graph_bytes = call.result if isinstance(call.result, int) else recorder.captured_bytes
     if call.error is None:
         recorder.figures["graph_bytes"] = graph_bytes
     if call.token is not None:
@@ -163,12 +163,12 @@ def _captured_graphs() -> int | None:
 def keep_captured_bytes(recorder: Recorder, call: Call) -> None:
     """Keep what the inherited method measured; an override that calls it may drop the result."""
     if isinstance(call.result, int):
-        recorder.captured_bytes = int(call.result)
+        recorder.captured_bytes = call.result
 
 
 def keep_weights(recorder: Recorder, call: Call) -> None:
     """Keep the bytes that the engine measured around the loading of its model."""
-    weights = getattr(call.subject, "consumed_memory", None)
+    weights = reach(call.subject, "consumed_memory")
     if call.error is None and isinstance(weights, int) and recorder.is_open("weight_load"):
         recorder.figures["weights_bytes"] = weights
 
@@ -202,7 +202,7 @@ def fold_peak(recorder: Recorder, call: Call) -> None:
 
 def leave_device_ready(recorder: Recorder, call: Call) -> None:
     """Classes are final and ranks are known: identity, second binding pass, first self-check."""
-    worker = getattr(call.subject, "worker", None)
+    worker = reach(call.subject, "worker")
     if call.error is not None or worker is None:
         return
     recorder.worker = weakref.ref(worker)
@@ -210,7 +210,7 @@ def leave_device_ready(recorder: Recorder, call: Call) -> None:
     figures.read_worker(recorder, worker)
     recorder.emit_figures("init_device")
     recorder.hooks.bind_instance(worker)
-    recorder.hooks.bind_instance(getattr(worker, "model_runner", None))
+    recorder.hooks.bind_instance(reach(worker, "model_runner"))
     failure.observe(recorder)
     recorder.hooks.self_check("device_ready")
 
@@ -233,7 +233,7 @@ def leave_kv_caches(recorder: Recorder, call: Call) -> None:
 
 def announce_model(recorder: Recorder, call: Call) -> None:
     if call.error is None:
-        model_is_ready(recorder, getattr(call.subject, "scheduler", None))
+        model_is_ready(recorder, reach(call.subject, "scheduler"))
 
 
 def model_is_ready(recorder: Recorder, scheduler: object) -> None:

@@ -130,7 +130,7 @@ class Binder(importlib.abc.MetaPathFinder):
         finally:
             self._finding.discard(fullname)
         loader = reach(spec, "loader")
-        execute = getattr(loader, "exec_module", None)
+        execute = reach(loader, "exec_module")
         if execute is not None:
 
             @functools.wraps(execute)
@@ -168,8 +168,8 @@ class Binder(importlib.abc.MetaPathFinder):
 
     def bind_model(self, runner: object | None) -> None:
         """Bind what is hooked on the model, below whatever the runner has wrapped around it."""
-        get_model = getattr(runner, "get_model", None)
-        model = getattr(runner, "model", None) if get_model is None else get_model()
+        get_model = reach(runner, "get_model")
+        model = reach(runner, "model") if get_model is None else get_model()
         for binding in self.bindings:
             if binding.module_name == LOADED and binding.is_open:
                 owners = (cls for cls in type(model).__mro__ if binding.attribute in vars(cls))

@@ -140,7 +140,7 @@ class CoreSteps:
         if name in self._known:  # an override called the method below it
             return
         self._known.add(name)
-        items = [describe(each, config) for each in getattr(request, "mm_features", None) or ()]
+        items = [describe(each, config) for each in reach(request, "mm_features") or ()]
         tokens = reach(request, "num_prompt_tokens")
         self._edge("begin", name, prompt_tokens=tokens, items=items)
 
@@ -218,7 +218,7 @@ class Sampler:
         self._end_step()
         self._inside = True
         if self._cache is None:
-            cache = getattr(runner, "encoder_cache", None)
+            cache = reach(runner, "encoder_cache")
             outputs = getattr(cache, "encoder_outputs", cache)  # of the V2 runner
             self._cache = outputs if isinstance(outputs, dict) else None
             self._config = reach(runner, "model_config.hf_config")
@@ -232,7 +232,7 @@ class Sampler:
         self.pace.count()
         for request in new:
             name, tokens = clean_id(request.req_id), request.prompt_token_ids
-            features = getattr(request, "mm_features", None) or ()
+            features = reach(request, "mm_features") or ()
             fields = {
                 "id": name,
                 "begin_ns": now["t_ns"],
@@ -240,7 +240,7 @@ class Sampler:
                 "items": [{"request": name, **describe(each, self._config)}
                           for each in features],
             }  # fmt: skip
-            keys = [getattr(each, "identifier", None) for each in features]
+            keys = [reach(each, "identifier") for each in features]
             running = _Running(fields, now, self.pace.step, self._readings, keys)
             self._requests[request.req_id] = running
         return True
@@ -457,7 +457,7 @@ def _risen(before: Fields, now: Fields) -> dict[str, int]:
 
 def _bytes_of(tensor: Any) -> int:
     """Return the bytes of a tensor, or of the tensors of a sequence or an object."""
-    count = getattr(tensor, "numel", None)
+    count = reach(tensor, "numel")
     if callable(count):
         return int(count()) * int(tensor.element_size())
     nested = isinstance(tensor, Iterable) and not isinstance(tensor, (str, bytes))
