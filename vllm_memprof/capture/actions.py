@@ -125,7 +125,7 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
     opened.detail |= {
         "mm_modality": modality,
         "mm_items": items,
-        "mm_tokens_per_item": tokens.get(modality) if isinstance(tokens, dict) else None,
+        "mm_tokens_per_item": (tokens or {}).get(modality),
         "mm_size": size,
         "mm_frames": frames,
     }

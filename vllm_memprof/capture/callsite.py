@@ -24,10 +24,10 @@ def find_site(
         frames: innermost first.
         left_out: path fragments of frames that are none.
     """
-    for frame in _without(left_out, frames):
-        file = os.path.basename(frame.f_code.co_filename)
-        return f"{file}:{frame.f_lineno}", _name_of(frame)
-    return None, None
+    frame = next(_without(left_out, frames), None)
+    if frame is None:
+        return None, None
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", _name_of(frame)
 
 
 def chain_of(frames: Iterable[FrameType], length: int) -> list[str]:

@@ -28,7 +28,6 @@ from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines import ENGINES
 
 _BUFFERS = 2 << 20  # two, in MiB
-_DEFAULT_MIB = {"HCCL_BUFFSIZE": 200, "P2P_HCCL_BUFFSIZE": 20}
 
 
 def enter(recorder: Recorder, call: Call) -> None:
@@ -92,13 +91,13 @@ def buffers(group: Any, p2p: bool) -> Fields:
         ``buffer_bytes`` (of all buffers together) and ``buffer_source``: hccl_config, the name of
         the environment variable, or "default".
     """
-    variable = "P2P_HCCL_BUFFSIZE" if p2p else "HCCL_BUFFSIZE"
+    variable, default = ("P2P_HCCL_BUFFSIZE", 20) if p2p else ("HCCL_BUFFSIZE", 200)
     sizes: Fields = {}
     if not p2p:  # the options that the group was made with; asking makes nothing
         with contextlib.suppress(Exception):  # another backend, or a release without it
             options = group._get_backend(sys.modules["torch"].device("npu")).options
             sizes["hccl_config"] = dict(options.hccl_config).get("hccl_buffer_size")
-    sizes |= {variable: os.environ.get(variable), "default": _DEFAULT_MIB[variable]}
+    sizes |= {variable: os.environ.get(variable), "default": default}
     for source, size in sizes.items():
         if str(size).isdigit() and int(size) > 0:
             return {"buffer_bytes": _BUFFERS * int(size), "buffer_source": source}

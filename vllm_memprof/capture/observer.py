@@ -38,7 +38,6 @@ class Observer(Binder):
         self.recorder = recorder
         self.logger = logging.getLogger(ENGINES[recorder.engine].logger)
         self.hooks = hooks
-        self.strict = os.environ.get(ENV_STRICT) == "1"
         super().__init__(hooks, self.wrap, recorder.error)
         recorder.hooks = self
         self._forget()
@@ -104,7 +103,7 @@ class Observer(Binder):
             return
         if moment == "engine_ready" or "engine_core" not in recorder.roles:  # else it follows
             self.logger.info("memprof: %s: %s", recorder.label or recorder.role, summary)
-        if self.strict and failing:
+        if failing and os.environ.get(ENV_STRICT) == "1":
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
 
     def _judge(self, hook: Hook, moment: str) -> Verdict:

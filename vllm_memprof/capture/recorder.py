@@ -95,7 +95,7 @@ class Recorder(ProcessNotes):
         self.writer = EventWriter(run_dir, lambda: self.role)
         self.emit = self.writer.emit
         self.stop_after = os.environ.get(ENV_STOP_AFTER)
-        self.empty_cache_at = frozenset(os.environ.get(ENV_EMPTY_CACHE_AT, "").split(","))
+        self.empty_cache_at = os.environ.get(ENV_EMPTY_CACHE_AT, "").split(",")
         self.trace_allocations = int(os.environ.get(ENV_TRACE_ALLOCATIONS, "0"))
         every = os.environ.get(ENV_SAMPLE)
         self.sampled = bool(every)
