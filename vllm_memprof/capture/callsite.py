@@ -46,11 +46,6 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def in_step(frames: Iterable[FrameType]) -> bool:
-    """Return True if the call comes from inside a step of the model."""
-    return any(each.f_code.co_name in NAMES["step_functions"] for each in frames)
-
-
 def _without(left_out: tuple[str, ...], frames: Iterable[FrameType]) -> Iterator[FrameType]:
     for frame in frames:
         if not any(fragment in frame.f_code.co_filename for fragment in left_out):

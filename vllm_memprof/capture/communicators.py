@@ -34,9 +34,10 @@ def enter(recorder: Recorder, call: Call) -> None:
     recorder.settle()
     seen, group, operation = recorder.groups_seen, call.subject, call.function.lstrip("_")
     p2p = operation in NAMES["point_to_point"]
-    if (id(group), p2p) in seen or not _on_device(group, call.args[1:]):
+    key = id(group), p2p
+    if key in seen or not _on_device(group, call.args[1:]):
         return
-    seen.add((id(group), p2p))
+    seen.add(key)
     if recorder.probe.is_ready() and not recorder.is_open("communicator"):
         detail = {**_describe(group), "op": operation, "p2p": p2p}
         if recorder.probe.backend == "npu":

@@ -16,7 +16,7 @@ import threading
 import time
 
 from vllm_memprof.capture.attributes import NAMES, Fields, reach
-from vllm_memprof.capture.callsite import FORWARDERS, chain_of, find_site, in_step, outwards
+from vllm_memprof.capture.callsite import FORWARDERS, chain_of, find_site, outwards
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
@@ -31,13 +31,15 @@ def enter(recorder: Recorder, call: Call) -> None:
         "thread": threading.current_thread().name,
         "requests": running_requests(recorder),
     }
-    own, caller = recorder.own_empty_cache or (None, None)
-    if caller == threading.get_ident():
+    own = recorder.own_empty_cache
+    if own is not None:
         detail |= {"site": f"--empty-cache-at {own}", "by": "memprof", "at": own, "in_step": False}
     else:
         frames = list(outwards(sys._getframe(1)))
         detail["site"], detail["function"] = find_site(frames, FORWARDERS)
-        detail |= {"chain": chain_of(frames, _CHAIN_LENGTH), "in_step": in_step(frames)}
+        detail["chain"] = chain_of(frames, _CHAIN_LENGTH)
+        steps = NAMES["step_functions"]
+        detail["in_step"] = any(frame.f_code.co_name in steps for frame in frames)
     call.token = recorder.begin("empty_cache", call.hook.id, detail, _workspace_wanted(recorder))
     call.kept = time.perf_counter_ns()
 
@@ -72,7 +74,7 @@ def call_after(recorder: Recorder, phase: str) -> None:
     """Empty the cache, as memprof's own call, at the end of a phase that the user named."""
     asked = phase in recorder.empty_cache_at and not recorder.is_open("empty_cache")
     if asked and recorder.probe.is_ready():
-        recorder.own_empty_cache = phase, threading.get_ident()
+        recorder.own_empty_cache = phase
         try:
             recorder.probe.runtime.empty_cache()
         finally:

@@ -46,7 +46,7 @@ def read_profile(recorder: Recorder, worker: Any, granted: Any) -> None:
 
 
 def _number(value: Any) -> int | float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return value if isinstance(value, (int, float)) else None
 
 
 def enter_startup_plan(recorder: Recorder, call: Call) -> None:

@@ -34,7 +34,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
     groups = [row for group in first.kv_cache_groups for row in describe_group(group)]
     per_token = [group["bytes_per_token"] for group in groups]
     block_size = min((group["block_size"] for group in groups), default=None)
-    blocks = min(int(config.num_blocks) for config in configs)
+    blocks = min(config.num_blocks for config in configs)
     shared_by = math.prod(  # the ranks over which the tokens of one request are spread
         int(reach(vllm_config, f"parallel_config.{kind}_context_parallel_size") or 1)
         for kind in ("decode", "prefill")
@@ -60,7 +60,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         "tokens": tokens,
         "max_model_len": max_model_len,
         "max_concurrency": concurrency,
-        "available_bytes": [int(available) for available in available_bytes],
+        "available_bytes": [*map(int, available_bytes)],
         "planned_bytes": [planned_bytes(config.kv_cache_tensors) for config in configs],
         # None where a layer's state does not grow
         "bytes_per_token": None if not groups or None in per_token else sum(per_token),
@@ -93,13 +93,13 @@ def layer_bytes(config: Any) -> dict[str, int | None]:
     tensors, groups = config.kv_cache_tensors, config.kv_cache_groups
     if not shares_backing(tensors):
         return {
-            name: int(tensor.size) if len(tensor.shared_by) == 1 else None
+            name: tensor.size if len(tensor.shared_by) == 1 else None
             for tensor in tensors
             for name in tensor.shared_by
         }
     alone = len(groups) == 1 and not reach(groups[0], "host_resident")
     return {
-        name: int(spec.page_size_bytes) * int(config.num_blocks) if alone else None
+        name: spec.page_size_bytes * config.num_blocks if alone else None
         for group in groups
         for name, spec in specs_of(group).items()
     }
@@ -119,7 +119,7 @@ def planned_bytes(tensors: Sequence[Any]) -> int:
 
     Tensors that name sizes that differ are in allocations of their own.
     """
-    sizes = [int(tensor.size) for tensor in tensors if not reach(tensor, "host_resident")]
+    sizes = [tensor.size for tensor in tensors if not reach(tensor, "host_resident")]
     return sum(set(sizes) if shares_backing(tensors) else sizes)
 
 
@@ -136,7 +136,7 @@ def divisor_bytes(config: Any) -> int | None:
     if _TUPLES not in sys.modules or len(groups) < 2 or not tuples or shares_backing(tensors):
         return None
     drafts = [tensor for tensor in tensors if any("mtp" in name for name in tensor.shared_by)]
-    others = Counter(int(tensor.size) for tensor in tensors if tensor not in drafts)
+    others = Counter(tensor.size for tensor in tensors if tensor not in drafts)
     page_sizes = groups[0].kv_cache_spec.get_page_sizes()
     return int(sum(page_sizes) * (max(others.values(), default=0) + len(drafts)))
 
@@ -153,8 +153,8 @@ def describe_group(group: Any) -> list[Fields]:
         dtype = reach(spec, "dtype")
         row: Fields = {
             "type": type(spec).__name__,
-            "block_size": int(spec.block_size),
-            "page_size_bytes": int(spec.page_size_bytes),
+            "block_size": spec.block_size,
+            "page_size_bytes": spec.page_size_bytes,
             "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         }
         more = {"layers": 0, "bytes_per_token": None, "layout": layout(spec)}

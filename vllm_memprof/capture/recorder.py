@@ -59,7 +59,7 @@ class ProcessNotes:
     profile_result: Any = None  # of the engine's memory_profiling, until the figures are read
     kv_groups: Any = None  # the engine's KV cache groups, while it scales its budget by them
     captured_bytes: int | None = None  # measured by the inherited capture_model
-    own_empty_cache: tuple[str, int] | None = None  # phase and thread of memprof's own call
+    own_empty_cache: str | None = None  # phase after which memprof itself is calling it
     groups_seen: set[tuple[int, bool]] = field(default_factory=set)  # id of a group, point to point
     awake_tags: set[str] | None = field(default_factory=set)  # of the sleeping pool; None: all
     has_thread: bool = False  # that reads the device while it serves
