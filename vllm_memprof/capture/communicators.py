@@ -81,7 +81,7 @@ def _describe(group: Any) -> Fields:
             ranks = sys.modules["torch"].distributed.get_process_group_ranks(group)
     if not names:
         names = [str(reach(group, "group_desc") or reach(group, "group_name") or "unnamed")]
-    ranks = None if ranks is None else [int(rank) for rank in ranks]
+    ranks = None if ranks is None else list(ranks)
     return {"group": names[0], "names": names, "ranks": ranks}
 
 

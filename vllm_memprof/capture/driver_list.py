@@ -104,7 +104,7 @@ class DriverList:
         """Return the pid and the bytes of every process that is listed for a chip."""
         count = ctypes.c_int(0)
         self._ask("dcmi_get_device_resource_info", *place, self._rows, ctypes.byref(count))
-        return [(row.pid, int(row.bytes)) for row in self._rows[: min(count.value, _CAPACITY)]]
+        return [(row.pid, row.bytes) for row in self._rows[: min(count.value, _CAPACITY)]]
 
     def memory(self, place: tuple[int, int]) -> tuple[int, int]:
         """Return the bytes of a chip in all and in use, both in steps of ``STEP_BYTES``."""

@@ -152,7 +152,7 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[Fields] |
         found.append(
             {
                 "id": clean_id(name),
-                "scheduled_tokens": int(tokens),
+                "scheduled_tokens": tokens,
                 "prompt_tokens": None if prompt is None else len(prompt),
                 "items": [
                     {**describe(feature, config), "encoded": at in now}

@@ -55,7 +55,7 @@ def tell_worker(recorder: Recorder, worker: Any) -> None:
     for name in ("tp", "pp", "pcp", "ep"):
         # vLLM asserts that the group exists; a dense model has no expert group
         with suppress(Exception):
-            ranks[name] = int(getattr(state, f"get_{name}_group")().rank_in_group)
+            ranks[name] = getattr(state, f"get_{name}_group")().rank_in_group
     dp, dp_known = data_parallel_rank(parallel)
     tell(
         recorder,

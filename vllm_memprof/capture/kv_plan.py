@@ -36,7 +36,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
     block_size = min((group["block_size"] for group in groups), default=None)
     blocks = min(config.num_blocks for config in configs)
     shared_by = math.prod(  # the ranks over which the tokens of one request are spread
-        int(reach(vllm_config, f"parallel_config.{kind}_context_parallel_size") or 1)
+        reach(vllm_config, f"parallel_config.{kind}_context_parallel_size") or 1
         for kind in ("decode", "prefill")
     )
     # requests of full length that fit, by the engine's own (pure) function
@@ -85,7 +85,7 @@ def specs_of(group: Any) -> Fields:
     return members or dict.fromkeys(group.layer_names, group.kv_cache_spec)
 
 
-def layer_bytes(config: Any) -> dict[str, int | None]:
+def layer_bytes(config: Any) -> Fields:
     """Return the bytes of each layer of a plan by its name; None where another shares them.
 
     Layers of several groups lie over each other: a tensor is then no single layer's.
@@ -166,7 +166,7 @@ def describe_group(group: Any) -> list[Fields]:
     return list(rows.values())
 
 
-def layout(spec: Any) -> dict[str, int | str]:
+def layout(spec: Any) -> Fields:
     """Return the numbers and words of a spec from which a page can be recomputed."""
     values = {name: reach(spec, name) for name in NAMES["kv_layout"]}
     values["dtype_bytes"] = reach(spec, "dtype.itemsize")

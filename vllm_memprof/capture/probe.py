@@ -154,7 +154,7 @@ class Probe:
         """Read the figures of one moment: while free memory stands still, if it does."""
         index, npu = self.index, self.backend == "npu"
         for again in range(_MOST_READINGS):
-            free, total = map(int, self.runtime.mem_get_info(index))
+            free, total = self.runtime.mem_get_info(index)
             figures = self.counters() | {
                 "device_free_bytes": free,
                 "device_total_bytes": total,
@@ -169,7 +169,7 @@ class Probe:
                         figures |= divide(self.runtime.memory_snapshot(), index, reserved)
             if owners:
                 figures |= self._outside_torch(workspace)
-            if not (owners or workspace) or int(self.runtime.mem_get_info(index)[0]) == free:
+            if not (owners or workspace) or self.runtime.mem_get_info(index)[0] == free:
                 break
         return figures
 

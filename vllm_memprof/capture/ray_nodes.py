@@ -256,7 +256,14 @@ class Sender:
     def run(self) -> None:
         node, folder = self._place.node, self._place.folder
         try:
-            collector = self._find_collector()
+            until_s, collector = time.monotonic() + _APPEAR_S, None
+            while collector is None:
+                try:
+                    collector = self._ray.get_actor(_collector_name())
+                except ValueError:  # not there yet
+                    if time.monotonic() > until_s:
+                        raise
+                    time.sleep(1.0)
             self._call(collector.greet, node, process_name(), self._place.sent)
             if self._place.sent:
                 asked = collector.end_asked.remote().future()
@@ -296,16 +303,6 @@ class Sender:
                 failures += 1
                 if failures == _MOST_FAILURES:
                     raise
-
-    def _find_collector(self) -> Any:
-        until_s = time.monotonic() + _APPEAR_S
-        while True:
-            try:
-                return self._ray.get_actor(_collector_name())
-            except ValueError:  # not there yet
-                if time.monotonic() > until_s:
-                    raise
-                time.sleep(1.0)
 
 
 # --- the collector's process ----------------------------------------------------------------------

@@ -147,7 +147,7 @@ class SampleFiles:
         self._attempt(self._requests.write, kind, line_of({"kind": kind, **fields}))
 
 
-def _each(choose: Callable[..., int], rows: Sequence[Fields]) -> dict[str, int]:
+def _each(choose: Callable[..., int], rows: Sequence[Fields]) -> Fields:
     """Return the lowest or the highest of what is known, by figure."""
     columns = {
         name: {row.get(name) for row in rows} - {None} for name in dict.fromkeys(chain(*rows))

@@ -178,7 +178,7 @@ class Sampler:
         self._inside = False  # of execute_model
         self._readings = 0
         self._last: Fields | None = None
-        self._high: dict[str, int] = {}  # peaks that rose since the last sample
+        self._high: Fields = {}  # peaks that rose since the last sample
         #: Requests that this worker has.
         self._requests: dict[str, _Running] = {}
         self._gone: list[str] = []
@@ -450,7 +450,7 @@ def clean_id(name: str) -> str:
     return redact_text(str(name))[:_ID_LENGTH]
 
 
-def _risen(before: Fields, now: Fields) -> dict[str, int]:
+def _risen(before: Fields, now: Fields) -> Fields:
     """Return the peaks that rose in between."""
     return {name: now[name] for name in _PEAKS if now[name] > before[name]}
 

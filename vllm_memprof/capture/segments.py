@@ -32,7 +32,7 @@ def divide(segments: Iterable[Fields], device: int, reserved: int) -> Fields:
     whole = not reserved  # the caching allocator's own add up to what it has reserved
     for segment in segments:
         if segment["device"] == device:
-            size = int(segment["total_size"])
+            size = segment["total_size"]
             if whole:
                 streams[str(segment.get("stream", 0))] += size
             elif is_private(segment):
@@ -72,13 +72,13 @@ def pools_of(
         if segment["device"] == device and reserved != 0:
             small, stream = segment.get("segment_type") == "small", str(segment.get("stream", 0))
             pools[is_private(segment), small, stream].append(segment)
-            reserved -= int(segment["total_size"])
+            reserved -= segment["total_size"]
     rows: list[Fields] = []
     for (private, small, stream), members in pools.items():
         sizes: dict[str, list[int]] = defaultdict(list)
         for segment in members:
             for block in segment["blocks"]:
-                sizes[block["state"]].append(int(block["size"]))
+                sizes[block["state"]].append(block["size"])
         allocated, free = sizes.pop("active_allocated", []), sizes.pop("inactive", [])
         pending = sum(map(sum, sizes.values()))  # by its spellings
         rows.append({
@@ -86,7 +86,7 @@ def pools_of(
             "small": small,
             "stream": stream,
             "expandable": any(segment.get("is_expandable") for segment in members),
-            "total_bytes": sum(int(segment["total_size"]) for segment in members),
+            "total_bytes": sum(segment["total_size"] for segment in members),
             "allocated_bytes": sum(allocated),
             "pending_bytes": pending,
             "free_bytes": sum(free),

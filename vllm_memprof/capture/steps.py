@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.probe import host_memory
 from vllm_memprof.capture.recorder import Recorder
@@ -96,7 +96,7 @@ def _read_on(recorder: Recorder) -> None:
 
 def _read(recorder: Recorder) -> None:
     """Write one reading."""
-    figures: dict[str, int | None] = dict.fromkeys(DEVICE_SAMPLE_FIGURES)
+    figures: Fields = dict.fromkeys(DEVICE_SAMPLE_FIGURES)
     if not recorder.is_in_phase and recorder.serving:
         snapshot = recorder.probe.snapshot()
         figures = {name: snapshot.get(name) for name in figures}

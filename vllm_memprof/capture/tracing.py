@@ -60,7 +60,7 @@ class LiveBlocks:
                 frames = (block.get("frames") or ())[:MOST_FRAMES]
                 stack = tuple((f["filename"], f["line"], f["name"]) for f in frames)
                 blocks, total = found.get(stack, (0, 0))
-                found[stack] = blocks + 1, total + int(block["size"])
+                found[stack] = blocks + 1, total + block["size"]
         return found
 
     def stop(self) -> str | None:
