@@ -18,9 +18,8 @@ from scripts.accuracy_errors import PlannedRow
 from scripts.accuracy_runs import PublishedRun
 from vllm_memprof.plans.corrections import (
     ComparedRank,
-    Corrected,
+    Corrections,
     ReportedFigure,
-    correct,
     holds_context,
 )
 from vllm_memprof.sim.presets import find_preset
@@ -75,7 +74,8 @@ def side_of(run: PublishedRun, planned: PlannedRow, published: bool) -> Compared
         told["non_torch"] = ReportedFigure(round(size), round(half))
     if "weights" in sizes and _FIGURE in sizes:
         (weights, a), (kv, b) = sizes["weights"], sizes[_FIGURE]
-        told["rest"] = ReportedFigure(round(requested - weights - kv), round(a + b))
+        # all outside torch, as far as torch's own peak is as simulated
+        told["used_by_device"] = ReportedFigure(round(requested - weights - kv), round(a + b))
     equation = equation_of(run, planned) if published else planned.equation
     return ComparedRank(told, equation, communicators=planned.communicators)
 
@@ -107,10 +107,8 @@ def pairs(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> Itera
             if equation_of(by, other) != equation_of(target, planned):
                 continue
             hardware = side_of(by, other, published=True)
-            corrected = correct(
-                hardware, side_of(by, other, published=False), load_profile(by.device),
-                from_kv_cache=True,
-            )  # fmt: skip
+            simulated_side = side_of(by, other, published=False)
+            corrected = Corrections(hardware, simulated_side, load_profile(by.device))
             row = next(each for each in corrected.rows if each.owner == "non_torch")
             if row.difference_bytes is None:
                 continue
@@ -128,7 +126,7 @@ def pairs(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> Itera
             )
 
 
-def effect(corrected: Corrected, target: PublishedRun, planned: PlannedRow) -> int:
+def effect(corrected: Corrections, target: PublishedRun, planned: PlannedRow) -> int:
     """Return what corrections add to the memory that a row's equation subtracts, bytes."""
     profile = load_profile(target.device)
     page = profile.device.huge_page_bytes
@@ -150,7 +148,7 @@ _SECTION = """\
 
 The KV cache of a row if a different row of the same device and equation corrects the profile, by
 its non-torch increase or by what its KV cache leaves. The second does not help: `memprof calibrate`
-shows it and corrects nothing by it.
+refuses a log that has no more.
 """
 
 

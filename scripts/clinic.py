@@ -25,7 +25,7 @@ WANTED = {True: 0.9, False: 0.6}
 def first_failure(log: Path) -> NamedFailure | None:
     """Return what a log is said to have failed of."""
     with log.open("rb") as stream:
-        return next((failure for _, failure in sorted_lines(stream)[1]), None)
+        return next((failure for _, failure in sorted_lines([stream.read()])[1]), None)
 
 
 def main(folder: Path) -> int:

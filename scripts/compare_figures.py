@@ -1,6 +1,6 @@
 """Compare the figures that two revisions print of the same runs: ``compare_figures.py BASE``.
 
-The revision BASE and the working tree report the run folders and logs of BASE's ``tests/data``
+The revision BASE and the working tree report the run folders and logs of the tree's ``tests/data``
 through their command line, in every format; where it has ``--full``, the whole report. Texts are
 compared by the numbers that they hold, JSON and csv by path. A rename or a move is declared in
 ``RENAMED`` and ``MOVED``, a figure that is meant to differ in ``EXPECTED``; added keys are no
@@ -45,6 +45,9 @@ RENAMED = {
 MOVED: tuple[tuple[str, str | None], ...] = (
     (r"\bempty_cache_summary\b", "reclaim"),
     (r"\brequested_exact$", "requested"),
+    (r"\breclaim\.(seconds|freed_\w+|refilled_bytes)\b", r"reclaim.engine.\1"),
+    (r"\breclaim\.serving_(\w+)$", r"reclaim.serving.\1"),
+    (r"\breclaim\.(calls_at_end|own\b.*)$", None),
     (r"\bnum_gpu_blocks_override$", "override_blocks"),
     # of a comparison, which had an object per figure with one key per run
     (r"phases\[[^]]*\]\.phase$", None),
@@ -60,6 +63,12 @@ MOVED: tuple[tuple[str, str | None], ...] = (
     (r"device_memory\[[^]]*\]\.order$", None),  # of the phase that the owners lie in
     (r"device_memory\[(-?\d+),(\w+)\]\.rows\b", r"phases[\1].\2.owners"),
     (r"device_memory\[(-?\d+),(\w+)\]", r"phases[\1].\2"),
+    (
+        r"(phases\[[^]]*\])\.(before|after)\.(parts|unexplained_bytes|unexplained_how)",
+        r"\1.owners.\2.\3",
+    ),
+    (r"(phases\[[^]]*\])\.(before|after)\.owners", r"\1.owners.\2.rows"),
+    (r"^with\b", "corrected"),  # of a calibrated profile
     (r"'initial_non_torch', 'other_processes_at_start'", "'initial_non_torch'"),  # of one cause
 )
 #: Differences that are meant: pattern of the document, pattern of the path or number, reason.
@@ -272,7 +281,7 @@ def main(base_revision: str) -> int:
     git = ["git", "-C", str(ROOT), "worktree"]
     with tempfile.TemporaryDirectory(prefix="memprof-figures-") as place:
         base, outputs = Path(place, "base"), [Path(place, "base.out"), Path(place, "tree.out")]
-        data = base / "tests" / "data"
+        data = ROOT / "tests" / "data"
         subprocess.run([*git, "add", "--quiet", "--detach", str(base), base_revision], check=True)
         try:
             running = []

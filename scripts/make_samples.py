@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, MONOKAI
 
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.cli.live import rank_budgets, shown_by_attach
-from vllm_memprof.cli.show import render
+from vllm_memprof.cli.live import rank_budgets, shown_of
+from vllm_memprof.cli.show import pieces
 from vllm_memprof.launch.attach import Attached
-from vllm_memprof.launch.live import render_screen
+from vllm_memprof.launch.painting import draw_screen
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.table import render_table
 from vllm_memprof.sources import build_run
+from vllm_memprof.text import text
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
@@ -47,7 +48,7 @@ class Sample:
 
 def formatted(format_name: str, lang: str = "en") -> Callable[[Report], str]:
     """What ``memprof report --format`` writes into a file."""
-    return lambda report: render(report, format_name, to_file=True, lang=lang)
+    return lambda report: "".join(pieces([report], format_name, to_file=True, lang=lang))
 
 
 #: One row per format and language.
@@ -99,11 +100,12 @@ def live_page(columns: int, dark: bool) -> Callable[[Report], str]:
             record=True, file=io.StringIO(), width=columns, height=LIVE_LINES,
             force_terminal=True, _environ={},
         )  # fmt: skip
-        shown = shown_by_attach(attached)
+        info = attached.info
+        shown = shown_of(info, f"attach {info.mode}", info.start_t_ns or 0, "en",
+                         foot=text("Ctrl-C: leave the view, the run goes on"),
+                         leave=text("q: leave the view"))  # fmt: skip
         console.print(
-            render_screen(
-                attached.progress, attached.budgets, shown, [], attached.clock(), console, keys=True
-            )
+            draw_screen(attached.progress, shown, [], attached.clock(), console, keys=True)
         )
         theme, page = (MONOKAI, TERMINAL) if dark else (DEFAULT_TERMINAL_THEME, LIGHT_TERMINAL)
         return console.export_html(theme=theme, code_format=page, inline_styles=True)

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from vllm_memprof.cli import app
-from vllm_memprof.cli.help import BELOW, COMMANDS
+from vllm_memprof.cli.help import EVERY
 
 FOLDER = Path(__file__).parent.parent / "docs" / "commands"
 
@@ -54,7 +54,7 @@ def pages() -> dict[str, str]:
     """File name -> text, one page per command and an index."""
     made = {}
     index = ["# Commands", "", "Made from `--help-all` by `scripts/write_command_docs.py`.", ""]
-    for command in (*COMMANDS, *BELOW):
+    for command in EVERY:
         text = help_text(command)
         name = f"{command.replace(' ', '-')}.md"
         made[name] = f"# memprof {command}\n\n```text\n{text}\n```\n"

@@ -16,103 +16,61 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.holders.rows import Who
-from vllm_memprof.plans.calibrated_rows import Calibrated
+from vllm_memprof.plans.calibrated import Calibrated
 from vllm_memprof.plans.rows import Fit, Sweep
-from vllm_memprof.plans.share_rows import DeviceShare
-from vllm_memprof.record.codec import INLINE, MAPPINGS, OPTIONAL, UNIONS, Spread, bare, keys_of
+from vllm_memprof.plans.share import DeviceShare
+from vllm_memprof.record.codec import keys_of
 
 FOLDER = Path(__file__).parents[1] / "vllm_memprof" / "report" / "schemas"
 TYPES = (Report, Diff, CheckResult, Sweep, Fit, DeviceShare, Who, Calibrated)
 
-_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
+def json_schema(cls: Any) -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a dataclass. Objects are open: keys may be added.
 
-def json_schema(cls: type[Any]) -> dict[str, object]:
-    """Return the JSON Schema (2020-12) of a dataclass. Objects are open: keys may be added."""
-    definitions: dict[str, object] = {}
-    schema = _object_schema(cls, definitions)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": getattr(cls, "SCHEMA", cls.__name__),
-        **schema,
-        "$defs": dict(sorted(definitions.items())),
-    }
-
-
-def _object_schema(cls: Any, definitions: dict[str, object]) -> dict[str, Any]:
-    properties: dict[str, object] = {}
-    required: list[str] = []
-    if "SCHEMA" in vars(cls):
-        properties["schema"] = {"const": cls.SCHEMA}
-        required.append("schema")
-    comments = _comments(cls)
-    for key in keys_of(cls):
-        if isinstance(key.how, Spread):
-            inner = _reference(typing.get_args(key.type)[0], definitions, but=key.how.by)
-            properties.update(
-                {side: {"anyOf": [inner, {"type": "null"}]} for side in key.how.sides}
+    ``msgspec`` describes the fields; their comments, what is computed and the name of the schema
+    are added. Every key is always written.
+    """
+    classes = {each.__name__: each for each in _classes(cls)}
+    (top,), found = msgspec.json.schema_components(
+        [cls], schema_hook=lambda kind: {"description": "any JSON"}, ref_template="#/$defs/{name}"
+    )
+    for name, schema in found.items():
+        of, names = classes[name], list(keys_of(classes[name]))
+        properties = schema["properties"]
+        for key in set(names) - properties.keys():
+            hint = typing.get_type_hints(getattr(of, key).fget, include_extras=True)["return"]
+            (properties[key],), _ = msgspec.json.schema_components(
+                [hint], ref_template="#/$defs/{name}"
             )
-            required += key.how.sides
-        elif key.how is INLINE:
-            schema = _object_schema(key.inlined, definitions)
-            properties |= schema["properties"]
-            required += schema["required"] if key.inlined is key.type else []
-        else:
-            described = _type_schema(key.type, definitions)
-            if key.name in comments:
-                described = {**described, "description": comments[key.name]}
-            properties[key.key] = described
-            if key.how is not OPTIONAL:
-                required.append(key.key)
-    return {
-        "description": (cls.__doc__ or "").split("\n\n")[0].replace("\n    ", " "),
-        "type": "object",
-        "required": required,
-        "properties": properties,
-    }
+        for key, comment in _comments(of).items():
+            if key in properties:
+                properties[key] = {**properties[key], "description": comment}
+        for each in properties.values():
+            each.pop("default", None)
+        schema["properties"] = {key: properties[key] for key in names}
+        schema["description"] = (of.__doc__ or "").split("\n\n")[0].replace("\n    ", " ")
+        schema["required"] = names
+        schema.pop("title")
+    whole = found.pop(top["$ref"].rpartition("/")[2])
+    whole["properties"] = {"schema": {"const": cls.SCHEMA}, **whole["properties"]}
+    whole["required"] = ["schema", *whole["required"]]
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": cls.SCHEMA}
+    return {**head, **whole, "$defs": dict(sorted(found.items()))}
 
 
-def _reference(
-    cls: Any, definitions: dict[str, object], but: str | None = None
-) -> dict[str, object]:
-    if cls.__name__ not in definitions:
-        definitions[cls.__name__] = {}  # a type may hold itself
-        schema = _object_schema(cls, definitions)
-        if but is not None:
-            schema["properties"].pop(but)
-            schema["required"].remove(but)
-        definitions[cls.__name__] = schema
-    return {"$ref": f"#/$defs/{cls.__name__}"}
-
-
-def _type_schema(hint: Any, definitions: dict[str, object]) -> dict[str, object]:
-    hint, allowed = bare(hint)
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if allowed is not None and allowed.values:
-        return {"enum": list(allowed.values)}
-    if hint in _NAMES:
-        minimum = {} if allowed is None else {"minimum": allowed.minimum}
-        return {"type": _NAMES[hint], **minimum}
-    if dataclasses.is_dataclass(hint):
-        return _reference(hint, definitions)
-    if origin in UNIONS:
-        each = [_type_schema(arg, definitions) for arg in args]
-        if not all(set(schema) <= {"type", "minimum"} for schema in each):
-            return {"anyOf": each}
-        names = [schema.pop("type") for schema in each]
-        merged = {key: value for schema in each for key, value in schema.items()}
-        wanted = [name for name in names if name != "integer" or "number" not in names]
-        return {"type": wanted, **merged}
-    if origin in (list, tuple):
-        return {"type": "array", "items": _type_schema(args[0], definitions)}
-    if origin in MAPPINGS:
-        values = _type_schema(args[1], definitions)
-        return {"type": "object", **({"additionalProperties": values} if values else {})}
-    return {}
+def _classes(kind: Any) -> set[Any]:
+    """Return the dataclasses that a type is made of."""
+    if not dataclasses.is_dataclass(kind):
+        return set().union(*map(_classes, typing.get_args(kind)))
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {kind}.union(*map(_classes, hints.values()))
 
 
 def _comments(cls: Any) -> dict[str, str]:

@@ -191,7 +191,7 @@ def plan(
         LaunchError: it left nothing that can be read, with the reason.
     """
     from vllm_memprof.launch.folder import default_run_dir, other_names
-    from vllm_memprof.plans.process import run_plan
+    from vllm_memprof.plans.pool import run_plan
     from vllm_memprof.plans.request import Plan
 
     own = {

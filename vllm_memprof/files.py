@@ -10,11 +10,31 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.errors import MemprofError
+from vllm_memprof.errors import MemprofError, RunRecordError
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Read a file or folder that a person named.
+
+    Raises:
+        RunRecordError: it cannot be read, and what to do about it.
+    """
+    try:
+        yield
+    except FileNotFoundError as exc:
+        hint = "give a run folder, a report.json or a log; - reads standard input"
+        raise RunRecordError(f"there is no file {path}", hint) from exc
+    except PermissionError as exc:
+        hint = "read it as its owner, or chmod it"
+        raise RunRecordError(f"no permission to read {path}", hint) from exc
+    except OSError as exc:
+        raise RunRecordError(f"cannot read {path}: {exc.strerror or exc}") from exc
 
 
 def read_table(path: Path) -> dict[str, Any]:

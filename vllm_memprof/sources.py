@@ -15,7 +15,6 @@ from vllm_memprof.errors import RunRecordError
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
-    from vllm_memprof.record.deployment import Part
     from vllm_memprof.record.loader import ProcessRecord, Run
 
 Each = TypeVar("Each")
@@ -95,35 +94,33 @@ def build_run(run_dir: Path) -> Report:
     Raises:
         RunRecordError: it cannot be read.
     """
-    from vllm_memprof.record.deployment import Part
     from vllm_memprof.record.loader import load_run
 
-    return _build_part(Part(run_dir, load_run(run_dir)))
+    return _build_one(load_run(run_dir))
 
 
-def _build_part(part: Part) -> Report:
+def _build_one(run: Run) -> Report:
     from vllm_memprof.accounting.build import build_report
     from vllm_memprof.accounting.deployment.report import build_deployment
     from vllm_memprof.record.deployment import Parts
 
-    part = _with_log(part)
-    run = part.run
+    run = _with_log(run)
     if len({process.identity.host for process in run.processes}) > 1:  # as Ray's workers have it
-        name = None if part.place is None else part.place.deployment
-        return build_deployment(Parts(name, [part]))
+        name = None if run.info.part is None else run.info.part.deployment
+        return build_deployment(Parts(name, [run]))
     return build_report(run)
 
 
-def _with_log(part: Part) -> Part:
+def _with_log(run: Run) -> Run:
     from vllm_memprof.logs.to_record import read_engine_log
     from vllm_memprof.record.schema import ENGINE_LOG
 
-    run, failed = part.run, part.run.info.status not in ("ok", "running")
-    printed, logged = read_engine_log(part.folder / ENGINE_LOG, failed)
+    failed = run.info.status not in ("ok", "running")
+    printed, logged = read_engine_log(run.folder / ENGINE_LOG, failed)
     run = replace(run, printed_kv=printed)
     if logged is not None:
         run = replace(run, failure=logged.failure, processes=_completed(run, logged))
-    return replace(part, run=run)
+    return run
 
 
 def _completed(run: Run, logged: Run) -> list[ProcessRecord]:
@@ -186,9 +183,9 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
     if len(folders) == 1 and not searched and deployment is None:
         return build_run(folders[0])
     found = load_parts(folders, deployment, named=not searched)
-    if len(found.parts) == 1 and not found.gaps:
-        return _build_part(found.parts[0])
-    return build_deployment(replace(found, parts=[_with_log(part) for part in found.parts]))
+    if len(found.runs) == 1 and not found.gaps:
+        return _build_one(found.runs[0])
+    return build_deployment(replace(found, runs=[_with_log(run) for run in found.runs]))
 
 
 def _is_glob(name: str) -> bool:

@@ -7,7 +7,7 @@ a ``Text`` is somebody's own word, a name or a figure, and stays as it is in eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 
 from vllm_memprof.units import format_bytes, format_gib, format_mib, format_ms, format_size
@@ -19,6 +19,7 @@ Part = Sentence | tuple[Sentence, ...]
 #: unknown.
 _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
     "gib": format_gib,
+    "gib3": lambda size: format_gib(size, 3),
     "gib4": lambda size: format_gib(size, 4),
     "size": format_size,
     "mib": lambda size: format_mib(None if size is None else int(size)),
@@ -57,8 +58,8 @@ def text(template: str, of: object = None, /, **params: object) -> Text:
 
     Args:
         template: English, with ``{name}`` or ``{name:spec}`` for parameters. Specs are those of
-            ``format``, and ``gib``, ``gib4``, ``size``, ``mib`` and ``bytes`` for bytes, ``ms`` for
-            seconds.
+            ``format``, and ``gib``, ``gib3``, ``gib4``, ``size``, ``mib`` and ``bytes`` for bytes,
+            ``ms`` for seconds.
         of: what has the parameters that are not given, as attributes.
         params: figures, names, or further texts, which are translated in their turn.
     """
@@ -88,23 +89,32 @@ def join(mark: str, parts: Iterable[str | bool | None]) -> Text:
     return joined
 
 
-def sentences(parts: Sequence[Part], figures: Mapping[str, object], mark: str = "; ") -> str:
-    """Return sentences one after the other, ``mark`` between them, of those that can be said.
+def sentences(parts: Iterable[Part], figures: Mapping[str, object], mark: str = "; ") -> Text:
+    """Return what ``said`` returns, one after the other, ``mark`` between them as of ``join``."""
+    found = said(parts, figures)
+    return found[0] if len(found) == 1 else join(mark, found)
+
+
+def said(parts: Iterable[Part], figures: Mapping[str, object]) -> list[Text]:
+    """Return those of some sentences that can be said.
 
     Args:
         parts: sentences. Of a tuple of alternatives the first that can be said counts.
-        figures: by name; None is unknown, and what takes an unknown one cannot be said.
-        mark: as of ``join``.
+        figures: by name; what takes one that is None, False or empty cannot be said.
     """
-    said = []
+    found = []
     for part in parts:
         for one in part if isinstance(part, tuple) else (part,):
             template, also = (one, []) if isinstance(one, str) else (one["say"], [one["when"]])
             names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-            if all(figures.get(name) is not None for name in names.union(also)):
-                said.append(text(template, **{name: figures[name] for name in names}))
+            if all(_is_known(figures.get(name)) for name in names.union(also)):
+                found.append(text(template, **{name: figures[name] for name in names}))
                 break
-    return said[0] if len(said) == 1 else join(mark, said)
+    return found
+
+
+def _is_known(figure: object) -> bool:
+    return figure is not False and (figure == 0 or bool(figure))
 
 
 def fill(template: str, params: Mapping[str, object]) -> str:

@@ -81,10 +81,31 @@ def minus(left: int | None, right: int | None) -> int | None:
     return None if left is None or right is None else left - right
 
 
+def either(*figures: int | None) -> int | None:
+    """Return the first figure that is known; None where none is."""
+    return next((figure for figure in figures if figure is not None), None)
+
+
+def floor_zero(figure: int | None) -> int | None:
+    """Return a figure, 0 in place of one below; None where it is unknown."""
+    return None if figure is None else max(0, figure)
+
+
+def largest(figures: Iterable[int | None]) -> int | None:
+    """Return the largest of those that are known; None where none is."""
+    return max((figure for figure in figures if figure is not None), default=None)
+
+
 def sum_or_none(sizes: Iterable[Number | None]) -> Number | None:
     """Return the sum of sizes, None where one of them is unknown; 0 of none."""
     known = list(sizes)
     return None if None in known else sum(size for size in known if size is not None)
+
+
+def sum_known(sizes: Iterable[Number | None]) -> Number | None:
+    """Return the sum of the sizes that are known; None where none is."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
 
 
 def one_line(text: str, limit: int = 500) -> str:

@@ -95,7 +95,7 @@ class Process:
         self.emit(
             "process",
             **head,
-            wall="2026-01-05T08:00:00Z",
+            wall=None,
             argv=["vllm"],
             python=python,
             versions=versions,
@@ -123,7 +123,13 @@ class Process:
             "parent": parent,
             "hook": f"w.{phase}",
         }
-        self.emit("phase", **common, snapshot=device.snapshot(), error=None, **values)
+        self.emit(
+            "phase",
+            **common,
+            snapshot={"t_ns": self.clock_ns, **device.snapshot()},
+            error=None,
+            **values,
+        )
 
     def begin(self, phase: str, device: Device, **detail: Any) -> None:
         self.edge(phase, "before", device, self.next_id, detail=detail or None)

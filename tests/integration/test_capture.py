@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.record.schema import FIGURES, KV_PLAN
+from tests.support.names import KV_PLAN
+from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.sim.presets import resolve_model
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
@@ -267,9 +268,7 @@ def test_a_plan_grants_what_the_engine_grants_and_leaves_in_good_order(
         "-m",
         "vllm_memprof.engines.vllm.driver",
         "plan",
-        "--model",
-        model_path,
-        "--",
+        json.dumps({"model": model_path}),
         "--enforce-eager",
         *ARGS,
     ]
@@ -314,9 +313,7 @@ def test_a_wrong_engine_argument_gets_vllm_s_own_message(
         "-m",
         "vllm_memprof.engines.vllm.driver",
         "plan",
-        "--model",
-        model_path,
-        "--",
+        json.dumps({"model": model_path}),
         "--max-model-length=1",
         run_dir=tmp_path,
     )

@@ -140,7 +140,11 @@ def test_the_answer_is_that_of_all_values(name: str, tmp_path: Path) -> None:
     assert (beyond["value"], beyond["kind"]) == (after, case.kind)
     best, row = (rows[case.values.index(int(value))] for value in (max(passing), after))
     if case.kind == "oom":
-        assert beyond["short_bytes"] == beyond["requested_bytes"] - beyond["free_bytes"] > 0
+        assert (
+            beyond["short_bytes"]
+            == beyond["oom"]["requested_bytes"] - beyond["oom"]["free_bytes"]
+            > 0
+        )
         assert row["status"] == "oom"
     elif case.kind == "want":
         assert headroom is not None
@@ -192,4 +196,4 @@ def served(
         assert report["run"]["status"] == ("oom" if case.kind == "oom" else "failed")
     else:
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        assert max(steps) == best["step_tokens"]
+        assert max(steps) == best["step"]["prefill_tokens"]

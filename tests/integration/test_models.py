@@ -265,7 +265,8 @@ def test_draft_model_lora_and_connector_are_owners_of_their_own(run_memprof, sim
     kv = rank["kv"]
     assert (kv["draft_layers"], kv["draft_bytes"] * 2) == (2, kv["planned_bytes"])
     # parts of allocated; rows and unexplained add up to the device without them
-    memory = next(phase for phase in rank["phases"] if phase["phase"] == "warm_up")["after"]
+    warm_up = next(phase for phase in rank["phases"] if phase["phase"] == "warm_up")
+    memory = warm_up["owners"]["after"]
     held = {
         part["component"]: part["bytes"]
         for part in memory["parts"]
@@ -278,8 +279,8 @@ def test_draft_model_lora_and_connector_are_owners_of_their_own(run_memprof, sim
         "draft_kv_cache": kv["draft_bytes"],
         "kv_connector": grown["kv_connector"],
     }
-    known = sum(row["bytes"] for row in memory["owners"] if row["bytes"] is not None)
-    assert known + memory["unexplained_bytes"] == memory["device_total_bytes"]
+    known = sum(row["bytes"] for row in memory["rows"] if row["bytes"] is not None)
+    assert known + memory["unexplained_bytes"] == warm_up["after"]["device_total_bytes"]
     assert memory["unexplained_bytes"] == 0
 
 

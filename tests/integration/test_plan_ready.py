@@ -64,8 +64,8 @@ if __name__ == "__main__":
     limits, random = batch_limits.Limits.of(config), np.random.default_rng(0)
     found = multimodal_batch.largest(config, core.scheduler, limits)
     order = sorted(found, key=multimodal_batch.Batch.largest_item, reverse=True)
-    media = [full_step.with_items(batch.requests) for batch in order if batch.requests]
-    for batch in [*media, *full_step.batches(limits)]:
+    media = [batch.prompts for batch in order if batch.prompts]
+    for batch in [*media, *full_step.text_of(limits)]:
         prompts = [asked(prompt, config.model_config.hf_config, random) for prompt in batch]
         sampling = SamplingParams(**full_step.SAMPLING, max_tokens=batch[0].new_tokens)
         llm.generate(prompts, sampling, use_tqdm=False)

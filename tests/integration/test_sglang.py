@@ -96,11 +96,11 @@ def assert_explained(run: RunResult) -> None:
     edges = 0
     for rank in run.report["ranks"]:
         for phase in rank["phases"]:
-            for edge in filter(None, (phase["before"], phase["after"])):
-                for part in edge.get("parts") or []:
+            for edge in (phase["owners"] or {}).values():
+                for part in edge["parts"]:
                     own = part["component"] == "communicators_unnamed"
                     assert own or part["part_of"] != "unexplained" or not part["bytes"], phase
-                edges += bool(edge.get("parts"))
+                edges += bool(edge["parts"])
     assert edges > 20
 
 

@@ -13,7 +13,7 @@ from tests.support.engine import OLD_STACK, STACK, finish, require_stack, start_
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.runner import PlanRunner
-from vllm_memprof.plans.share_rows import DeviceShare, InstanceStart, SharingPlan, UtilizationStep
+from vllm_memprof.plans.share import STEP, DeviceShare, Flags, InstanceStart, SharingPlan
 from vllm_memprof.plans.share_starts import Instance, ShareJob, beside, compute, start_all
 from vllm_memprof.plans.store import Store
 from vllm_memprof.record.codec import from_json
@@ -46,7 +46,7 @@ def job_of(stack: str) -> ShareJob:
     """The same division as ``share`` asks for."""
     own = {"device": "sim:910b", "stack": stack, "until": "ready"}
     instances = [Instance(name, Plan(MODELS[name], ARGS[name], own=own)) for name in "AB"]
-    return ShareJob(instances, 0, 0, [])
+    return ShareJob(instances, 0, 0)
 
 
 def runner_of(folder: Path) -> PlanRunner:
@@ -56,17 +56,17 @@ def runner_of(folder: Path) -> PlanRunner:
 
 
 def with_more(
-    job: ShareJob, folder: Path, way: SharingPlan, more: UtilizationStep
+    job: ShareJob, folder: Path, way: SharingPlan, more: Flags, utilization: float | None = None
 ) -> InstanceStart:
     """Start all with the flags of a way, one of them a step higher; in the order that was told."""
-    share = more.gpu_memory_utilization
+    share = utilization or round(more.gpu_memory_utilization + STEP, 2)
     flags = [
         replace(each, gpu_memory_utilization=share) if each.name == more.name else each
         for each in way.flags
     ]
-    order = way.order or more.why.partition(":")[0].split(", ")
+    order = way.order or more.more.partition(":")[0].split(", ")
     runner = runner_of(folder / f"{more.name}-{share}")
-    return start_all(job, 0, flags, order, "served", runner)
+    return start_all(job, "1", flags, order, "served", runner)
 
 
 @full
@@ -80,13 +80,13 @@ def test_flags_of_e4_start_both_in_either_order_and_a_step_more_does_not(tmp_pat
         assert start.passes
         assert 0 < (start.least_free_bytes or 0) < ROUNDING + GIB // 2
         for result in start.results:  # what was computed, to the byte
-            each = flags[result.name]
-            assert (result.kv_cache_bytes, result.tokens) == (each.kv_cache_bytes, each.tokens)
-    assert [more.starts for more in way.more] == [False, False]
-    for more in way.more:
+            each, plan = flags[result.value], result.plan
+            assert (plan.kv_cache_bytes, plan.tokens) == (each.kv_cache_bytes, each.tokens)
+    assert [each.more_starts for each in way.flags] == [False, False]
+    for more in way.flags:
         start = with_more(job_of(STACK), tmp_path, way, more)
         assert not start.passes
-        assert "less than desired GPU memory utilization" in (start.results[-1].reason or "")
+        assert "less than desired GPU memory utilization" in (start.results[-1].plan.reason or "")
 
 
 @full
@@ -103,31 +103,35 @@ def test_flags_of_e2_start_both_in_their_order_and_blocks_in_any(tmp_path: Path)
             assert 0 < (start.least_free_bytes or 0) < ROUNDING + GIB // 2
             for each, result in zip(way.flags, start.results, strict=True):
                 # a further context is smaller than the first, which the alone plan has
-                assert 0 <= (result.kv_cache_bytes or 0) - (each.kv_cache_bytes or 0) < GIB // 2
+                assert (
+                    0 <= (result.plan.kv_cache_bytes or 0) - (each.kv_cache_bytes or 0) < GIB // 2
+                )
     for start in blocks.starts:
-        by_name = {result.name: result for result in start.results}
+        by_name = {result.value: result.plan for result in start.results}
         for each in blocks.flags:
-            result = by_name[each.name]
-            assert (result.kv_cache_bytes, result.tokens) == (each.kv_cache_bytes, each.tokens)
+            plan = by_name[each.name]
+            assert (plan.kv_cache_bytes, plan.tokens) == (each.kv_cache_bytes, each.tokens)
 
 
 @full
 def test_a_step_more_under_e2_is_paid_by_the_later_one_or_is_not_there(tmp_path: Path) -> None:
     require_stack(OLD_STACK)
     job = job_of(OLD_STACK)
-    _, way, *_ = compute(job, runner_of(tmp_path)).ways
-    earlier, later = way.more
-    assert (earlier.starts, later.starts) == (True, False)
-    assert "1.22 GiB of KV cache of B" in earlier.why
+    _, way, *_ = compute(job, runner_of(tmp_path))[0].ways
+    earlier, later = way.flags
+    assert (earlier.more_starts, later.more_starts) == (True, False)
+    assert "1.22 GiB of KV cache of B" in earlier.more
     start = with_more(job, tmp_path, way, earlier)
     assert start.passes  # and the report says why
-    before, after = way.flags[1].kv_cache_bytes or 0, start.results[1].kv_cache_bytes or 0
+    before, after = way.flags[1].kv_cache_bytes or 0, start.results[1].plan.kv_cache_bytes or 0
     assert before - STEP_BYTES <= after < before - STEP_BYTES + GIB // 2
-    assert later.gpu_memory_utilization > 1  # refused by the engine's own check of its arguments
+    assert (
+        later.gpu_memory_utilization + STEP > 1
+    )  # refused by the engine's own check of its arguments
     start = with_more(job, tmp_path, way, later)
     assert not start.passes
-    assert "gpu_memory_utilization" in (start.results[-1].reason or "")
-    start = with_more(job, tmp_path, way, replace(later, gpu_memory_utilization=1.0))
+    assert "gpu_memory_utilization" in (start.results[-1].plan.reason or "")
+    start = with_more(job, tmp_path, way, later, 1.0)
     assert not start.passes  # ATB's pool finds no room, which torch_npu does not call an OOM
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.shim.conftest import Sim
-from vllm_memprof.launch.engine import ANSWER_LINE
+from vllm_memprof.launch.engine_log import ANSWER_LINE
 
 #: How often each of the `experts` is among the first `k` of every row, by what the host reads.
 COUNT = """
@@ -160,10 +160,10 @@ torch.equal(*pair(16)), torch.equal(*pair(1 << 20)), torch.equal(*pair(1 << 21))
 """)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    found = ANSWER_LINE.findall(err.encode())  # as the launcher finds it, for the report
+    found = ANSWER_LINE.findall(err)  # as the launcher finds it, for the report
     assert len(found) == 1, err
-    assert b"aclnnEqual of tensors of 4194304 bytes" in found[0]
-    assert b"different" in found[0]
+    assert "aclnnEqual of tensors of 4194304 bytes" in found[0][1]
+    assert "different" in found[0][1]
 
 
 def test_what_is_found_is_the_most_above_the_limit(sim: Sim) -> None:

@@ -8,7 +8,10 @@ from tests.shim.test_peers import PACKAGE
 
 PIECES = """
 from torch.fx import symbolic_trace
-from vllm_memprof.engines.vllm.compiled_pieces import content_of
+from vllm_memprof.engines.vllm.shortcuts import _piece
+
+def content_of(graph, inputs):
+    return _piece(None, graph, inputs, None, None)
 
 def layer(x, weight, scale=2.0, keep=slice(0, 2)):
     return torch.relu(x @ weight)[keep] * scale, x

@@ -189,7 +189,7 @@ def run_script(
 
     from vllm_memprof.launch.engine import build_env
     from vllm_memprof.launch.live import PlainView, Shown
-    from vllm_memprof.launch.run import Job, run_engine
+    from vllm_memprof.launch.run import EngineRun, Job
     from vllm_memprof.record.schema import RunInfo
     from vllm_memprof.sim.presets import resolve_model
     from vllm_memprof.sim.runtime import ENV_STATE, prepare_runtime
@@ -207,7 +207,7 @@ def run_script(
     env.setdefault(ENV_STATE, str(folder / "devices"))
     command = [str(runtime.python), str(script), preset.path, *args]
     info = RunInfo(uuid.uuid4().hex, "offline", model, command, device=device, simulated=True)
-    run_engine(Job(info, run_dir, command, env, 240.0), PlainView(Shown("script", 0)))
+    EngineRun(Job(info, run_dir, command, env, 240.0), PlainView(Shown("script", 0))).run()
     done = subprocess.run([*MEMPROF, "report", str(run_dir), "--format", "json", "-o", str(run_dir / "report.json")],
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr

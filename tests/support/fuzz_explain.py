@@ -136,7 +136,7 @@ def read(data: bytes) -> tuple[Facts, list[Run]]:
     Raises:
         MemprofError: the log cannot be read, and says so.
     """
-    ((_, stream),) = logs_in(io.BytesIO(data), "log")
+    ((_, stream),) = logs_in(io.BufferedReader(io.BytesIO(data)), "log")
     lines = list(parse_lines(read_lines(read_chunks(stream))))
     return {(figure.name, figure.value) for one in lines for figure in one.figures}, to_runs(
         StartSorter().sort(lines), "fuzz"

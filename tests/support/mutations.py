@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import Edge, Span, ancestors
+from vllm_memprof.record.spans import Span, ancestors
 from vllm_memprof.units import MIB
 
 Value = int | float
@@ -55,7 +55,7 @@ def readings_of(run: Run) -> Iterator[Mutation]:
     """Yield the run with each field of each snapshot of its first worker changed."""
     first = workers(run)[0]
     for at, span in enumerate(first.phases):
-        for place, edge in enumerate(span.edges):
+        for edge in span.edges:
             for field in fields(Snapshot):
                 value = getattr(edge.snapshot, field.name)
                 if not isinstance(value, int) or field.name == "t_ns":
@@ -64,10 +64,8 @@ def readings_of(run: Run) -> Iterator[Mutation]:
                     if (new := make(value)) == value:
                         continue
                     snapshot = replace(edge.snapshot, **{field.name: new})
-                    edges = [*span.edges]
-                    edges[place] = Edge(edge.side, snapshot)
                     phases = [*first.phases]
-                    phases[at] = replace(span, edges=tuple(edges))
+                    phases[at] = replace(span, **{edge.side: snapshot})
                     what = f"reading {_path(first.phases, span)}.{edge.side}.{field.name}"
                     yield Mutation(what, change, _with(run, first, replace(first, phases=phases)))
 

@@ -17,7 +17,7 @@ from vllm_memprof.units import MIB
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "findings"
 #: Key of a row -> heading of the page.
-SECTIONS = {"meaning": "What it means", "computed": "How it is computed", "to-do": "What to do"}
+SECTIONS = {"meaning": "What it means", "computed": "How it is computed", "to_do": "What to do"}
 #: Module of the rules -> heading of the index.
 SUBJECTS = {
     "kv_cache": "The KV cache that was granted and planned",
@@ -36,7 +36,7 @@ def page(rule: FindingRule) -> str:
     if severity == BY_BYTES:
         severity = f"warning from {WARNING_BYTES // MIB} MiB on, info below"
     parts = [f"# {rule.id}", textwrap.fill(f"{rule.title[-1]}. Severity: {severity}.", 100)]
-    parts += [f"## {heading}\n\n{rule.explained[name]}" for name, heading in SECTIONS.items()]
+    parts += [f"## {heading}\n\n{getattr(rule, name)}" for name, heading in SECTIONS.items()]
     parts.append(f"Source: `{rule.source}`")
     return "\n\n".join(parts) + "\n"
 

@@ -15,11 +15,10 @@ import pandas as pd
 import pytest
 
 import vllm_memprof as mp
-from vllm_memprof import api
 from vllm_memprof.cli import main
 from vllm_memprof.errors import LaunchError, RunRecordError, UsageError
 from vllm_memprof.options import value_of, words_of
-from vllm_memprof.plans import pool, process
+from vllm_memprof.plans import pool
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.report import render_json
@@ -140,7 +139,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Plan,
             watcher.started(task)
             yield task, make(task.plan, task.run_dir)
 
-    monkeypatch.setattr(process, "run_plan", make)
+    monkeypatch.setattr(pool, "run_plan", make)
     monkeypatch.setattr(pool, "run_here", run_here)
     monkeypatch.chdir(tmp_path)
     return made
@@ -208,7 +207,7 @@ def test_the_command_makes_its_sweep_by_the_same_function(
         jobs.append(job)
         raise UsageError("asked")
 
-    monkeypatch.setattr(api, "make_sweep", make_sweep)
+    monkeypatch.setattr("vllm_memprof.cli.commands.sweep.make_sweep", make_sweep)
     words = ["sweep", "M", "--over", "max_model_len=1,2", "-o", str(tmp_path / "s")]
     assert main(words) == 2
     assert [len(job.plans) for job in jobs] == [2]

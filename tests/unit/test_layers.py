@@ -135,8 +135,8 @@ NOT_AT_MODULE_LEVEL = {
 UNGUARDED = {"sources", "api", "__init__", "__main__", "cli"}
 #: layer -> packages that none of its modules imports at all.
 NOWHERE = {
-    "capture": {"pandas", "rich", "typer", "psutil"},
-    "engines": {"pandas", "rich", "typer", "psutil"},
+    "capture": {"pandas", "rich", "typer", "psutil", "msgspec"},
+    "engines": {"pandas", "rich", "typer", "psutil", "msgspec"},
     "launch": {"torch", "vllm", "pandas"},
     "holders": {"torch", "vllm", "pandas"},
 }

@@ -23,11 +23,11 @@ from vllm_memprof.cli.run import _say_how_it_ended
 from vllm_memprof.errors import MemprofError, RunRecordError
 from vllm_memprof.launch.folder import write_run_info
 from vllm_memprof.launch.live import PlainView, Shown
-from vllm_memprof.launch.run import run_engine
-from vllm_memprof.plans.plan_folder import OUTPUT_FILE, row_of, write_row
-from vllm_memprof.plans.request import Plan, folder_names
+from vllm_memprof.launch.run import EngineRun
+from vllm_memprof.plans.request import Plan, folder_name
 from vllm_memprof.plans.rows import Knob, PlanRow
 from vllm_memprof.plans.runner import PlanRunner
+from vllm_memprof.plans.store import output_of, row_of, write_row
 from vllm_memprof.plans.sweep import SweepJob, default_folder, run_sweep
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.schema import RunInfo
@@ -203,7 +203,7 @@ def test_a_run_from_its_start_to_its_report(tmp_path, keep_secrets, capfd):
     job.command[:] = [sys.executable, str(script), str(tmp_path / "in")]
     echoed = io.BytesIO()
     view = PlainView(Shown("title", 0, output=True), echoed)
-    outcome = run_engine(job, view)
+    outcome = EngineRun(job, view).run()
     write_reports(build_run(job.run_dir), job.run_dir)
     _say_how_it_ended(outcome, job, SimpleNamespace(mode="offline", quiet=True))  # type: ignore[arg-type]
     capturing = capfd.readouterr()
@@ -236,12 +236,14 @@ def test_plans_searches_and_sweeps(tmp_path):
     job = SweepJob(plan, knobs, ["memprof"])
     assert [each.engine_args[3] for each in job.plans] != []
     assert any(KEY in each for plan in job.plans for each in plan.engine_args)  # the engine's
-    assert MARK not in str(default_folder(plan, knobs)) + " ".join(folder_names(job.plans))
+    assert MARK not in str(default_folder(plan, knobs)) + " ".join(
+        folder_name(1, each) for each in job.plans
+    )
 
     def pool(tasks, progress):
         for task in tasks:
             task.run_dir.mkdir(parents=True)
-            output = task.run_dir.parent / f"{task.run_dir.name}.{OUTPUT_FILE}"
+            output = output_of(task.run_dir)
             output.write_text(f"memprof: failed: api_key='{KEY}'\n")
             row = row_of(task.plan, task.run_dir, 1)
             output.unlink()

@@ -8,7 +8,6 @@ from typing import cast
 
 from vllm_memprof.accounting.budget import equations, infer_equation
 from vllm_memprof.accounting.budget.budgets import equation_budget, fit_device
-from vllm_memprof.accounting.budget.engine_options import is_cuda
 from vllm_memprof.accounting.budget.infer_equation import Printed, device_by_total
 from vllm_memprof.accounting.budget.kv import build_kv, infer_layout
 from vllm_memprof.accounting.deployment.ranks import fullest_notes
@@ -25,13 +24,15 @@ from vllm_memprof.accounting.model import (
     Tried,
 )
 from vllm_memprof.accounting.not_measured import not_measured
+from vllm_memprof.accounting.oom.estimates import Case
 from vllm_memprof.accounting.oom.failed_allocation import failed_allocation
-from vllm_memprof.accounting.oom.remedies import Case, remedies, with_values
+from vllm_memprof.accounting.oom.remedies import remedies, with_values
 from vllm_memprof.accounting.owners.device_memory import device_memory
 from vllm_memprof.accounting.owners.in_torch import torch_owners
 from vllm_memprof.accounting.owners.outside_torch import owners_of
+from vllm_memprof.accounting.readings.quantities import StartupReadings
 from vllm_memprof.accounting.readings.startup import (
-    StartupReadings,
+    Moments,
     after,
     before,
     engine_figures,
@@ -89,11 +90,11 @@ def rank_reports(
         nothing_later = text("memprof plan stops after the KV plan")
     processes = [process for _, process in workers]
     equation, chosen_by, tried = _equation(run, summary, processes, search=evidence.partial)
-    replicas: dict[int | None, list[StartupReadings]] = {}
+    replicas: dict[int | None, list[Moments]] = {}
     for process in run.whole.processes:
         if process.is_worker:
-            readings = StartupReadings(process.phases, {}, summary.simulated)
-            replicas.setdefault(process.identity.dp_rank, []).append(readings)
+            moments = Moments(process.phases, {}, summary.simulated)
+            replicas.setdefault(process.identity.dp_rank, []).append(moments)
     plan = next((each.kv_plan for each in run.whole.planners), None) or {}
     batched_tokens = plan.get("max_num_batched_tokens")
     if not isinstance(batched_tokens, int):
@@ -121,17 +122,7 @@ def rank_reports(
         budget = fit_device(budget, readings, kv, oom=oom, eager=summary.eager)
         rank = _rank_report(run, label, process, readings, kv, budget, oom)
         if oom is not None:
-            case = Case(
-                rank=rank,
-                oom=oom,
-                env=run.info.env,
-                logged=evidence.partial,
-                simulated=summary.simulated,
-                eager=summary.eager,
-                cuda=is_cuda(summary.engine, summary.device),
-                engine=summary.engine,
-                max_batched_tokens=batched_tokens,
-            )
+            case = Case(rank, oom, summary, batched_tokens)
             rank = replace(rank, oom=replace(oom, remedies=remedies(case)))
         ranks.append(rank)
     return ranks
@@ -210,11 +201,10 @@ def _rank_report(
     owners, torch = owners_of(process), torch_owners(process.phases, kv.draft_bytes)
     phases = []
     for span in process.phases:
-        edges = (
-            replace(edge, owners=device_memory(span, edge, of.simulated, owners, torch))
-            for edge in span.edges
-        )
-        phases.append(replace(span, edges=tuple(edges)))
+        divided = {
+            edge.side: device_memory(span, edge, of.simulated, owners, torch) for edge in span.edges
+        }
+        phases.append(replace(span, owners=divided))
     return RankReport(
         rank=who.rank,
         label=label,
@@ -236,6 +226,7 @@ def _rank_report(
         oom=oom,
         errors=process.errors,
         figures=dict(of.figures),
+        readings=of.quantities,
         unread=process.unread,
         half_units=process.figures_half_units,
         lines=who.lines,

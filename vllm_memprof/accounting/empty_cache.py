@@ -9,8 +9,8 @@ readings around the call.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
 
 from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.model import (
@@ -18,21 +18,22 @@ from vllm_memprof.accounting.model import (
     MEMPROF,
     Cycle,
     EmptyCacheCall,
+    Freed,
     Kv,
-    OwnCall,
     ReclaimSummary,
 )
 from vllm_memprof.accounting.readings.counters import counter
-from vllm_memprof.record.loader import PrintedSleep, ProcessRecord, Run
+from vllm_memprof.accounting.readings.startup import growth, value
+from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import Span, ancestors
-from vllm_memprof.units import minus, sum_or_none
+from vllm_memprof.record.spans import Span, ancestors, first_of
+from vllm_memprof.units import floor_zero, minus, sum_known, sum_or_none
 
-#: Seconds, or bytes.
-_Number = TypeVar("_Number", int, float)
 _NOTHING = Snapshot(t_ns=0)
 #: Phases after which a start-up is over, the last first.
 _START_UP_ENDS = ("warm_up", "graph_capture", "kv_cache_alloc", "profile_run")
+#: Their first edge counts as the next reading: what follows is another matter.
+_BREAKS = ("shutdown", "sleep", "oom")
 
 
 def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
@@ -44,25 +45,31 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
     """
     ready = run.whole.first_ready(process.identity.host)
     spans = process.phases
-    ends = next((span.order for span in spans if span.phase == "shutdown"), len(spans))
+    shutdown, (_, left) = first_of(spans, "shutdown"), _end_of_start_up(spans)
     calls: list[EmptyCacheCall] = []
     retries = 0
     for span in spans:
         if span.phase != "empty_cache":
             continue
-        after_ready = ready is not None and span.start_t_ns is not None and span.start_t_ns > ready
-        calls.append(_call(spans, span, after_ready, span.order >= ends, retries))
-        retries = (span.after or span.before or _NOTHING).alloc_retries or retries
+        at_end = shutdown is not None and span.order >= shutdown.order
+        serves = ready is not None and span.start_t_ns is not None and span.start_t_ns > ready
+        call = _call(spans, span, serves and not at_end)
+        before, after = span.before or _NOTHING, span.after or _NOTHING
+        if before.alloc_retries is not None:
+            call = replace(call, alloc_retries=before.alloc_retries - retries)
+        if call.by == MEMPROF:  # what is kept, at the end of the start-up, else later
+            again, until = call.refilled_bytes, call.refilled_by
+            if left is not None and span.after and (left.t_ns or 0) > (after.t_ns or 0):
+                again, until = _refilled(span, left), "the end of the start-up"
+            call = replace(call, kept_bytes=minus(call.freed_bytes, again), kept_until=until)
+        calls.append(replace(call, at_end=at_end))
+        retries = (span.after or before).alloc_retries or retries
     return calls
 
 
-def _call(
-    spans: list[Span], span: Span, after_ready: bool, at_end: bool, retries_before: int
-) -> EmptyCacheCall:
-    after_ready = after_ready and not at_end
+def _call(spans: list[Span], span: Span, after_ready: bool) -> EmptyCacheCall:
     before, after = span.before or _NOTHING, span.after or _NOTHING
-    workspace = minus(before.npu_workspace_bytes, after.npu_workspace_bytes)
-    non_torch = minus(before.non_torch_bytes, after.non_torch_bytes)
+    workspace = growth(after, before, "npu_workspace_bytes")
     requests, in_step = span.integer("requests"), span.detail.get("in_step")
     serving = after_ready if requests is None else after_ready and bool(requests or in_step)
     parents = list(ancestors(spans, span))
@@ -71,24 +78,23 @@ def _call(
     last = next(stops, None)
     if last is not None and (last.phase == "pause" or last in parents):
         serving = False
-    retries = before.alloc_retries
-    # only memory that is cached again counts as refilled, not that which tensors hold by then; and
-    # only as far as more is reserved: what tensors leave in the cache was never returned
     later, where = _next_reading(spans, span)
-    refilled = None if later is None else _compare(span, later)
+    refilled = None if later is None else _refilled(span, later)
     by_module = None
     if before.components is not None and after.components is not None:
         names = sorted({*before.components, *after.components})
         by_module = {n: (counter(before, n) or 0) - (counter(after, n) or 0) for n in names}
     seconds, chain = span.detail.get("seconds", span.seconds), span.detail.get("chain")
     return EmptyCacheCall(
-        phase=parents[0].phase if parents else None,
-        site=span.string("site"),
         # its own time, without that of the two snapshots
         seconds=seconds if isinstance(seconds, (int, float)) else None,
-        freed_cached_bytes=minus(before.reserved_bytes, after.reserved_bytes),
+        freed_cached_bytes=growth(after, before, "reserved_bytes"),
         freed_npu_workspace_bytes=workspace,
-        freed_other_bytes=None if non_torch is None else non_torch - (workspace or 0),
+        freed_other_bytes=minus(growth(after, before, "non_torch_bytes"), workspace or 0),
+        refilled_bytes=refilled,
+        freed_by_module=by_module,
+        phase=parents[0].phase if parents else None,
+        site=span.string("site"),
         while_serving=serving,
         order=span.order,
         function=span.string("function"),
@@ -98,39 +104,33 @@ def _call(
         by=MEMPROF if span.detail.get("by") == MEMPROF else ENGINE,
         at=span.string("at"),
         after_ready=after_ready,
-        alloc_retries=None if retries is None else retries - retries_before,
-        refilled_bytes=refilled,
         refilled_by=None if refilled is None else where,
         chain=tuple(str(entry) for entry in chain) if isinstance(chain, list) else (),
-        freed_by_module=by_module,
-        at_end=at_end,
     )
 
 
-def _known_sum(values: Iterable[_Number | None]) -> _Number | None:
-    """Return the sum of those that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+def _refilled(span: Span, later: Snapshot) -> int | None:
+    """Return what of the freed memory is cached again at a later reading.
 
-
-def _compare(span: Span, later: Snapshot) -> int | None:
-    before, after = span.before, span.after
-    if before is None or after is None:
+    Not that which tensors hold by then; and only as far as more is reserved: what tensors leave in
+    the cache was never returned.
+    """
+    if span.before is None or span.after is None:
         return None
-    cached = _taken_again(_cached(before), _cached(after), _cached(later))
-    reserved = minus(later.reserved_bytes, after.reserved_bytes)
+    moments = (span.before, span.after, later)
+    cached = _taken_again([_cached(each) for each in moments])
+    reserved = floor_zero(growth(span.after, later, "reserved_bytes"))
     if cached is not None and reserved is not None:
-        cached = min(cached, max(0, reserved))
-    outside = [(s.npu_workspace_bytes, s.non_torch_bytes) for s in (before, after, later)]
-    at = 0 if all(workspace is not None for workspace, _ in outside) else 1
-    other = _taken_again(*(pair[at] for pair in outside))
-    return None if cached is None else cached + (other or 0)
+        cached = min(cached, reserved)
+    workspaces = [each.npu_workspace_bytes for each in moments]
+    outside = [each.non_torch_bytes for each in moments] if None in workspaces else workspaces
+    return None if cached is None else cached + (_taken_again(outside) or 0)
 
 
-def _taken_again(before: int | None, after: int | None, later: int | None) -> int | None:
-    if before is None or after is None or later is None:
-        return None
-    return max(0, min(before - after, later - after))
+def _taken_again(sizes: Sequence[int | None]) -> int | None:
+    """Return how much of what a size fell by, before the last, it then rose by."""
+    fallen, risen = minus(sizes[0], sizes[1]), minus(sizes[2], sizes[1])
+    return None if fallen is None or risen is None else max(0, min(fallen, risen))
 
 
 def _cached(snapshot: Snapshot) -> int | None:
@@ -142,120 +142,91 @@ def _next_reading(spans: list[Span], span: Span) -> tuple[Snapshot | None, str |
     for other in spans[span.order + 1 :]:
         if other.phase == "empty_cache":
             return other.before, "the next call"
-        if other.phase in (
-            "shutdown",
-            "sleep",
-            "oom",
-        ):  # their first edge: what follows is another matter
+        if other.phase in _BREAKS:
             return other.before or other.after, f"the beginning of {other.phase}"
         if not any(inner.parent == other.order and inner.phase == "empty_cache" for inner in spans):
             return other.after, f"the end of {other.phase}"
     return None, None
 
 
+def _end_of_start_up(spans: list[Span]) -> tuple[str | None, Snapshot | None]:
+    ends = (
+        (phase, span.after)
+        for phase in _START_UP_ENDS
+        for span in spans
+        if span.phase == phase and span.after is not None
+    )
+    return next(ends, (None, None))
+
+
 def cycles(process: ProcessRecord) -> list[Cycle]:
     """Return completed sleeps with their wake-ups, pauses with the weight updates in them, then
     weight updates outside a pause, numbered from 1 each. A log prints sleeps alone.
     """
-    spans = process.phases
-    done = [span for span in spans if not span.open and span.error is None]
-    sleeps: list[list[Span]] = []
-    pauses: list[list[Span]] = []
-    updates: list[list[Span]] = []
+    groups: dict[str, list[list[Span]]] = {"sleep": [], "pause": [], "weight_update": []}
     paused: list[Span] = []  # the pause that no continue has ended, and the updates in it
-    for span in done:
-        if span.phase == "sleep":
-            sleeps.append([span])
-        elif span.phase == "wake_up" and sleeps:
-            sleeps[-1].append(span)
-        elif span.phase == "pause":
+    for span in process.phases:
+        if span.open or span.error is not None:
+            continue
+        if span.phase == "pause":
             paused = paused or [span]
-        elif span.phase == "weight_update":
-            if paused:
-                paused.append(span)
-            else:
-                updates.append([span])
+        elif span.phase == "weight_update" and paused:
+            paused.append(span)
+        elif span.phase in ("sleep", "weight_update"):
+            groups[span.phase].append([span])
+        elif span.phase == "wake_up" and groups["sleep"]:
+            groups["sleep"][-1].append(span)
         elif span.phase == "continue":
-            if len(paused) > 1:
-                pauses.append([*paused, span])
+            groups["pause"] += [[*paused, span]] if len(paused) > 1 else []
             paused = []
-    found = _printed_sleeps(process.sleeps)
-    found += _cycle_rows(spans, "sleep", [group for group in sleeps if len(group) > 1])
-    found += _cycle_rows(spans, "pause", pauses)
-    return found + _cycle_rows(spans, "weight_update", updates)
-
-
-def _printed_sleeps(sleeps: Sequence[PrintedSleep]) -> list[Cycle]:
-    """Return the sleeps that a log prints; all else of them is unknown."""
+    groups["sleep"] = [group for group in groups["sleep"] if len(group) > 1]
     rows: list[Cycle] = []
-    before: int | None = None
-    for number, sleep in enumerate(sleeps, start=1):
-        rows.append(
-            Cycle(
-                kind="sleep",
-                number=number,
-                order=number - 1,
-                seconds=None,
-                asleep_used_bytes=sleep.in_use_bytes,
-                freed_bytes=sleep.freed_bytes,
-                asleep_residue_bytes=minus(sleep.in_use_bytes, before),
-                used_bytes=None,
-                free_bytes=None,
-                reserved_bytes=None,
-                residue_bytes=None,
-                allocated_residue_bytes=None,
-                cached_residue_bytes=None,
-                non_torch_residue_bytes=None,
-                emptied=False,
-                emptied_inside=False,
-            )
-        )
-        before = sleep.in_use_bytes
+    for number, sleep in enumerate(process.sleeps, start=1):
+        residue = minus(sleep.in_use_bytes, rows[-1].asleep_used_bytes) if rows else None
+        row = Cycle("sleep", number, number - 1, None, sleep.in_use_bytes)
+        rows.append(replace(row, freed_bytes=sleep.freed_bytes, asleep_residue_bytes=residue))
+    for kind, of_kind in groups.items():
+        rows += _cycle_rows(process.phases, kind, of_kind)
     return rows
 
 
 def _cycle_rows(spans: list[Span], kind: str, groups: Sequence[list[Span]]) -> list[Cycle]:
     rows: list[Cycle] = []
-    reference: Snapshot | None = groups[0][0].before if groups else None
-    since = groups[0][0].order if groups else 0
+    last, since = (groups[0][0].before, groups[0][0].order) if groups else (None, 0)
     for number, group in enumerate(groups, start=1):
-        after = group[-1].after or _NOTHING
-        last = reference or _NOTHING
-        asleep = group[0].after if kind == "sleep" else None
-        end = group[-1]
+        begin, end = group[0], group[-1]
+        after = end.after or _NOTHING
         inside = [
-            span
+            span.order
             for span in spans
-            if since <= span.order
+            if span.phase == "empty_cache"
+            and since <= span.order
             and (
                 span.order <= end.order
                 if span.start_t_ns is None or end.end_t_ns is None
                 else span.start_t_ns <= end.end_t_ns
             )
         ]
+        cached = minus(_cached(after), None if last is None else _cached(last))
         rows.append(
             Cycle(
                 kind=kind,
                 number=number,
-                order=group[0].order,
-                seconds=_known_sum(span.seconds for span in group),
-                asleep_used_bytes=None if asleep is None else asleep.used_bytes,
-                freed_bytes=None,
-                asleep_residue_bytes=None,
+                order=begin.order,
+                seconds=sum_known(span.seconds for span in group),
+                asleep_used_bytes=value(begin.after, "used_bytes") if kind == "sleep" else None,
                 used_bytes=after.used_bytes,
                 free_bytes=after.device_free_bytes,
                 reserved_bytes=after.reserved_bytes,
-                residue_bytes=minus(after.used_bytes, last.used_bytes),
-                allocated_residue_bytes=minus(after.allocated_bytes, last.allocated_bytes),
-                cached_residue_bytes=minus(_cached(after), _cached(last)),
-                non_torch_residue_bytes=minus(after.non_torch_bytes, last.non_torch_bytes),
-                emptied=any(span.phase == "empty_cache" for span in inside),
-                emptied_inside=any(
-                    span.phase == "empty_cache" and span.order > group[0].order for span in inside
-                ),
+                residue_bytes=growth(last, after, "used_bytes"),
+                allocated_residue_bytes=growth(last, after, "allocated_bytes"),
+                cached_residue_bytes=cached,
+                non_torch_residue_bytes=growth(last, after, "non_torch_bytes"),
+                emptied=bool(inside),
+                emptied_inside=max(inside, default=0) > begin.order,
             )
         )
-        reference, since = group[-1].after, group[-1].order + 1
+        last, since = end.after, end.order + 1
     return rows
 
 
@@ -265,54 +236,32 @@ def summarise_calls(
     """Return the engine's calls added up; None where there is no call."""
     if not calls:
         return None
-    every = [call for call in calls if call.by == ENGINE]
-    engine = [call for call in every if not call.at_end]
+    engine = [call for call in calls if call.by == ENGINE and not call.at_end]
     serving = [call for call in engine if call.while_serving]
-    ends = (
-        (phase, span.after)
-        for phase in _START_UP_ENDS
-        for span in process.phases
-        if span.phase == phase and span.after is not None
-    )
-    phase, left = next(ends, (None, None))
-    cached = None if left is None else _cached(left)
-    kept = None if left is None or cached is None else cached + (left.npu_workspace_bytes or 0)
-    by_module: Counter[str] = Counter()
-    for call in engine:
-        for name, size in (call.freed_by_module or {}).items():
-            by_module[name] += size
-    counted = engine and all(call.freed_by_module is not None for call in engine)
+    phase, left = _end_of_start_up(process.phases)
+    cached, workspace = (None, None) if left is None else (_cached(left), left.npu_workspace_bytes)
     return ReclaimSummary(
         calls=len(engine),
-        calls_at_end=len(every) - len(engine),
+        engine=_added(engine),
         calls_while_serving=len(serving),
-        seconds=_known_sum(call.seconds for call in engine),
-        freed_cached_bytes=sum_or_none(call.freed_cached_bytes for call in engine),
-        freed_npu_workspace_bytes=_known_sum(call.freed_npu_workspace_bytes for call in engine),
-        freed_other_bytes=sum_or_none(call.freed_other_bytes for call in engine),
-        refilled_bytes=sum_or_none(
-            call.refilled_bytes for call in engine if call.refilled_by is not None
-        ),
-        serving_seconds=_known_sum(call.seconds for call in serving),
-        serving_freed_bytes=sum_or_none(call.freed_bytes for call in serving),
-        serving_refilled_bytes=sum_or_none(
-            call.refilled_bytes for call in serving if call.refilled_by is not None
-        ),
+        serving=_added(serving),
         left_after=phase,
         left_cached_bytes=cached,
-        left_npu_workspace_bytes=None if left is None else left.npu_workspace_bytes,
-        left_kv_tokens=worth_in_tokens(kv, kept),
-        freed_by_module=dict(sorted(by_module.items())) if counted else None,
-        own=[_own(process.phases, call, left) for call in calls if call.by == MEMPROF],
+        left_npu_workspace_bytes=workspace,
+        left_kv_tokens=worth_in_tokens(kv, sum_or_none([cached, workspace or 0])),
     )
 
 
-def _own(spans: list[Span], call: EmptyCacheCall, left: Snapshot | None) -> OwnCall:
-    """Return one of memprof's calls; what is kept, at the end of the start-up, else later."""
-    span = spans[call.order or 0]
-    again, by = call.refilled_bytes, call.refilled_by
-    if left is not None and span.after is not None and (left.t_ns or 0) > (span.after.t_ns or 0):
-        again, by = _compare(span, left), "the end of the start-up"
-    freed = call.freed_bytes
-    kept = None if freed is None or again is None else freed - again
-    return OwnCall(call.at, call.seconds, freed, kept, by)
+def _added(calls: list[EmptyCacheCall]) -> Freed:
+    by_module: Counter[str] = Counter()
+    for call in calls:
+        by_module.update(call.freed_by_module or {})
+    counted = calls and all(call.freed_by_module is not None for call in calls)
+    return Freed(
+        seconds=sum_known(call.seconds for call in calls),
+        freed_cached_bytes=sum_or_none(call.freed_cached_bytes for call in calls),
+        freed_npu_workspace_bytes=sum_known(call.freed_npu_workspace_bytes for call in calls),
+        freed_other_bytes=sum_or_none(call.freed_other_bytes for call in calls),
+        refilled_bytes=sum_or_none(call.refilled_bytes for call in calls if call.refilled_by),
+        freed_by_module=dict(sorted(by_module.items())) if counted else None,
+    )

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from vllm_memprof.accounting.serving.trend import Verdict
 from vllm_memprof.record.allocations import TraceTotals
 from vllm_memprof.record.cause import NamedFailure
-from vllm_memprof.record.codec import Allowed, computed, left_out
+from vllm_memprof.record.codec import computed, one_of
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.failures import StepReading as StepReading
 from vllm_memprof.record.failures import StepRequest as StepRequest
@@ -26,12 +26,15 @@ from vllm_memprof.record.spans import MODELLED as MODELLED
 from vllm_memprof.record.spans import ComponentRow as ComponentRow
 from vllm_memprof.record.spans import DeviceMemory as DeviceMemory
 from vllm_memprof.record.spans import How, Span
-from vllm_memprof.units import minus
+from vllm_memprof.units import MIB, minus, sum_or_none
 
 ENGINE, MEMPROF = "engine", "memprof"
 EXACT, AT_MOST, AT_LEAST = "exact", "at_most", "at_least"
 #: How a host's clock was brought to that of the first host.
 FIRST, COLLECTIVES, WALL, UNKNOWN = "first", "collectives", "wall", "unknown"
+#: Where the device moved by more than this between the two readings that enclose the engine's, the
+#: row agrees with nothing and contradicts nothing.
+MOST_TOLERANCE_BYTES = 64 * MIB
 PROCESS_ROLES = ("worker", "engine_core", "api")
 
 
@@ -43,13 +46,13 @@ class RunSummary(RunInfo):
     processes, names with "-".
     """
 
-    source: Annotated[str, Allowed(("hooks", "log"))] = "hooks"
+    source: Annotated[str, one_of("hooks", "log")] = "hooks"
     truncated: bool = False
     eager: bool = False  # --enforce-eager was given
 
     @property
     @computed
-    def outcome(self) -> Annotated[str, Allowed(("ok", "failed", "oom", "truncated"))]:
+    def outcome(self) -> Annotated[str, one_of("ok", "failed", "oom", "truncated")]:
         """How the run ended; truncated where the record does not reach its end."""
         cut = self.status == "running" or (self.status == "ok" and self.truncated)
         return "truncated" if cut else self.status
@@ -74,7 +77,7 @@ class TermRow:
     subtracted: bool  # False: the engine reports it and subtracts it from nothing
     half_unit_bytes: int = 0  # half of the last printed digit; 0 from hooks
     #: What memprof divides the engine's figure into; the equation has it whole.
-    parts: tuple[ItemPart, ...] = left_out(())
+    parts: tuple[ItemPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,56 +98,50 @@ class Check:
 
 
 @dataclass(frozen=True)
-class AuditRow:
-    """A figure of the engine, and memprof's own reading of the same memory beside it; bytes."""
+class Reading:
+    """Memory of a rank as its evidence gives it, or the reason why it does not."""
 
-    term: str  # of the equation, or a figure of ``record.schema.FIGURES`` without its unit
-    engine_bytes: int | None
-    own_bytes: int | None  # from memprof's snapshots alone; None: no independent reading
-    tolerance_bytes: int | None  # what may lie between both moments
-    how: How | None  # of own_bytes
-    source: str | None  # the edges that memprof read it at
-    between: str | None  # what lies between memprof's reading and the engine's
-    reason: str | None = None  # why a figure is None, or why the row decides nothing
-    #: The device moved between the readings that enclose the engine's: no verdict.
-    undecided: bool = False
+    bytes: int | None
+    how: How = MEASURED
+    source: str | None = None  # the moment, the edges or the file it was read at
+    reason: str | None = None  # why a figure is None, or why a comparison decides nothing
+    formula: str = ""  # in the names of figures and snapshots
+    parts: tuple[ItemPart, ...] = ()  # empty: not divided
+    name: str = ""  # of ``accounting.readings.quantities``, or a figure without its unit
+    title: str = ""
+    required: bool = True  # False: does not apply to this run, and a sum does without it
+    kv_tokens: int | None = None
+    #: In an audit: the engine's own figure of the same memory, and what may lie between both.
+    engine_bytes: int | None = None
+    tolerance_bytes: int | None = None
+    between: str | None = None
 
     @property
     @computed
     def difference_bytes(self) -> int | None:
         """The engine's figure less memprof's reading."""
-        return minus(self.engine_bytes, self.own_bytes)
+        return minus(self.engine_bytes, self.bytes)
+
+    @property
+    @computed
+    def undecided(self) -> bool:
+        """The device moved between the readings that enclose the engine's: no verdict."""
+        return (self.tolerance_bytes or 0) > MOST_TOLERANCE_BYTES
 
     @property
     @computed
     def agrees(self) -> bool | None:
         """None: nothing to compare, or no verdict."""
-        if self.difference_bytes is None or self.tolerance_bytes is None or self.undecided:
+        if self.difference_bytes is None or self.undecided:
             return None
-        return abs(self.difference_bytes) <= self.tolerance_bytes
-
-
-@dataclass(frozen=True)
-class MemoryItem:
-    """Memory that a rank held: beside its KV cache at the serving peak, or beyond its equation."""
-
-    name: str  # of ``accounting.readings.quantities``
-    title: str
-    bytes: int | None
-    how: How
-    source: str  # the moment or the file it was read at
-    reason: str | None = None  # why bytes is None
-    formula: str = left_out("")  # in the names of figures and snapshots
-    required: bool = True  # False: does not apply to this run, and the sum does without it
-    kv_tokens: int | None = left_out()
-    parts: tuple[ItemPart, ...] = left_out(())  # empty: not divided
+        return abs(self.difference_bytes) <= (self.tolerance_bytes or 0)
 
 
 @dataclass(frozen=True)
 class Suggestion:
     """A KV cache size that the engine suggests for ``--kv-cache-memory-bytes``."""
 
-    limit: Annotated[str, Allowed(("request", "device"))]  # that the engine says it fits into
+    limit: Annotated[str, one_of("request", "device")]  # that the engine says it fits into
     bytes: int
     how: How
     kv_tokens: int | None
@@ -215,12 +212,12 @@ class Budget:
     engine_kv_cache_bytes: int | None = None
     tolerance_bytes: int = 0
     checks: list[Check] = field(default_factory=list)
-    not_subtracted: list[MemoryItem] = field(default_factory=list)
+    not_subtracted: list[Reading] = field(default_factory=list)
     fits_request_bytes: int | None = None
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
     fits_request_tokens: int | None = None
     #: Beside the KV cache at the serving peak; an unknown one makes what follows estimated.
-    held_at_peak: list[MemoryItem] = field(default_factory=list)
+    held_at_peak: list[Reading] = field(default_factory=list)
     fits_device_bytes: int | None = None  # device total less held_at_peak
     fits_device_tokens: int | None = None
     #: The same if the allocator releases every unallocated block and operator workspace.
@@ -235,7 +232,7 @@ class Budget:
     how: dict[str, str] = field(default_factory=dict)  # figure of this budget -> how it is known
     corrections: list[Correction] = field(default_factory=list)  # from logs
     #: The engine's figures beside memprof's readings; ``residual_bytes`` compares neither.
-    audit: list[AuditRow] = field(default_factory=list)
+    audit: list[Reading] = field(default_factory=list)
     #: Of a log whose release's equation does not close: what every equation of the engine gives.
     tried: list[Tried] = field(default_factory=list)
 
@@ -249,7 +246,7 @@ class Budget:
     @computed
     def device_verdict(
         self,
-    ) -> Annotated[str, Allowed(("fits", "narrow", "release", "exceeds"))] | None:
+    ) -> Annotated[str, one_of("fits", "narrow", "release", "exceeds")] | None:
         """Whether the device holds the KV cache and the serving peak; None where it is unknown.
 
         ``narrow``: it does, with less headroom than profiling may miss. ``release``: it does if the
@@ -315,19 +312,21 @@ class KvGroup:
     """The layers that share one layout of KV blocks."""
 
     type: str  # class name of the engine's KV cache spec
-    layers: int | None
-    block_size: int | None  # tokens
-    page_size_bytes: int | None  # of one layer
-    bytes_per_token: float | None  # all layers of the group
-    dtype: str | None
-    layout: dict[str, int | str | bool | None] | None = (
-        None  # heads, sizes, windows: what the formula of its type needs
-    )
+    layers: int | None = None
+    block_size: int | None = None  # tokens
+    page_size_bytes: int | None = None  # of one layer
+    bytes_per_token: float | int | None = None  # all layers of the group
+    dtype: str | None = None
+    #: Heads, sizes, windows: what the formula of its type needs.
+    layout: dict[str, int | str | bool | None] | None = None
 
 
 @dataclass(frozen=True)
 class Kv:
-    """The KV cache that the engine serves with, as one rank holds it."""
+    """The KV cache that the engine serves with, as one rank holds it.
+
+    What a ``kv_plan`` event has under the same names (``record.schema.KV_PLAN``), and what follows.
+    """
 
     tokens: int | None = None
     block_size: int | None = None
@@ -347,14 +346,15 @@ class Kv:
         None  # --num-gpu-blocks-override: blocks that replaced those of the budget
     )
     fitting_blocks: int | None = None  # blocks that the budget holds, least of all workers
-    tokens_rule: str | None = (
-        None  # concurrency | blocks: what the engine's number of tokens is made of
-    )
+    tokens_rule: str = "concurrency"  # or blocks: what the engine's number of tokens is made of
     group_count: int | None = None  # groups that share the blocks
     context_parallel: int = 1  # ranks that share the tokens of a request
+    max_num_batched_tokens: int | None = None
+    mamba_cache_mode: str | None = None  # none | all | align
+    shared_backing: bool = False  # groups lie over each other in one allocation
     #: Of ``planned_bytes``, layers of the drafter; None: no drafter, or they share their bytes.
-    draft_bytes: int | None = left_out()
-    draft_layers: int | None = left_out()
+    draft_bytes: int | None = None
+    draft_layers: int | None = None
 
     @property
     def recorded(self) -> bool:
@@ -363,20 +363,35 @@ class Kv:
 
 
 @dataclass(frozen=True)
-class EmptyCacheCall:
-    """One call of the allocator's ``empty_cache`` and what it gave back to the device."""
+class Freed:
+    """What calls of the allocator's ``empty_cache`` gave back to the device, and took for it."""
 
-    phase: str | None  # the enclosing phase
-    site: str | None  # file.py:line of the caller, the first frame outside torch
-    seconds: float | None  # with the synchronisation of the device that it contains
-    freed_cached_bytes: int | None
-    freed_npu_workspace_bytes: int | None  # None where it was not read apart, as while requests run
-    freed_other_bytes: (
-        int | None
-    )  # the rest of non-torch; with the workspace where that was not read apart
-    while_serving: (
-        bool  # requests ran; in records that do not know, the call came after the engine was ready
-    )
+    seconds: float | None = None  # with the synchronisation of the device that a call contains
+    freed_cached_bytes: int | None = None
+    #: None where it was not read apart, as while requests run.
+    freed_npu_workspace_bytes: int | None = None
+    #: The rest of non-torch; with the workspace where that was not read apart.
+    freed_other_bytes: int | None = None
+    refilled_bytes: int | None = None  # of what was freed, taken again by the next reading
+    #: CANN module -> bytes, by the runtime's counters; None: not read.
+    freed_by_module: dict[str, int] | None = None
+
+    @property
+    @computed
+    def freed_bytes(self) -> int | None:
+        """Everything that came back, None where a part is unknown."""
+        workspace = self.freed_npu_workspace_bytes or 0
+        return sum_or_none([self.freed_cached_bytes, self.freed_other_bytes, workspace])
+
+
+@dataclass(frozen=True)
+class EmptyCacheCall(Freed):
+    """One call of the allocator's ``empty_cache``."""
+
+    phase: str | None = None  # the enclosing phase
+    site: str | None = None  # file.py:line of the caller, the first frame outside torch
+    #: Requests ran; in records that do not know, the call came after the engine was ready.
+    while_serving: bool = False
     order: int | None = None  # of its passage, as in phases
     function: str | None = None
     thread: str | None = None
@@ -386,26 +401,14 @@ class EmptyCacheCall:
     at: str | None = None  # memprof's own: the phase that had just ended
     after_ready: bool = False  # and before the shutdown
     at_end: bool = False  # in the shutdown or after it
-    alloc_retries: int | None = (
-        None  # failed allocations that made the allocator flush itself, since the last call
-    )
-    refilled_bytes: int | None = None  # of what was freed, taken again by the next reading
-    refilled_by: str | None = None  # which reading that was
+    #: Failed allocations that made the allocator flush itself, since the last call.
+    alloc_retries: int | None = None
+    refilled_by: str | None = None  # which reading the next was
     chain: tuple[str, ...] = ()  # module:function, the innermost first
-    freed_by_module: dict[str, int] | None = (
-        None  # CANN module -> bytes, by the runtime's counters; None: not read
-    )
-
-    @property
-    @computed
-    def freed_bytes(self) -> int | None:
-        """Everything that came back, None where a part is unknown."""
-        cached, other = self.freed_cached_bytes, self.freed_other_bytes
-        return (
-            None
-            if cached is None or other is None
-            else cached + other + (self.freed_npu_workspace_bytes or 0)
-        )
+    #: Memprof's own: of what was freed, still free at the end of the start-up; for calls after it,
+    #: at the next reading.
+    kept_bytes: int | None = None
+    kept_until: str | None = None
 
 
 @dataclass(frozen=True)
@@ -423,28 +426,17 @@ class Cycle:
     asleep_used_bytes: int | None  # device memory in use while asleep; None for the others
     #: From a log, which prints no more of a cycle: what the sleep freed, and how much more is in
     #: use while asleep than in the sleep before.
-    freed_bytes: int | None
-    asleep_residue_bytes: int | None
-    used_bytes: int | None  # device total - free, after it; other processes on the device count
-    free_bytes: int | None  # of the device, after it
-    reserved_bytes: int | None
-    residue_bytes: int | None  # growth of used
-    allocated_residue_bytes: int | None
-    cached_residue_bytes: int | None  # reserved less allocated
-    non_torch_residue_bytes: int | None
-    emptied: bool  # empty_cache was called in it, or between it and the one before
-    emptied_inside: bool  # in it: what is cached after it is what the call left
-
-
-@dataclass(frozen=True)
-class OwnCall:
-    """One of memprof's own calls of empty_cache (``--empty-cache-at``)."""
-
-    at: str | None  # the phase that had just ended
-    seconds: float | None
-    freed_bytes: int | None
-    kept_bytes: int | None  # of those, still free at the time of kept_until
-    kept_until: str | None  # the end of the start-up; for calls after it, the next reading
+    freed_bytes: int | None = None
+    asleep_residue_bytes: int | None = None
+    used_bytes: int | None = None  # device total - free, after it; other processes count
+    free_bytes: int | None = None  # of the device, after it
+    reserved_bytes: int | None = None
+    residue_bytes: int | None = None  # growth of used
+    allocated_residue_bytes: int | None = None
+    cached_residue_bytes: int | None = None  # reserved less allocated
+    non_torch_residue_bytes: int | None = None
+    emptied: bool = False  # empty_cache was called in it, or between it and the one before
+    emptied_inside: bool = False  # in it: what is cached after it is what the call left
 
 
 @dataclass(frozen=True)
@@ -452,22 +444,13 @@ class ReclaimSummary:
     """The engine's calls until its shutdown added up, and what is left to free after start-up."""
 
     calls: int
-    calls_at_end: int  # in the shutdown or after it: in no other figure
+    engine: Freed
     calls_while_serving: int
-    seconds: float | None
-    freed_cached_bytes: int | None
-    freed_npu_workspace_bytes: int | None  # of the calls around which it was read
-    freed_other_bytes: int | None
-    refilled_bytes: int | None  # of all that was freed
-    serving_seconds: float | None
-    serving_freed_bytes: int | None
-    serving_refilled_bytes: int | None
+    serving: Freed  # of those while requests ran
     left_after: str | None  # the end of the start-up: the phase after which the next two were read
     left_cached_bytes: int | None  # the most that a call there returns from the caching allocator
     left_npu_workspace_bytes: int | None
     left_kv_tokens: int | None = None  # what both are worth
-    freed_by_module: dict[str, int] | None = None  # of all calls; None where one was not read
-    own: list[OwnCall] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -500,7 +483,7 @@ class Remedy:
     id: str
     argument: str
     bytes: int | None  # None: not known, and ``grounds`` says why
-    bound: Annotated[str, Allowed((EXACT, AT_MOST, AT_LEAST))] | None
+    bound: Annotated[str, one_of(EXACT, AT_MOST, AT_LEAST)] | None
     how: How | None
     #: Whether the allocation would have passed with it alone; None: not known.
     enough: bool | None
@@ -515,7 +498,7 @@ class HostClock:
     rank has entered it. The estimate assumes that the ranks leave it at the same time.
     """
 
-    by: Annotated[str, Allowed((FIRST, COLLECTIVES, WALL, UNKNOWN))]
+    by: Annotated[str, one_of(FIRST, COLLECTIVES, WALL, UNKNOWN)]
     offset_ns: int | None  # by which it is ahead; None: nothing tells
     least_ns: int | None = None  # None: no collective bounds it
     most_ns: int | None = None
@@ -686,7 +669,7 @@ class OwnerGrowth:
 class HostGrowth:
     """Host memory of one process while the engine served: resident, without what is shared."""
 
-    process: Annotated[str, Allowed((*PROCESS_ROLES, "unknown"))]
+    process: Annotated[str, one_of(*PROCESS_ROLES, "unknown")]
     roles: list[str]  # all that it has: with one rank, engine core and worker are one process
     label: str | None  # of the rank, of a worker
     host: str | None
@@ -737,29 +720,29 @@ class Oom:
     other_processes_bytes: int | None = None  # total - free - process_bytes
     graph_pools_bytes: int | None = None  # allocated in private pools
     #: Who asked, where it was not torch's caching allocator; None: that one, or not known.
-    asked_by: Annotated[str, Allowed(("npu_workspace", "runtime"))] | None = None
+    asked_by: Annotated[str, one_of("npu_workspace", "runtime")] | None = None
     phase: str | None = None  # the innermost phase that was under way, where it is known
     #: Of a log without a phase: the last phase whose lines come before the message.
     last_phase: str | None = None
     #: Of what was asked for, where a message printed it rounded: half its last digit.
-    requested_half_unit_bytes: int = left_out(0)
+    requested_half_unit_bytes: int = 0
     #: Part of a step, see ``record.failures.STAGE_OF``; None: not known.
-    stage: str | None = left_out()
-    site: str | None = left_out()  # file:line
-    chain: list[str] = left_out(list)  # module:function, innermost first
+    stage: str | None = None
+    site: str | None = None  # file:line
+    chain: list[str] = field(default_factory=list)  # module:function, innermost first
     #: Of the step that failed; None: no step, or not known.
-    requests: list[StepRequest] | None = left_out()
-    at_request: int | None = left_out()  # counted from 1
-    request_count: int | None = left_out()
-    input: str | None = left_out()  # name of its file
+    requests: list[StepRequest] | None = None
+    at_request: int | None = None  # counted from 1
+    request_count: int | None = None
+    input: str | None = None  # name of its file
     #: Of a log: what the parts of a step took before.
-    readings: list[StepReading] = left_out(list)
+    readings: list[StepReading] = field(default_factory=list)
     #: Of the allocator's variable, in the process that failed; None: not read.
-    allocator_settings: str | None = left_out()
+    allocator_settings: str | None = None
     #: The device at the failure; those that are no part of another add up to its total.
-    owners: list[ComponentRow] = left_out(list)
-    free_blocks: FreeBlocks | None = left_out()
-    remedies: list[Remedy] = left_out(list)
+    owners: list[ComponentRow] = field(default_factory=list)
+    free_blocks: FreeBlocks | None = None
+    remedies: list[Remedy] = field(default_factory=list)
 
     @property
     @computed
@@ -814,19 +797,30 @@ class RankReport:
     lines: tuple[int, int] | None = (
         None  # of a log, the first and the last of a worker that nothing names
     )
+    #: Quantities of ``accounting.readings.quantities`` -> what was read of them.
+    readings: dict[str, Reading] = field(default_factory=dict)
     #: While it served, where the run was sampled; requests in the order in which they began.
-    requests: list[RequestRow] = left_out(list)
-    stages: list[StageRow] = left_out(list)
-    samples: list[Point] = left_out(list)
-    growth: list[OwnerGrowth] = left_out(list)
+    requests: list[RequestRow] = field(default_factory=list)
+    stages: list[StageRow] = field(default_factory=list)
+    samples: list[Point] = field(default_factory=list)
+    growth: list[OwnerGrowth] = field(default_factory=list)
     #: What profiling assumed of multimodal items, and what came.
-    mm_profile: MmProfile | None = left_out()
+    mm_profile: MmProfile | None = None
     #: Older samples are lowest and highest values of several readings.
-    thinned: bool = left_out(False)
+    thinned: bool = False
     #: Kind of event -> lines that are in no file any more, because the files are bounded.
-    dropped: dict[str, int] = left_out(dict)
+    dropped: dict[str, int] = field(default_factory=dict)
     #: Of a deployment whose engines have budgets of their own: prefill | decode.
-    group: str | None = left_out()
+    group: str | None = None
+
+    def figure(self, name: str) -> int | None:
+        """Return a figure of the engine in whole bytes."""
+        size = self.figures.get(name)
+        return None if size is None else int(size)
+
+    def rounding(self, *names: str) -> int:
+        """Return what the rounding of printed figures adds up to, bytes; 0 from hooks."""
+        return sum(self.half_units.get(name, 0) for name in names)
 
     @property
     @computed
@@ -840,7 +834,7 @@ class Finding:
     """Something a reader should know, with the figure that shows it."""
 
     id: str
-    severity: Annotated[str, Allowed(("info", "warning", "error"))]
+    severity: Annotated[str, one_of("info", "warning", "error")]
     rank: int | None  # None: the run as a whole
     label: str | None
     title: str
@@ -870,11 +864,11 @@ class Report:
     #: What failed first, by the log; None: nothing, or the run has no log.
     failure: NamedFailure | None = None
     #: Resident host memory of each process while it served, where the run was sampled.
-    growth: list[HostGrowth] = left_out(list)
+    growth: list[HostGrowth] = field(default_factory=list)
     #: With --trace-allocations: lines of code whose memory stayed.
-    allocations: list[TracedProcess] = left_out(list)
+    allocations: list[TracedProcess] = field(default_factory=list)
     #: Of processes on several hosts; None: one host.
-    deployment: Deployment | None = left_out()
+    deployment: Deployment | None = None
     SCHEMA: ClassVar[str] = REPORT_SCHEMA
 
     @property

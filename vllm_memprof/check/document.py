@@ -68,7 +68,7 @@ def head(result: CheckResult) -> list[Line]:
 
 def verdict(result: CheckResult) -> Text:
     """Return the result in one sentence."""
-    count, failed = len(result.outcomes), result.failures
+    count, failed = len(result.limits), result.failures
     if not failed:
         return text("within budget: {count} of {count} checks hold", count=count)
     return text(
@@ -81,7 +81,7 @@ def verdict(result: CheckResult) -> Text:
 
 def sentences(outcome: Outcome) -> list[Text]:
     """Return what failed, a sentence per group of ranks: measured, limit, margin, ranks."""
-    groups = _groups([row for row in outcome.judged if not row.ok])
+    groups = _groups([row for row in outcome.readings if not row.ok])
     return [
         text("{key}: {failure}", key=outcome.key, failure=_failure(outcome, group))
         for group in groups
@@ -114,7 +114,7 @@ def _failure(outcome: Outcome, group: Sequence[Judged]) -> str:
             "{limit} (baseline {baseline}, {written})",
             limit=limit,
             baseline=_exact(outcome, row.baseline),
-            written=outcome.written,
+            written=outcome.limit,
         )
     parts = {
         "measured": measured,
@@ -144,11 +144,11 @@ class _JudgedGroup(NamedTuple):
     """A limit and ranks that it judges alike."""
 
     outcome: Outcome
-    judged: list[Judged]
+    readings: list[Judged]
 
     @property
     def first(self) -> Judged:
-        return self.judged[0]
+        return self.readings[0]
 
 
 def _measured(row: _JudgedGroup) -> str:
@@ -181,7 +181,7 @@ _LIMITS = (
     Column("Margin", _margin, right=True),
     Column(
         "As written",
-        lambda row: row.outcome.written if row.outcome.unit not in (FINDING, STATUS) else "",
+        lambda row: row.outcome.limit if row.outcome.unit not in (FINDING, STATUS) else "",
         when=wide_only,
         right=True,
     ),
@@ -191,29 +191,29 @@ _LIMITS = (
         when=wide_only,
         right=True,
     ),
-    Column("Ranks", lambda row: _labels(row.judged)),
+    Column("Ranks", lambda row: _labels(row.readings)),
 )
 
 
 def _limits(result: CheckResult, wide: bool) -> Section:
     """Return every limit: the groups of ranks that fail, else the one with the least margin."""
     rows = []
-    for outcome in result.outcomes:
-        failing = [row for row in outcome.judged if not row.ok]
-        groups = _groups(failing or outcome.judged)
+    for outcome in result.limits:
+        failing = [row for row in outcome.readings if not row.ok]
+        groups = _groups(failing or outcome.readings)
         rows += [_JudgedGroup(outcome, group) for group in groups[: SHOWN_GROUPS if failing else 1]]
-    judged = [row for outcome in result.outcomes for row in outcome.judged]
+    readings = [row for outcome in result.limits for row in outcome.readings]
     notes: list[str] = []
-    if any(row.within_digits for row in judged):
+    if any(row.within_digits for row in readings):
         notes.append(
             text(
                 "±: the margin is smaller than what the printed digits leave open; the log cannot "
                 "decide it"
             )
         )
-    if any(outcome.how == MODELLED for outcome in result.outcomes):
+    if any(outcome.how == MODELLED for outcome in result.limits):
         notes.append(text("(m): set by the profile of the simulated device"))
-    if any(outcome.table == REGRESSION for outcome in result.outcomes):
+    if any(outcome.table == REGRESSION for outcome in result.limits):
         notes.append(text("limits of [regression] are the baseline's figure with what is allowed"))
 
     def look(row: _JudgedGroup) -> Look:

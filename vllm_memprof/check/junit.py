@@ -16,7 +16,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 def render_check_junit(result: CheckResult) -> str:
     """The XML document as text."""
     counts = {
-        "tests": str(len(result.outcomes)),
+        "tests": str(len(result.limits)),
         "failures": str(len(result.failures)),
         "errors": "0",
     }
@@ -29,7 +29,7 @@ def render_check_junit(result: CheckResult) -> str:
     properties = ET.SubElement(suite, "properties")
     for line in [*head(result), Line("verdict", verdict(result))]:
         ET.SubElement(properties, "property", {"name": line.name, "value": _clean(line.value)})
-    for outcome in result.outcomes:
+    for outcome in result.limits:
         _add_case(suite, outcome)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.accounting.readings.quantities import QUANTITIES, held_quantities
-from vllm_memprof.accounting.readings.startup import StartupReadings
+from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB
@@ -79,7 +78,7 @@ def of_quantity(name: str, phase: str, *printed: tuple[str, ...], varies: int = 
     row = QUANTITIES[name]
 
     def read(rank: RankReport, simulated: bool) -> int | None:
-        return held_quantities(rank, simulated)[name]
+        return rank.readings[name].bytes
 
     return LimitFigure(
         name, row.title, BYTES, read, phase, printed, True, row.device_wide, varies_bytes=varies
@@ -240,7 +239,7 @@ def read_figure(report: Report, figure: LimitFigure) -> list[LimitReading]:
     return readings if figure.per_rank else _spreads(report, readings)
 
 
-def _why_unknown(report: Report, rank: RankReport, figure: LimitFigure) -> Text:
+def _why_unknown(report: Report, rank: RankReport, figure: LimitFigure) -> str:
     if (reason := EVIDENCE[report.run.source].no_figure) is not None:
         return reason
     if figure.why_unknown is not None and (reason := figure.why_unknown(rank)) is not None:
@@ -250,11 +249,9 @@ def _why_unknown(report: Report, rank: RankReport, figure: LimitFigure) -> Text:
             return text("{phase}: {reason}", phase=row.phase, reason=row.reason)
     if rank.open_phases:
         return text("the rank did not finish {phase}", phase=rank.open_phases[-1])
-    if figure.name in QUANTITIES:
-        readings = StartupReadings.of(rank, report.run.simulated)
-        unread = QUANTITIES[figure.name].reading(readings).reason
-        if unread is not None:
-            return unread
+    reading = rank.readings.get(figure.name)
+    if reading is not None and reading.reason is not None:
+        return reading.reason
     return text("no record of it, run {status}", status=report.run.status)
 
 

@@ -69,23 +69,23 @@ class Outcome:
     unit: str  # bytes | tokens | finding | status
     sense: str  # at least | at most; "" where nothing is counted
     #: The limit as the file has it.
-    written: str = field(metadata={"json": "limit"})
+    limit: str
     line: int | None
-    judged: list[Judged] = field(metadata={"json": "readings"})
+    readings: list[Judged]
     how: How = MEASURED
 
     @property
     @computed
     def ok(self) -> bool:
-        return all(row.ok for row in self.judged)
+        return all(row.ok for row in self.readings)
 
     @property
     @computed
     def unmeasured(self) -> bool:
         """True where it fails for a figure that is not known."""
         if self.unit in (FINDING, STATUS):
-            return any((row.reason or "").startswith(NOT_JUDGED) for row in self.judged)
-        return any(row.value is None or row.limit is None for row in self.judged)
+            return any((row.reason or "").startswith(NOT_JUDGED) for row in self.readings)
+        return any(row.value is None or row.limit is None for row in self.readings)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class CheckResult:
 
     run: RunSummary
     budget: str  # name of the file
-    outcomes: list[Outcome] = field(metadata={"json": "limits"})
+    limits: list[Outcome]
     baseline: RunSummary | None = None
     notes: list[str] = field(default_factory=list)
     SCHEMA: ClassVar[str] = CHECK_SCHEMA
@@ -107,7 +107,7 @@ class CheckResult:
 
     @property
     def failures(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if not outcome.ok]
+        return [outcome for outcome in self.limits if not outcome.ok]
 
     @property
     @computed
@@ -196,9 +196,9 @@ def _outcome(report: Report, limit: Limit, baseline: Report | None) -> Outcome:
         title=figure.title,
         unit=figure.unit,
         sense=limit.key.sense,
-        written=limit.written,
+        limit=limit.written,
         line=limit.line,
-        judged=judged,
+        readings=judged,
         how=MODELLED if report.run.simulated and figure.device_wide else MEASURED,
     )
 

@@ -17,7 +17,7 @@ engine's; a ``-q`` that no value follows, which vLLM would refuse, is memprof's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,27 +29,22 @@ ENGINE_ARGS = "vllm_memprof.engine_args"
 
 
 @dataclass(frozen=True)
-class OwnOption:
-    """An option of memprof: its names, and whether a value follows."""
-
-    names: tuple[str, ...]
-    takes_value: bool
-
-
-@dataclass(frozen=True)
 class SplitArguments:
     own: list[str]  # normalised: "--name=value", "-nvalue" or "--flag"
     model: str | None
     engine: list[str]  # without MODEL, unchanged and in order
 
 
-def split_arguments(args: list[str], options: Iterable[OwnOption]) -> SplitArguments:
+def split_arguments(args: list[str], options: Mapping[str, bool]) -> SplitArguments:
     """Split the tokens of a command.
+
+    Args:
+        args: the tokens.
+        options: names of memprof's options -> whether a value follows.
 
     Raises:
         UsageError: an option of memprof lacks its value, or a flag was given one.
     """
-    by_name = {name: option for option in options for name in option.names}
     own: list[str] = []
     engine: list[str] = []
     rest = list(args)
@@ -59,10 +54,10 @@ def split_arguments(args: list[str], options: Iterable[OwnOption]) -> SplitArgum
             engine += rest
             break
         name, equals, value = token.partition("=")
-        option = by_name.get(_normalise(name))
-        if option is None or (token == "-q" and rest and not rest[0].startswith("-")):
+        takes_value = options.get(_normalise(name))
+        if takes_value is None or (token == "-q" and rest and not rest[0].startswith("-")):
             engine.append(token)
-        elif not option.takes_value:
+        elif not takes_value:
             if equals and name.startswith("--help"):
                 engine.append(token)  # vLLM's --help=<group>
             elif equals:
@@ -103,11 +98,12 @@ class EngineCommand(HelpCommand):
 
     def split(self, ctx: Any, args: list[str]) -> SplitArguments:
         """Split tokens by the options of this command."""
-        options = [
-            OwnOption((*param.opts, *param.secondary_opts), not getattr(param, "is_flag", False))
+        options = {
+            name: not getattr(param, "is_flag", False)
             for param in self.get_params(ctx)
             if param.param_type_name == "option"
-        ]
+            for name in (*param.opts, *param.secondary_opts)
+        }
         try:
             return split_arguments(args, options)
         except UsageError:

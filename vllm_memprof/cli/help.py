@@ -1,159 +1,43 @@
 """The commands: their group, one line and two examples each, and the options that matter.
 
-``memprof --help`` is drawn from the table and imports no command. ``--help`` of a command begins
-with its examples and shows its ``options``; ``--help-all`` shows every one, and the whole text.
+``memprof --help`` is drawn from the table ``commands.toml`` and imports no command. ``--help`` of a
+command begins with its examples and shows its ``options``; ``--help-all`` shows every one, and the
+whole text.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+
+from vllm_memprof.errors import UsageError
+from vllm_memprof.files import read_table
+
+#: What a document is drawn as, in any language; the other formats are names that programs know.
+DRAWN = ("table", "markdown", "html")
 
 
 @dataclass(frozen=True)
 class CommandHelp:
     """How a command is presented."""
 
-    summary: str  # at most 60 characters
-    examples: tuple[str, str]  # without "memprof"
-    #: Those that ``--help`` shows; none: all of them.
-    options: tuple[str, ...] = ()
+    examples: Sequence[str]  # two, without "memprof"
+    group: str = ""  # in ``memprof --help``; none: it is below another command
+    summary: str = ""  # at most 60 characters
+    options: Sequence[str] = ()  # those that ``--help`` shows; none: all of them
+    formats: Sequence[str] = ("table", "markdown", "json")
 
 
-_RUN = ("--device", "--engine", "--stack", "--run-dir", "--format", "--quiet")
-_PLAN = ("--device", "--engine", "--stack", "--run-dir", "--format", "--until")
-
-#: Group -> command -> its help, in the order of ``memprof --help``.
-GROUPS = {
-    "Run": {
-        "serve": CommandHelp(
-            "start the engine's server, report its memory, watch it",
-            ("serve Qwen/Qwen3-8B -tp 2", "serve Qwen/Qwen3-8B --device sim:910b --sample 16"),
-            (*_RUN, "--sample", "--live", "--metrics-port", "--trace-allocations"),
-        ),
-        "offline": CommandHelp(
-            "run prompts without a server, then report",
-            (
-                "offline Qwen/Qwen3-8B --prompts prompts.jsonl",
-                'offline Qwen/Qwen3-8B --prompt "Hello" --device sim:910b',
-            ),
-            (*_RUN, "--prompts", "--prompt", "--images", "--max-tokens"),
-        ),
-        "attach": CommandHelp(
-            "watch a run that another terminal started",
-            ("attach", "attach qwen3-8b --live"),
-        ),
-    },
-    "Read": {
-        "explain": CommandHelp(
-            "why a log failed, or its report",
-            ("explain engine.log", "explain engine.log --format markdown -o answer.md"),
-        ),
-        "report": CommandHelp(
-            "print a recorded run, in any format",
-            ("report", "report qwen3-8b --format html -o report.html"),
-        ),
-        "glossary": CommandHelp(
-            "what a word of a report means",
-            ("glossary headroom", 'glossary "peak activation"'),
-        ),
-        "diff": CommandHelp(
-            "why the KV cache of two runs differs",
-            ("diff reports/old reports/new", "diff qwen3-8b"),
-        ),
-        "check": CommandHelp(
-            "hold a run to limits, for CI",
-            ("check --min-kv-cache 40GiB", "check reports/new --budget budget.toml"),
-            (
-                "--budget", "--baseline", "--min-kv-cache", "--min-kv-cache-tokens",
-                "--min-headroom", "--max-weights", "--max-non-torch", "--format", "--output",
-                "--init",
-            ),
-        ),
-    },
-    "Decide": {
-        "plan": CommandHelp(
-            "does it fit: the KV cache of one set of options",
-            (
-                "plan Qwen/Qwen3-14B --device sim:910b --max-model-len 32768",
-                "plan Qwen/Qwen3-14B -tp 2 --device sim:910b --until ready",
-            ),
-            (*_PLAN, "--ranks", "--rank", "--quiet", "--startup-timeout"),
-        ),
-        "fit": CommandHelp(
-            "search the limit of an option, or the fewest devices",
-            (
-                "fit Qwen/Qwen3-14B --find max-model-len --device sim:910b",
-                "fit Qwen/Qwen3-32B --find devices --want tokens=500000 --device sim",
-            ),
-            (
-                "--find", "--want", "--headroom", "--between", "--step", "--device", "--stack",
-                "--until", "--run-dir", "--format",
-            ),
-        ),
-        "share": CommandHelp(
-            "divide one device between several models",
-            (
-                "share Qwen/Qwen3-8B -- Qwen/Qwen3-0.6B --device sim:910b",
-                "share Qwen/Qwen3-8B --want tokens=50000 -- Qwen/Qwen3-0.6B --device sim",
-            ),
-            (
-                "--want", "--headroom", "--beside", "--device", "--stack", "--run-dir", "--format",
-                "--quiet", "--startup-timeout", "--no-cache",
-            ),
-        ),
-        "sweep": CommandHelp(
-            "plan all combinations of some options' values",
-            (
-                "sweep Qwen/Qwen3-14B --over max-num-seqs=64,128,256 --device sim:910b",
-                "sweep Qwen/Qwen3-14B --over device=sim:910b,sim:a3 -tp 2",
-            ),
-            (
-                "--over", "--jobs", "--ray", "--output", "--device", "--stack", "--until",
-                "--ranks", "--format", "--no-cache",
-            ),
-        ),
-        "calibrate": CommandHelp(
-            "correct a simulated device by a run or log from hardware",
-            (
-                "calibrate Qwen/Qwen3-14B --run engine.log --device sim:910b",
-                "calibrate Qwen/Qwen3-14B --run reports/new --device sim:910b -tp 2",
-            ),
-            (*_PLAN, "--run", "--ranks", "--quiet", "--no-cache"),
-        ),
-    },
-    "Set up": {
-        "doctor": CommandHelp(
-            "what this machine has for a run, and what is missing",
-            ("doctor", "doctor --device npu"),
-        ),
-        "who": CommandHelp(
-            "which processes use a device; wait until it is free",
-            ("who", "who --device npu --only 0,1 --wait FREE=50GiB"),
-        ),
-        "sim": CommandHelp(
-            "simulated devices, and the engine stacks for them",
-            ("sim setup", "sim list"),
-        ),
-    },
-}  # fmt: skip
-#: Commands below another one.
-BELOW = {
-    "sim setup": CommandHelp("", ("sim setup", "sim setup --stack vllm-ascend-0.13.0")),
-    "sim list": CommandHelp("", ("sim list", "sim setup --stack vllm-ascend-0.13.0")),
-    "sim stop": CommandHelp("", ("sim stop", "sim list")),
-    "sim calibrate": CommandHelp(
-        "",
-        (
-            "sim calibrate reports/new -o device.toml",
-            "sim calibrate reports/new --row published.toml",
-        ),
-    ),
-    "sim selftest": CommandHelp("", ("sim selftest", "sim selftest --stack vllm-ascend-0.23.0")),
+EVERY = {
+    name: CommandHelp(**row)
+    for name, row in read_table(Path(__file__).with_name("commands.toml")).items()
 }
-COMMANDS = {name: row for group in GROUPS.values() for name, row in group.items()}
+COMMANDS = {name: row for name, row in EVERY.items() if row.group}
 
 
 def draw_overview(formatter: Any) -> None:
@@ -161,10 +45,10 @@ def draw_overview(formatter: Any) -> None:
     formatter.write("memprof explain engine.log\n")
     formatter.write("memprof plan Qwen/Qwen3-14B --device sim:910b\n\n")
     formatter.write("Usage: memprof COMMAND [ARGUMENTS]\n\n")
-    for group, commands in GROUPS.items():
-        for name, row in commands.items():
-            formatter.write(f"{group:<8}{name:<11}{row.summary}\n")
-            group = ""
+    above = ""
+    for name, row in COMMANDS.items():
+        formatter.write(f"{'' if row.group == above else row.group:<8}{name:<11}{row.summary}\n")
+        above = row.group
     formatter.write("\nmemprof COMMAND --help shows its examples and options; --version;\n")
     formatter.write("--install-completion: TAB for commands, runs, devices, stacks, models\n")
 
@@ -182,7 +66,7 @@ class HelpMixin:
 
     def format_help(self: Any, ctx: Any, formatter: Any) -> None:
         path = ctx.command_path.removeprefix("memprof ")
-        row = {**COMMANDS, **BELOW}[path]
+        row = EVERY[path]
         if not self.every_option:  # what is hidden here is hidden for good: the help ends it
             summary, *more = self.help.split("\n\n")
             hidden = [
@@ -201,7 +85,31 @@ class HelpMixin:
 
 
 class HelpCommand(HelpMixin, TyperCommand):
-    """A command with examples in its help."""
+    """A command with examples in its help, whose ``--format`` and ``--lang`` are those it has."""
+
+    def invoke(self: Any, ctx: Any) -> Any:
+        """Run it.
+
+        Raises:
+            UsageError: it has no such format or language, or the format is for a file.
+        """
+        formats = EVERY[self.name].formats if "lang" in ctx.params else ("table",)
+        name, lang = ctx.params.get("format_name", "table"), ctx.params.get("lang", "en")
+        if name not in formats:
+            raise UsageError(f"--format {name!r} is not known", hint=", ".join(formats))
+        if name in ("html", "trace") and ctx.params["output"] is None and sys.stdout.isatty():
+            raise UsageError(f"--format {name} is for a file", hint="-o FILE")
+        if lang != "en":
+            from vllm_memprof.report.language import LANGUAGES
+
+            if lang not in LANGUAGES:
+                raise UsageError(f"--lang {lang!r} is not known", hint=", ".join(LANGUAGES))
+            if name not in DRAWN:
+                raise UsageError(
+                    f"--lang {lang} is not there for --format {name}: programs know its names",
+                    hint=f"--format {' or '.join(each for each in DRAWN if each in formats)}",
+                )
+        return super().invoke(ctx)
 
 
 class HelpGroup(HelpMixin, TyperGroup):

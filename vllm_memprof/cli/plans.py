@@ -2,160 +2,105 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TypeVar
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
-from vllm_memprof.cli.show import can_repaint, check_format, write_result
+from vllm_memprof.cli.run import request
+from vllm_memprof.cli.show import can_repaint, write_result
+from vllm_memprof.engines import engine_row
+from vllm_memprof.engines.base import refuse
 from vllm_memprof.files import write_atomically
+from vllm_memprof.launch.folder import create_run_dir
+from vllm_memprof.launch.prepare import require_device
+from vllm_memprof.plans.calibrated import Calibrated
+from vllm_memprof.plans.documents import answer_document
+from vllm_memprof.plans.pool import Interrupted
+from vllm_memprof.plans.request import Plan, Task
+from vllm_memprof.plans.rows import Fit, PlanRow
+from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
+from vllm_memprof.plans.share import DeviceShare
+from vllm_memprof.plans.store import Store
+from vllm_memprof.redact import redact_command
+from vllm_memprof.report.json_text import render_result_json
+from vllm_memprof.sim.presets import resolve_model
+from vllm_memprof.sim.runtime import prepare_runtime
 from vllm_memprof.units import format_bytes, format_gib, one_line
 
-if TYPE_CHECKING:
-    from vllm_memprof.plans.calibrated_rows import Calibrated
-    from vllm_memprof.plans.request import Plan, Task
-    from vllm_memprof.plans.rows import Fit, PlanRow
-    from vllm_memprof.plans.runner import PlanRunner
-    from vllm_memprof.plans.share_rows import DeviceShare
+Found = TypeVar("Found", Fit, DeviceShare, Calibrated)
 
-    Found = TypeVar("Found", Fit, DeviceShare, Calibrated)
-
-FORMATS = ("table", "markdown", "json")
 #: Options of memprof that a plan has.
 _OF_A_PLAN = ("engine", "device", "stack", "python", "ranks", "rank", "until")
-
-Ranks = Annotated[
-    str,
-    typer.Option(
-        "--ranks",
-        metavar="R",
-        help="Ranks to run: one, all, edges (first, last, differing); auto: all if they fit.",
-    ),
-]
-Rank = Annotated[
-    int | None, typer.Option("--rank", metavar="K", help="The rank that --ranks one runs.")
-]
-Until = Annotated[
-    str,
-    typer.Option(
-        "--until",
-        metavar="U",
-        help="kv: stop at the KV plan; ready: go on, and run the largest batches.",
-    ),
-]
-Wants = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--want",
-        metavar="W",
-        help="A condition: tokens=500000, concurrency=8@32768, concurrency=8, kv-cache=40GiB; "
-        "repeatable.",
-    ),
-]
-Headroom = Annotated[
-    str | None,
-    typer.Option(
-        "--headroom", metavar="SIZE", help="Device memory that must stay free at the peak."
-    ),
-]
-NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Do not read or write the cache of plans.")
-]
 #: Seconds between two lines of plans under way, where lines cannot be repainted.
 _PLAIN_EVERY_S = 60.0
 
 
-class PlainProgress:
-    """A line per plan, for pipes and logs."""
+class PlanProgress:
+    """A line per plan; on a terminal a bar below them, and what is under way.
 
-    def __init__(self, total: int | None) -> None:
-        self._total = total
+    Args:
+        total: number of plans; None: not known.
+        live: the terminal can be repainted.
+    """
+
+    def __init__(self, total: int | None, live: bool) -> None:
+
+        self._of = "" if total is None else f"/{total}"
         self._done = 0
         self._next_s = time.monotonic() + _PLAIN_EVERY_S
+        columns = [BarColumn(bar_width=24), MofNCompleteColumn()] if total is not None else []
+        self._bar = Progress(
+            TextColumn("plans"), *columns, TimeElapsedColumn(), TextColumn("{task.description}"),
+            console=Console(stderr=True, highlight=False), transient=True, disable=not live,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=total)
+        self._bar.start()
 
     def started(self, task: Task) -> None:
         pass
 
     def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
-        if tasks and time.monotonic() > self._next_s:
-            self._next_s = time.monotonic() + _PLAIN_EVERY_S
-            self._say(
-                "under way: "
-                + "; ".join(f"{task.plan.title} for {seconds:.0f} s" for task, seconds in tasks)
-            )
+        said = "; ".join(f"{task.plan.title} for {seconds:.0f} s" for task, seconds in tasks)
+        room = max(10, self._bar.console.width - 55)
+        self._bar.update(self._task, description=one_line(said, room))
+        if self._bar.disable and tasks and time.monotonic() > self._next_s:
+            self.ending(f"under way: {said}")
 
     def ending(self, text: str) -> None:
-        self._say(text)
+        """Say a line."""
+        self._next_s = time.monotonic() + _PLAIN_EVERY_S
+        if not self._bar.disable:
+            self._bar.console.print(f"memprof: {text}", soft_wrap=True, markup=False)
+            return
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone; the plans go on
+            print(f"memprof: {text}", file=sys.stderr, flush=True)
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         self._done += 1
-        self._next_s = time.monotonic() + _PLAIN_EVERY_S
-        of = f"/{self._total}" if self._total is not None else ""
-        title = " ".join(f"{name}={value}" for name, value in row.values.items())
         text = f"{row.status}: {row.reason}"
         if row.ok:
             size, tokens = format_gib(row.kv_cache_bytes), format_bytes(row.tokens)
             text = f"KV cache {size} GiB, {tokens} tokens"
         if how == "made" and row.seconds is not None:
             how = f"{row.seconds:.1f} s"
-        self._say(f"{self._done}{of} {title}: {text} ({how})")
-
-    def close(self) -> None:
-        pass
-
-    def _say(self, text: str) -> None:
-        try:
-            print(f"memprof: {text}", file=sys.stderr, flush=True)
-        except (OSError, ValueError):
-            pass  # the terminal is gone; the plans go on
-
-
-class LiveProgress(PlainProgress):
-    """Finished plans scroll by; below them a bar, and what is under way."""
-
-    def __init__(self, total: int | None) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
-
-        super().__init__(total)
-        self._console = Console(stderr=True, highlight=False)
-        columns = [BarColumn(bar_width=24), MofNCompleteColumn()] if total is not None else []
-        self._bar = Progress(
-            TextColumn("plans"), *columns, TimeElapsedColumn(), TextColumn("{task.description}"),
-            console=self._console, transient=True,
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=total)
-        self._bar.start()
-
-    def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
-        text = "; ".join(f"{task.plan.title} {seconds:.0f} s" for task, seconds in tasks)
-        room = max(10, self._console.width - 55)
-        self._bar.update(self._task, description=one_line(text, room))
-
-    def finished(self, place: int, row: PlanRow, how: str) -> None:
-        super().finished(place, row, how)
+        self.ending(f"{self._done}{self._of} {row.title}: {text} ({how})")
         self._bar.advance(self._task)
 
     def close(self) -> None:
         self._bar.stop()
 
-    def _say(self, text: str) -> None:
-        self._bar.console.print(f"memprof: {text}", soft_wrap=True, markup=False)
 
-
-@contextmanager
-def progress(total: int | None, quiet: bool, kept: str = "") -> Iterator[PlainProgress]:
+@contextlib.contextmanager
+def progress(total: int | None, quiet: bool, kept: str) -> Iterator[PlanProgress]:
     """Show plans under way: live on a terminal, plain lines elsewhere.
 
     Args:
@@ -163,9 +108,7 @@ def progress(total: int | None, quiet: bool, kept: str = "") -> Iterator[PlainPr
         quiet: plain lines.
         kept: what is said after a signal, which ends the command, of what was made before it.
     """
-    from vllm_memprof.plans.pool import Interrupted
-
-    shown = LiveProgress(total) if can_repaint() and not quiet else PlainProgress(total)
+    shown = PlanProgress(total, can_repaint() and not quiet)
     try:
         yield shown
     except Interrupted as error:
@@ -176,35 +119,27 @@ def progress(total: int | None, quiet: bool, kept: str = "") -> Iterator[PlainPr
         shown.close()
 
 
-def requested_plan(ctx: typer.Context, formats: Sequence[str] = FORMATS, **own: object) -> Plan:
+def requested_plan(ctx: typer.Context, **own: object) -> Plan:
     """Return the plan that the options of a command ask for.
 
     Args:
         ctx: its options.
-        formats: of its answer.
         own: options of memprof with another value than typed.
 
     Raises:
-        UsageError: a format that it does not have, an option that no plan has, or an engine that
-            the command does not run.
+        UsageError: an option that no plan has, or an engine that the command does not run.
     """
-    from vllm_memprof.cli.run import request
-    from vllm_memprof.engines import engine_row
-    from vllm_memprof.engines.base import refuse
-    from vllm_memprof.plans.request import Plan
-
-    check_format(ctx.params["format_name"], lang=ctx.params["lang"], formats=formats)
-    refuse(engine_row(ctx.params["engine"]), f"memprof {ctx.info_name}")
+    asked = ctx.params
+    refuse(engine_row(asked["engine"]), f"memprof {ctx.info_name}")
     request("plan", ctx, **own)  # refuses what no plan has
-    given = {name: ctx.params[name] for name in _OF_A_PLAN if name in ctx.params} | own
-    arguments = ctx.meta[ENGINE_ARGS]
-    return Plan.asked(ctx.params["model"], arguments, given, ctx.params["startup_timeout"])
+    given = {name: asked[name] for name in _OF_A_PLAN if name in asked} | own
+    return Plan.asked(asked["model"], ctx.meta[ENGINE_ARGS], given, asked["startup_timeout"])
 
 
 def answer(
     ctx: typer.Context,
     title: str,
-    make: Callable[[list[str], PlanRunner], Found],
+    make: Callable[[PlanRunner], Found],
     kept: str = "; plans that are made are kept in the cache",
 ) -> tuple[Found, Path]:
     """Make the plans in a new folder, write the answer there, and print it.
@@ -212,7 +147,7 @@ def answer(
     Args:
         ctx: of the command, whose name is that of the answer's file.
         title: for the name of the folder.
-        make: answers, from the command as typed and what makes plans.
+        make: answers, from what makes plans.
         kept: as of ``progress``.
 
     Returns:
@@ -221,20 +156,17 @@ def answer(
     Raises:
         MemprofError: the folder or the answer cannot be made.
     """
-    from vllm_memprof.launch.folder import create_run_dir
-    from vllm_memprof.plans.documents import answer_document
-    from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
-    from vllm_memprof.plans.store import Store
-    from vllm_memprof.redact import redact_command
-    from vllm_memprof.report.json_text import render_result_json
-
-    asked = ctx.params
+    asked, started_s = ctx.params, time.monotonic()
     folder = create_run_dir(asked["run_dir"], title, PLANS_DIR)
     with progress(None, asked["quiet"], kept) as shown:
         runner = PlanRunner(folder, shown, None if asked["no_cache"] else Store())
-        found = make(redact_command(["memprof", *sys.argv[1:]]), runner)
+        found = replace(
+            make(runner),
+            command=redact_command(["memprof", *sys.argv[1:]]),
+            seconds=round(time.monotonic() - started_s, 1),
+        )
     write_atomically(folder / f"{ctx.info_name}.json", render_result_json(found))
-    write_result(found, answer_document, asked["format_name"], lang=asked["lang"])
+    write_result(ctx, found, answer_document)
     return found, folder
 
 
@@ -244,10 +176,6 @@ def check_setup(plan: Plan) -> None:
     Raises:
         MemprofError: no such device, profile, stack or model; or the stack is not set up.
     """
-    from vllm_memprof.launch.prepare import require_device
-    from vllm_memprof.sim.presets import resolve_model
-    from vllm_memprof.sim.runtime import prepare_runtime
-
     if plan.device.profile is not None:
         prepare_runtime(plan.device.profile, plan.stack)
         resolve_model(plan.model, plan.engine_args)

@@ -11,14 +11,14 @@ import typer
 from vllm_memprof.cli import complete
 from vllm_memprof.errors import RunRecordError, nearest
 from vllm_memprof.files import from_here
+from vllm_memprof.launch.folder import DEFAULT_PARENT
+from vllm_memprof.record.deployment import run_folders
+from vllm_memprof.record.loader import load_info
+from vllm_memprof.sources import numbered
 
 
 def recorded() -> list[Path]:
     """Return the run folders below ``reports/``, the newest first."""
-    from vllm_memprof.launch.folder import DEFAULT_PARENT
-    from vllm_memprof.record.deployment import run_folders
-    from vllm_memprof.record.loader import load_info
-
     dated = []
     for folder in run_folders(DEFAULT_PARENT) if DEFAULT_PARENT.is_dir() else []:
         try:
@@ -51,8 +51,6 @@ def find_run(typed: str | None) -> str:
     Raises:
         RunRecordError: there is none.
     """
-    from vllm_memprof.sources import numbered
-
     if typed is not None and (
         Path(numbered(typed)[0]).exists() or any(mark in typed for mark in "*?[/") or typed == "-"
     ):

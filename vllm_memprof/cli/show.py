@@ -1,19 +1,17 @@
-"""Shared by commands that end with a report: write it in a format, to stdout or a file."""
+"""Shared by commands that end with a report or a result: write it as their options say."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from vllm_memprof.cli.help import HelpCommand
 from vllm_memprof.errors import MemprofError, UsageError
 
 if TYPE_CHECKING:
@@ -36,9 +34,8 @@ def printed(drawn: RenderableType, to_file: bool = False) -> str:
     from rich.console import Console
 
     to_terminal = not to_file and sys.stdout.isatty()
-    console = Console(
-        width=None if to_terminal else file_width(to_file), force_terminal=to_terminal or None
-    )
+    width = None if to_terminal else file_width(to_file)
+    console = Console(width=width, force_terminal=to_terminal or None)
     with console.capture() as capture:
         console.print(drawn)
     text = capture.get()
@@ -56,60 +53,84 @@ def file_width(to_file: bool = False) -> int:
     return int(columns) if columns.isdecimal() and int(columns) > 0 and not to_file else FILE_WIDTH
 
 
-#: What a document is drawn as, for any command; these can be had in every language.
-DRAWN = ("table", "markdown", "html")
-#: Formats of a report; the keys of json, csv and trace are names that programs know.
-FORMATS = (*DRAWN, "json", "csv", "trace")
-#: Those that are a file for another program: never printed on a terminal.
-FILE_FORMATS = ("html", "trace")
-LANGUAGES = ("en", "zh")
+def draw(found: Drawable, format_name: str, to_file: bool = False, lang: str = "en") -> str:
+    """Return a document of any kind as text, in one of the formats of ``help.DRAWN``.
 
-Output = Annotated[
-    Path | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
-]
-Lang = Annotated[
-    str,
-    typer.Option(
-        "--lang", metavar="L", help="Language of table, markdown and html: en, zh (Chinese)."
-    ),
-]
+    A table in a file has ``FILE_WIDTH`` and no colour.
+    """
+    if format_name == "html":
+        from vllm_memprof.report.html import render_html
 
-Full = Annotated[bool, typer.Option("--full", help="Every section, not the first screen alone.")]
-SectionNames = Annotated[
-    list[str] | None,
-    typer.Option("--section", metavar="NAME", help="This section; repeatable. --list names them."),
-]
-List = Annotated[bool, typer.Option("--list", help="Print the names of the sections, and exit.")]
+        return render_html(found, lang=lang)
+    if format_name == "markdown":
+        from vllm_memprof.report.markdown import render_markdown
+
+        return render_markdown(found, lang)
+    from vllm_memprof.report.table import render_table
+
+    return printed(render_table(found, lang=lang), to_file)
 
 
-def shown(
+def pieces(
     reports: Sequence[Report],
-    where: str,
-    full: bool = False,
-    names: Sequence[str] | None = None,
-) -> list[Drawable]:
-    """Return what a command shows of reports: their first screen, all of them, or some sections.
+    format_name: str,
+    to_file: bool = False,
+    lang: str = "en",
+    names: Sequence[str] = (),
+    screen_of: str | None = None,
+) -> Iterable[str]:
+    """Return reports as text, piece by piece: one of hundreds of ranks need not be whole in memory.
 
     Args:
         reports: of a run one, of a log its starts.
-        where: the run folder or log, as it is typed.
-        full: all.
-        names: of sections.
+        format_name: of ``memprof report``.
+        to_file: it goes into a file.
+        lang: of a format that is drawn.
+        names: of the sections that table and markdown show; none: all.
+        screen_of: the run folder or log, as it is typed: they show the first screen alone.
 
     Raises:
         UsageError: there is no section of that name.
+        MemprofError: the run has nothing that this format shows.
     """
     from vllm_memprof.report.documents.first_screen import FirstScreen
     from vllm_memprof.report.documents.report import NAMES, Parts
 
-    if unknown := [name for name in names or () if name not in NAMES]:
+    if unknown := [name for name in names if name not in NAMES]:
         raise UsageError(f"--section {unknown[0]!r} is not known", hint=", ".join(NAMES))
+    if format_name == "json":
+        from vllm_memprof.report.files import report_json
+
+        if len(reports) == 1:
+            return report_json(reports[0])
+        array = ",\n".join("".join(report_json(each)).rstrip("\n") for each in reports)
+        return [f"[\n{array}\n]\n"]
+    if format_name == "csv":
+        from vllm_memprof.frames.csv import report_csv
+
+        return report_csv(*reports)
+    if format_name == "trace":
+        from vllm_memprof.report.trace import report_trace
+
+        return report_trace(*reports)
+    if format_name == "html":
+        from vllm_memprof.report.html import render_html
+
+        return [render_html(*reports, lang=lang)]
+    found: Sequence[Drawable] = reports
     if names:
-        return [Parts(report, tuple(names)) for report in reports]
-    if full:
-        return list(reports)
-    return [FirstScreen(tuple(reports), where, serve_command(reports[-1]))]
+        found = [Parts(report, tuple(names)) for report in reports]
+    elif screen_of is not None:
+        found = [FirstScreen(tuple(reports), screen_of, serve_command(reports[-1]))]
+    elif len(reports) > 1 and format_name == "markdown":
+        from vllm_memprof.report.markdown import render_markdown_starts
+
+        return [render_markdown_starts(list(reports), lang)]
+    elif len(reports) > 1:
+        from vllm_memprof.report.sections.starts import starts_document
+
+        found = [partial(starts_document, reports), *reports]
+    return ["\n".join(draw(each, format_name, to_file, lang) for each in found)]
 
 
 def section_names(report: Report) -> str:
@@ -139,139 +160,9 @@ def serve_command(report: Report) -> str:
     command = typer.main.get_command(import_module("vllm_memprof.cli.commands.plan").app)
     assert isinstance(command, EngineCommand)
     split = command.split(typer.Context(command), run.command[2:])
-    engine = "vllm serve"
-    if not row_of_run(run.engine).script:
-        engine = " ".join(("python", *row_of_run(run.engine).server))
-    return " ".join([engine, *map(shlex.quote, [split.model or run.model, *split.engine])])
-
-
-def command_app(
-    function: Callable[..., None], options: Mapping[str, Any] | None = None, **settings: Any
-) -> typer.Typer:
-    """Return the Typer app of one command.
-
-    Args:
-        function: the command.
-        options: that it has besides, in ``ctx.params`` or its ``**`` argument: name -> type and
-            default.
-        settings: of Typer's ``command``.
-    """
-    if options:
-        signature = inspect.signature(function, eval_str=True)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        own += [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default
-            )
-            for name, (kind, default) in options.items()
-        ]
-        function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(**{"cls": HelpCommand, **settings})(function)
-    return app
-
-
-def check_format(
-    name: str,
-    output: Path | None = None,
-    printed: bool = False,
-    lang: str = "en",
-    formats: Sequence[str] = FORMATS,
-) -> None:
-    """Refuse a format or a language before anything is done.
-
-    Args:
-        name: the format, as typed.
-        output: the file that was asked for.
-        printed: the command has no -o, it prints.
-        lang: the language, as typed.
-        formats: those of the command.
-
-    Raises:
-        UsageError: not a format, one for a file where none was given, not a language, or a format
-            that there is in English alone.
-    """
-    if name not in formats:
-        raise UsageError(f"--format {name!r} is not known", hint=", ".join(formats))
-    if name in FILE_FORMATS and printed:
-        raise UsageError(
-            f"--format {name} is for a file",
-            hint=f"memprof report RUN --format {name} -o FILE afterwards",
-        )
-    if name in FILE_FORMATS and output is None and sys.stdout.isatty():
-        raise UsageError(f"--format {name} is for a file", hint="-o FILE")
-    if lang not in LANGUAGES:
-        raise UsageError(f"--lang {lang!r} is not known", hint=", ".join(LANGUAGES))
-    if lang != "en" and name not in DRAWN:
-        raise UsageError(
-            f"--lang {lang} is not there for --format {name}: programs know its names",
-            hint=f"--format {' or '.join(each for each in DRAWN if each in formats)}",
-        )
-
-
-def draw(found: Drawable, format_name: str, to_file: bool = False, lang: str = "en") -> str:
-    """Return a document of any kind as text, in one of the formats of ``DRAWN``.
-
-    A table in a file has ``FILE_WIDTH`` and no colour.
-    """
-    if format_name == "html":
-        from vllm_memprof.report.html import render_html
-
-        return render_html(found, lang=lang)
-    if format_name == "markdown":
-        from vllm_memprof.report.markdown import render_markdown
-
-        return render_markdown(found, lang)
-    from vllm_memprof.report.table import render_table
-
-    return printed(render_table(found, lang=lang), to_file)
-
-
-def render(
-    report: Report,
-    format_name: str,
-    to_file: bool = False,
-    lang: str = "en",
-    found: Sequence[Drawable] | None = None,
-) -> str:
-    """Return the report as text, ending in a newline."""
-    return "".join(pieces(report, format_name, to_file, lang, found))
-
-
-def pieces(
-    report: Report,
-    format_name: str,
-    to_file: bool = False,
-    lang: str = "en",
-    found: Sequence[Drawable] | None = None,
-) -> Iterator[str]:
-    """Return the same piece by piece: a report of hundreds of ranks need not be whole in memory.
-
-    Args:
-        report: of a run.
-        format_name: one of ``FORMATS``.
-        to_file: it goes into a file.
-        lang: of a format that is drawn.
-        found: what table and markdown show of it; None: all.
-
-    Raises:
-        MemprofError: the run has nothing that this format shows.
-    """
-    if format_name == "json":
-        from vllm_memprof.report.files import report_json
-
-        return report_json(report)
-    if format_name == "csv":
-        from vllm_memprof.frames.csv import report_csv
-
-        return report_csv(report)
-    if format_name == "trace":
-        from vllm_memprof.report.trace import report_trace
-
-        return report_trace(report)
-    if found is None or format_name == "html":
-        found = [report]
-    return iter(["\n".join(draw(each, format_name, to_file, lang) for each in found)])
+    row = row_of_run(run.engine)
+    engine = ["vllm serve"] if row.script else ["python", *row.server]
+    return " ".join([*engine, *map(shlex.quote, [split.model or run.model, *split.engine])])
 
 
 def write_out(text: str | Iterable[str], output: Path | None) -> None:
@@ -293,26 +184,41 @@ def write_out(text: str | Iterable[str], output: Path | None) -> None:
     write_atomically(output, text)
 
 
-def write_result(
-    found: Found,
-    document: Callable[[Found, int], Document],
-    format_name: str,
-    output: Path | None = None,
-    lang: str = "en",
-) -> None:
-    """Write what a command found, as JSON or drawn, to the file or to stdout.
+def write_reports(ctx: typer.Context, reports: Sequence[Report], where: str) -> None:
+    """Write reports as the options of a command say.
 
     Args:
+        ctx: the command.
+        reports: of a run one, of a log its starts.
+        where: the run folder or log, as it is typed.
+    """
+    asked = ctx.params
+    output: Path | None = asked.get("output")
+    if asked.get("names"):
+        write_out(section_names(reports[-1]), output)
+        return
+    screen_of = None if asked.get("full") else where
+    text = pieces(reports, asked.get("format_name", "table"), output is not None, asked["lang"],
+                  asked.get("section") or (), screen_of)  # fmt: skip
+    write_out(text, output)
+
+
+def write_result(
+    ctx: typer.Context, found: Found, document: Callable[[Found, int], Document]
+) -> None:
+    """Write what a command found, as JSON or drawn, as its options say.
+
+    Args:
+        ctx: the command; an output that is a folder is not that of the result.
         found: what there is a schema of.
         document: lays it out.
-        format_name: json, or one of ``DRAWN``.
-        output: the file; None: stdout.
-        lang: of what is drawn.
     """
-    if format_name == "json":
+    asked = ctx.params
+    output: Path | None = asked.get("output")
+    if asked["format_name"] == "json":
         from vllm_memprof.report.json_text import render_result_json
 
         write_out(render_result_json(found), output)
     else:
         layout = partial(document, found)
-        write_out(draw(layout, format_name, output is not None, lang), output)
+        write_out(draw(layout, asked["format_name"], output is not None, asked["lang"]), output)

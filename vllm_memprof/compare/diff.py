@@ -182,7 +182,7 @@ def _served(a: Report, b: Report, least_a: RankReport, least_b: RankReport) -> R
 
 
 def _rank_diff(a: Report, b: Report, left: RankReport, right: RankReport) -> RankDiff:
-    parts = decompose(left, a.run.simulated), decompose(right, b.run.simulated)
+    parts = decompose(left), decompose(right)
     return RankDiff(
         a_label=left.label,
         b_label=right.label,
@@ -303,9 +303,7 @@ def _run_notes(run: str, report: Report, least: RankReport | None) -> list[Text]
                 run=run,
             )
         )
-    for quantity, left, read in (
-        decompose(least, report.run.simulated).differing if least is not None else ()
-    ):
+    for quantity, left, read in decompose(least).differing if least is not None else ():
         notes.append(
             text(
                 "{run}: {quantity} is what its term leaves, {left:,} bytes; read apart it is "

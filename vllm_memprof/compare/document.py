@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from vllm_memprof.accounting.model import RunSummary
 from vllm_memprof.accounting.readings.quantities import (
-    KV_TITLES,
     NEVER_MODELLED_ROWS,
     is_device_wide,
     title_of,
 )
 from vllm_memprof.accounting.summary import device_text, engine_text
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.compare.causes import (
     BLOCKS,
     METHOD,
@@ -572,7 +572,7 @@ def _kv_section(diff: Diff) -> list[Section]:
 
     rows = [row for row in diff.kv if (row.a, row.b) != (None, None)]
     columns = (
-        Column("", lambda row: KV_TITLES[row.name]),
+        Column("", lambda row: TITLES["kv"][row.name]),
         Column("A", lambda row: value(row, row.a), right=True),
         Column("B", lambda row: value(row, row.b), right=True),
         Column("B - A", change, right=True),

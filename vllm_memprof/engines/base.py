@@ -57,7 +57,7 @@ class EngineRow:
     #: head (``head``, HOST:PORT in the group), and each engine core that it is there
     #: (``core_ready``). ``dead_core``: what an API server logs when an engine core said that it
     #: fails, on whatever host.
-    lines: Mapping[str, re.Pattern[bytes]]
+    lines: Mapping[str, re.Pattern[str]]
     hooks: str  # module with its rows of hooks, imported in its processes
     logger: str  # a child of its own: level, format and process prefix apply
     #: Module whose function is calling the plug-in, or ``module:function`` where it has several ->
@@ -77,7 +77,7 @@ class EngineRow:
     whole_pools: bool = False
     compared: str | None = None  # what a comparison with another engine has to say
     beside: tuple[str, ...] = ()  # modules that have to be importable besides ``package``
-    log_lines: str | None = None  # module whose ``LOG`` has its lines; None: those of vLLM alone
+    log_lines: str | None = None  # module whose ``LOG`` has its lines; None: it prints none
     #: Path fragments of frames that only forward ``empty_cache``.
     forwarders: tuple[str, ...] = ()
     #: Its functions that empty the cache only to read memory: patterns of module and function, and
@@ -119,7 +119,7 @@ def read_row(folder: Path) -> EngineRow:
         given[name] = tuple(Option(option, _KINDS[kind], *also) for option, kind, *also in options)
     given["arguments"] = Arguments(**given["arguments"])
     given["devices"] = tuple(DeviceFactor(*size) for size in given.get("devices", ()))
-    given["lines"] = {what: re.compile(line.encode()) for what, line in given["lines"].items()}
+    given["lines"] = {what: re.compile(line) for what, line in given["lines"].items()}
     return EngineRow(folder, **given)
 
 

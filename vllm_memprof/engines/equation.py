@@ -150,6 +150,9 @@ class Equation:
     #: (vllm/v1/worker/utils.py::request_memory; NPUWorker.init_device, from vllm-ascend 0.15)
     checks_free: bool = True
     stages: tuple[BudgetStage, ...] = ()
+    #: When the engine takes its first snapshot, by its process groups: "before" it makes them,
+    #: "after", or "either", by the release.
+    starts: str = "before"
     #: At the end of a start the engine prints sizes for --kv-cache-memory-bytes, made of weights,
     #: peak activation, non-torch increase and captured graphs. (``accounting.budget.serving_peak``)
     suggests: bool = False

@@ -15,7 +15,8 @@ are placeholders in the pattern:
 ``{name!}``        a number that may be the end of the line: not trusted where the line was cut
 =================  ================================================================================
 
-Names are those of ``record.schema.FIGURES`` and ``KV_PLAN``, and of ``formats.LOG_FIGURES``.
+Names are those of ``record.schema.FIGURES`` and ``KV_PLAN``, and of ``figures`` and
+``shared_figures`` of a table.
 """
 
 from __future__ import annotations
@@ -158,6 +159,17 @@ def line_formats(
 
 
 @dataclass(frozen=True)
+class SettingLine:
+    """A line about the set-up: the groups of its pattern are fields of ``logs.config.Config``."""
+
+    kind: str  # init | api | args: an engine starts; heading: of a section; trace: neither
+    pattern: re.Pattern[str]
+    anchor: str = ""  # in the line
+    pair: re.Pattern[str] | None = None  # name and value of an argument, in the group ``rest``
+    said: Mapping[str, Any] = field(default_factory=dict)  # what the line itself says
+
+
+@dataclass(frozen=True)
 class Given:
     """What a start was given, as far as its log says."""
 
@@ -191,20 +203,30 @@ class ArgumentLines(Protocol):
 
 @dataclass(frozen=True)
 class LogLines:
-    """What reading a log takes of one engine besides the lines of vLLM and torch."""
+    """What reading a log takes of one engine; of vLLM also what torch and the runtime print."""
 
     engine: str  # as a report names it
     formats: tuple[LineFormat, ...]
-    figures: Mapping[str, str]  # that it alone prints, with their meaning
     needles: tuple[bytes, ...]  # as ``logs.lines.NEEDLES``
-    ready: str  # in its line at readiness
+    ready: tuple[str, ...]  # in its line at readiness
     broken: tuple[str, ...]  # in what it prints when one of its processes fails
     speaks: re.Pattern[str]  # what it alone prints, and no list of packages
     phase_of: Mapping[str, str]  # function in a traceback -> the phase that it is
+    begins: tuple[str, ...] = ()  # in a line that begins a start
+    ended: tuple[str, ...] = ()  # in what it prints when it ends as it was told to
+    settings: tuple[SettingLine, ...] = ()
     looked_for: str = ""  # its lines about memory, for who gave a log without
+    #: Name of what stands below an engine -> what it alone prints.
+    below: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)  # that it alone prints, their meaning
+    shared_figures: Mapping[str, str] = field(default_factory=dict)  # that others print as well
     #: Of a figure that is printed again with another value, the one that counts.
     latest: tuple[str, ...] = ()
     least: tuple[str, ...] = ()
+    largest: tuple[str, ...] = ()
+    loose: tuple[str, ...] = ()  # figures on which two lines of one start may differ
+    #: Figure of the model that serves -> of a draft model that the same worker loads after it.
+    draft: Mapping[str, str] = field(default_factory=dict)
     #: Figures of a model: where a draft model is loaded beside it, they are printed once for each.
     once_per_model: tuple[str, ...] = ()
     #: Figures of free memory before and after a model is loaded: they tell a draft model, too.
@@ -238,8 +260,21 @@ def read_log_lines(folder: Path, **functions: Any) -> LogLines:
         functions: fields of ``LogLines`` that no table has.
     """
     given = read_table(folder / "log_lines.toml")
+    given["looked_for"] = "".join(given.get("looked_for", ""))
     for name in {"speaks", "ranks", "command"} & given.keys():
         given[name] = re.compile("".join(given[name]))
-    formats = line_formats(given.pop("lines"), given["engine"])
+    given["below"] = {name: re.compile(each) for name, each in given.get("below", {}).items()}
+    given["settings"] = tuple(
+        SettingLine(
+            **{
+                **each,
+                "pattern": re.compile("".join(each["pattern"])),
+                "pair": re.compile(each["pair"]) if "pair" in each else None,
+            }
+        )
+        for each in given.get("settings", ())
+    )
+    own = None if given.pop("shared", False) else given["engine"]
+    formats = line_formats(given.pop("lines"), own)
     given["needles"] = tuple(needle.encode() for needle in given["needles"])
     return LogLines(formats=formats, **given, **functions)

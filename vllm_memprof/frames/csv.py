@@ -52,8 +52,7 @@ def report_csv(*reports: Report) -> Iterator[str]:
         ranks = tables.rank_sources([report])
         for first in range(0, len(ranks), _AT_A_TIME):
             for rows in _tables(report, ranks[first : first + _AT_A_TIME]):
-                missing = {name: None for name in COLUMNS if name not in rows}
-                whole = rows.assign(**missing)[list(COLUMNS)]
+                whole = rows.reindex(columns=COLUMNS)
                 text: str = whole.to_csv(index=False, header=False, lineterminator="\n")
                 yield text
 
@@ -62,8 +61,8 @@ def _tables(report: Report, ranks: Sequence[tables.RankSource]) -> Iterator[pd.D
     """Yield the rows of some ranks: equation, audit, then owners and their parts, then readings."""
     budget = tables.budget(ranks).rename(columns={"name": "component"})
     yield budget
-    audited = tables.audit(ranks).rename(columns={"term": "component"})
-    yield audited.assign(kind="audit", bytes=audited["own_bytes"])
+    audited = tables.audit(ranks).rename(columns={"name": "component"})
+    yield audited.assign(kind="audit")
     yield audited.assign(kind="audit_difference", bytes=audited["difference_bytes"])
     owners = tables.device_memory(ranks).rename(columns={"time_s": "seconds"})
     owners["kind"] = owners["part_of"].isna().map({True: "owner", False: "part"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from vllm_memprof.record.codec import Allowed, Size
+from vllm_memprof.record.codec import one_of
 
 WHO_SCHEMA = "memprof.who/1"
 #: Where a process of the driver's list is. HERE: alive, in this process's pid namespace. ENDED: no
@@ -30,8 +30,8 @@ class HolderRow:
     pid: int  # as the driver lists it; of ``left_behind`` as this pid namespace numbers it
     #: On this device; of ``left_behind`` on all that are shown, None where a list of processes is
     #: missing, full or of other numbers, and does not name it.
-    bytes: Size | None
-    where: Annotated[str, Allowed((HERE, ENDED, ELSEWHERE))]
+    bytes: int | None
+    where: Annotated[str, one_of(HERE, ENDED, ELSEWHERE)]
     user: str | None = None
     command: list[str] | None = None  # secrets replaced
     started: str | None = None  # ISO 8601, UTC
@@ -51,19 +51,19 @@ class DeviceRow:
     device: int
     card: int | None
     chip: int | None
-    total_bytes: Size | None
-    used_bytes: Size | None  # by the driver's own figure, in steps of ``step_bytes``
-    free_bytes: Size | None
-    step_bytes: Size | None  # None: exact
+    total_bytes: int | None
+    used_bytes: int | None  # by the driver's own figure, in steps of ``step_bytes``
+    free_bytes: int | None
+    step_bytes: int | None  # None: exact
     processes: list[HolderRow] | None  # None: the driver does not list them
     processes_complete: bool | None  # False: the driver's list is full, some may be left out
     #: Of the processes that are listed and have not ended.
-    held_bytes: Size | None
+    held_bytes: int | None
     #: used - held: the driver's own base, and what no living process accounts for. Signed, as both
     #: are read one after the other. Unknown where the list is not complete, or has no rival figure.
     no_process_bytes: int | None
     #: Of that, what the driver and the device hold with no process at all. No driver tells.
-    driver_base_bytes: Size | None = None
+    driver_base_bytes: int | None = None
     reasons: list[str] = field(default_factory=list)  # why something is unknown
 
 
@@ -71,7 +71,7 @@ class DeviceRow:
 class WaitRow:
     """What ``--wait`` waited for."""
 
-    free_bytes: Size  # wanted on every device
+    free_bytes: int  # wanted on every device
     timeout_seconds: float
     seconds: float  # waited
     met: bool
@@ -85,7 +85,7 @@ class Who:
 
     device: str  # npu | sim:PROFILE
     simulated: bool
-    numbers: Annotated[str, Allowed((OWN_NUMBERS, HOST_NUMBERS, UNKNOWN_NUMBERS))]
+    numbers: Annotated[str, one_of(OWN_NUMBERS, HOST_NUMBERS, UNKNOWN_NUMBERS)]
     devices: list[DeviceRow]
     #: Engine processes that can be seen here and whose launcher has ended, whether or not a list
     #: names them.

@@ -13,8 +13,7 @@ from pathlib import Path
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.launch.folder import is_held
 from vllm_memprof.launch.live import View
-from vllm_memprof.launch.progress import EngineProgress
-from vllm_memprof.launch.status import RankBudget
+from vllm_memprof.launch.progress import EngineProgress, RankBudget
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.loader import load_info
 from vllm_memprof.record.tail import EventTail
@@ -22,7 +21,7 @@ from vllm_memprof.text import Text, join, text
 
 _TICK_S = 0.3
 #: Between two looks at whether the run is still recorded.
-_LOOK_NS = 1_000_000_000
+_LOOK_S = 1.0
 
 
 class Attached:
@@ -40,7 +39,6 @@ class Attached:
         self.run_dir = run_dir
         self.info = load_info(run_dir)
         self.progress = EngineProgress()
-        self.budgets: list[RankBudget] | None = None  # None: the engine is not ready
         self._tail = EventTail(run_dir)
         self._read_budgets = read_budgets
         self.read()
@@ -50,14 +48,14 @@ class Attached:
         while events := self._tail.poll():
             for file, event in events:
                 self.progress.fold(file, event)
-        if self.budgets is None and self.progress.ready_at(self.info) is not None:
-            self.budgets = list(self._read_budgets())
+        if not self.progress.serves and self.progress.ready_at(self.info) is not None:
+            self.progress.serve(self._read_budgets())
 
     def clock(self) -> int:
         """Return CLOCK_MONOTONIC of the run: of another host, or after its end, its last event."""
         if self.info.status == "running" and self.info.host == host_name():
             return time.monotonic_ns()
-        times = [process.last_t_ns or 0 for process in self.progress.processes]
+        times = [process.last_t_ns for process in self.progress.processes]
         return max(times, default=self.info.start_t_ns or 0)
 
     def ended(self) -> str | None:
@@ -88,22 +86,12 @@ class Attached:
         Returns:
             How the run ended; None if it was left.
         """
-        serving = False
-        next_look_ns = 0
-        while not left():
-            self.read()
-            if self.budgets is not None and not serving:
-                serving = True
-                view.suspend()
-                view.serve(self.budgets)
-            view.update(self.progress)
-            now_ns = time.monotonic_ns()
-            if now_ns >= next_look_ns:
-                next_look_ns = now_ns + _LOOK_NS
+        end, next_look_s = None, 0.0
+        while end is None and not left():
+            if time.monotonic() >= next_look_s:
+                next_look_s = time.monotonic() + _LOOK_S
                 end = self.ended()
-                if end is not None:
-                    self.read()
-                    view.update(self.progress)
-                    return end
+            self.read()
+            view.update(self.progress)
             time.sleep(_TICK_S)
-        return None
+        return end

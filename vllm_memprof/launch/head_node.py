@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 import psutil
 
@@ -20,16 +19,8 @@ _ASK_S = 1.0  # for an answer of the head
 _PAUSE_S = 0.5  # between two questions
 _MAPPED = "::ffff:"  # before an IPv4 address of an IPv6 socket
 
-
-class End(NamedTuple):
-    """One end of a connection."""
-
-    address: str
-    port: int
-
-
-#: The established TCP connections of a process: (here, there).
-Connections = Callable[[int], Iterable[tuple[End, End]]]
+#: One end of a connection: address and port.
+End = tuple[str, int]
 
 
 class Head:
@@ -37,44 +28,30 @@ class Head:
 
     Args:
         address: ``HOST:PORT`` as the engine prints it.
-        connections: of a process.
-        clock: seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        address: str,
-        connections: Connections | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, address: str) -> None:
         self.host = address.rpartition(":")[0].strip("[]") or address
         self._addresses = {self.host}
         with contextlib.suppress(OSError):
             found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
             self._addresses = {str(there[0]) for *_, there in found}
-        self._connections = connections or _established
-        self._clock = clock
-        self._ends: set[End] = set()
+        self.ends: set[End] = set()  # of the last connections that there were
         #: Since when no process has had a connection; None: one has, or none had any so far.
         self.lost_s: float | None = None
-
-    @property
-    def met(self) -> bool:
-        """Whether there was a connection at all."""
-        return bool(self._ends)
 
     def look(self, pids: Iterable[int]) -> None:
         """Read the connections of these processes, all that the engine has here.
 
         Those between two of them do not count: on one machine the head may have their address.
         """
-        pairs = [pair for pid in pids for pair in self._connections(pid)]
+        pairs = [pair for pid in pids for pair in connections_of(pid)]
         here = {local for local, _ in pairs}
-        ends = {far for _, far in pairs if far.address in self._addresses and far not in here}
+        ends = {far for _, far in pairs if far[0] in self._addresses and far not in here}
         if ends:
-            self._ends, self.lost_s = ends, None
-        elif self._ends and self.lost_s is None:
-            self.lost_s = self._clock()
+            self.ends, self.lost_s = ends, None
+        elif self.ends and self.lost_s is None:
+            self.lost_s = time.monotonic()
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """Ask whether the head accepts no connection any more; False where none was ever seen.
@@ -82,27 +59,26 @@ class Head:
         Args:
             within_s: it may be about to end: asked again until so many seconds have passed.
         """
-        deadline_s = self._clock() + within_s
-        while self._ends:
-            if not any(map(_accepts, self._ends)):
+        deadline_s = time.monotonic() + within_s
+        while self.ends:
+            if not any(map(_accepts, self.ends)):
                 return True
-            if self._clock() >= deadline_s:
+            if time.monotonic() >= deadline_s:
                 return False
             time.sleep(_PAUSE_S)
         return False
 
 
-def _established(pid: int) -> Iterator[tuple[End, End]]:
+def connections_of(pid: int) -> Iterator[tuple[End, End]]:
+    """Yield the established TCP connections of a process: (here, there)."""
     with contextlib.suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
         read = getattr(process, "net_connections", None) or process.connections  # psutil < 6
-        for connection in read("tcp"):
-            if connection.status == psutil.CONN_ESTABLISHED and connection.raddr:
-                yield _end(connection.laddr), _end(connection.raddr)
-
-
-def _end(pair: tuple[str, int]) -> End:
-    return End(pair[0].removeprefix(_MAPPED), pair[1])
+        for each in read("tcp"):
+            if each.status == psutil.CONN_ESTABLISHED and each.raddr:
+                here, there = ((end[0].removeprefix(_MAPPED), end[1])
+                               for end in (each.laddr, each.raddr))  # fmt: skip
+                yield here, there
 
 
 def _accepts(end: End) -> bool:

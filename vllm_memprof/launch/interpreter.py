@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,6 @@ PACKAGES = (
     *("torch", "torch_npu", "triton_ascend", "transformers", "vllm-memprof"),
 )
 
-_PROBE_TIMEOUT_S = 60.0
 _PROBE = """
 import importlib.metadata as m, importlib.util as u, json, platform, sys
 def version(name):
@@ -37,9 +36,7 @@ def importable(name):
     except Exception: return False
 print(json.dumps({
     "python": platform.python_version(),
-    "machine": platform.machine(),
     "versions": {n: version(n) for n in sys.argv[2:]},
-    "memprof": importable("vllm_memprof"),
     "engines": {
         name: sorted({e.name for e in m.entry_points(group=group)})
         for name, group, modules in json.loads(sys.argv[1])
@@ -56,15 +53,9 @@ class InterpreterFacts:
 
     path: Path
     python: str
-    machine: str
-    versions: dict[str, str | None] = field(default_factory=dict)
-    has_memprof: bool = False
-    #: Engines that can be imported -> names of their plug-ins' entry points.
-    engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def has_engine(self, row: EngineRow) -> bool:
-        """Return whether an engine can be imported, with what it needs besides."""
-        return row.name in self.engines
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    #: Engines that can be imported, with what they need -> names of their plug-ins' entry points.
+    engines: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def has_plugin(self, row: EngineRow) -> bool:
         """Return whether the engine would load memprof in its processes."""
@@ -79,23 +70,20 @@ def find_python(given: str | None, row: EngineRow = VLLM) -> Path:
         UsageError: the one given does not exist or is not executable.
         LaunchError: none was given and none is found.
     """
-    if given is not None:
-        found = shutil.which(os.path.expanduser(given))
-        if found is None:
-            raise UsageError(
-                f"--python {given}: no such program",
-                hint=f"give the interpreter that has {row.title} installed",
-            )
-        return Path(found).absolute()  # not resolved: a virtual environment is known by its link
-    if importlib.util.find_spec(row.package) is not None:
+    if given is None and importlib.util.find_spec(row.package) is not None:
         return Path(sys.executable)
-    found = shutil.which("python3")
+    found = shutil.which("python3" if given is None else os.path.expanduser(given))
+    if found is None and given is not None:
+        raise UsageError(
+            f"--python {given}: no such program",
+            hint=f"give the interpreter that has {row.title} installed",
+        )
     if found is None:
         raise LaunchError(
             f"no interpreter for the engine: {row.title} is not importable here and PATH has no "
             "python3"
         )
-    return Path(found).absolute()
+    return Path(found).absolute()  # not resolved: a virtual environment is known by its link
 
 
 def probe_interpreter(python: Path, env: Mapping[str, str]) -> InterpreterFacts:
@@ -105,29 +93,16 @@ def probe_interpreter(python: Path, env: Mapping[str, str]) -> InterpreterFacts:
         LaunchError: it does not run.
     """
     asked = [(row.name, row.group, (row.package, *row.beside)) for row in ENGINES.values()]
+    command = [str(python), "-c", _PROBE, json.dumps(asked), *PACKAGES]
     try:
-        done = subprocess.run(
-            [str(python), "-c", _PROBE, json.dumps(asked), *PACKAGES],
-            env=dict(env),
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=True,
-        )
-        data = json.loads(done.stdout.strip().splitlines()[-1])
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit status {error.returncode}"]
-        raise LaunchError(f"the engine's interpreter {python} does not work: {last[0]}") from error
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=60)
+        said = done.stderr if done.returncode else done.stdout
+        last = (said.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        if done.returncode:
+            raise ValueError(last)
+        return InterpreterFacts(python, **json.loads(last))
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise LaunchError(f"the engine's interpreter {python} does not work: {error}") from error
-    return InterpreterFacts(
-        path=python,
-        python=data["python"],
-        machine=data["machine"],
-        versions=data["versions"],
-        has_memprof=data["memprof"],
-        engines={name: tuple(plugins) for name, plugins in data["engines"].items()},
-    )
 
 
 def require_engine(facts: InterpreterFacts, row: EngineRow = VLLM) -> None:
@@ -137,7 +112,7 @@ def require_engine(facts: InterpreterFacts, row: EngineRow = VLLM) -> None:
     Raises:
         LaunchError: the engine is not importable, or memprof is not installed beside it.
     """
-    if not facts.has_engine(row):
+    if row.name not in facts.engines:
         raise LaunchError(
             f"{row.title} is not importable in {facts.path}",
             hint=f"--python PATH of the interpreter that has {row.title}, or --device sim:910b "
@@ -145,7 +120,7 @@ def require_engine(facts: InterpreterFacts, row: EngineRow = VLLM) -> None:
             if row.needs is None
             else f"{facts.path} -m pip install --no-deps {row.needs}",
         )
-    if not (facts.has_memprof and facts.has_plugin(row)):
+    if not facts.has_plugin(row):
         raise LaunchError(
             f"memprof is not installed in the engine's interpreter {facts.path}, so its hooks "
             "would not load",

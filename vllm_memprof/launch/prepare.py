@@ -6,11 +6,8 @@ Starts nothing yet.
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import cast
 
 from vllm_memprof.engines import ENGINES, VLLM, engine_row
@@ -18,7 +15,7 @@ from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch import warm
 from vllm_memprof.launch.deployment import find_part
-from vllm_memprof.launch.engine import build_command, build_env
+from vllm_memprof.launch.engine import at_least, build_command, build_env
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
@@ -40,126 +37,95 @@ DEVICE_FILES = {
 }
 
 
-@dataclass(frozen=True)
-class _Target:
-    """Interpreter, model and device of an engine that is to be started."""
-
-    python: Path
-    model_path: str
-    model_args: list[str] = field(default_factory=list)
-    env: Mapping[str, str] = field(default_factory=dict)
-    device: str | None = None  # name for the record until the engine reports its own
-    profile: str | None = None
-    devices: int | None = None  # of the simulated machine
-    state: Path | None = None  # accounting of its devices, of this run alone
-    notes: tuple[str, ...] = ()  # on what stands in for the build's or the model's own
-
-
-def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None) -> Job:
+def prepare_job(request: LaunchRequest, environ: Mapping[str, str] = os.environ) -> Job:
     """Look everything up, make the run folder, and return what to start.
 
     Args:
         request: what the user asked for.
-        environ: the caller's environment; default: this process's.
+        environ: the caller's environment.
 
     Raises:
         UsageError, LaunchError, SetupError: with what to try next.
     """
-    environ = os.environ if environ is None else environ
-    row = engine_row(request.engine)
-    if request.device.simulated:
-        target = _simulated_target(request, row)
-    else:
+    row, profile = engine_row(request.engine), request.device.profile
+    asked = {
+        ENV_EMPTY_CACHE_AT: ",".join(request.empty_cache_at),
+        ENV_SAMPLE: request.sample,
+        ENV_TRACE_ALLOCATIONS: request.trace_allocations,
+    }
+    extra = {name: str(value) for name, value in asked.items() if value}
+    model_path, model_args, device, devices, state = request.model, list[str](), None, None, None
+    notes: list[str] = []  # on what stands in for the build's or the model's own
+    python = None
+    if profile is None:
         require_device(request.device, request.stack)
-        target = _Target(find_python(request.python, row), request.model)
-    env_extra = dict(target.env)
-    if request.empty_cache_at:
-        env_extra[ENV_EMPTY_CACHE_AT] = ",".join(request.empty_cache_at)
-    if request.sample is not None:
-        env_extra[ENV_SAMPLE] = request.sample
-    if request.trace_allocations is not None:
-        env_extra[ENV_TRACE_ALLOCATIONS] = str(request.trace_allocations)
-    facts = probe_interpreter(target.python, {**environ, **env_extra})
+    else:
+        from vllm_memprof.sim.presets import resolve_model
+        from vllm_memprof.sim.runtime import ENV_STATE, own_state_file, prepare_runtime
+
+        runtime = prepare_runtime(profile, request.stack or row.stack)
+        if runtime.stack.engine != row.stack_engine:
+            stack = runtime.stack
+            other = next(row for row in ENGINES.values() if row.stack_engine == stack.engine)
+            raise UsageError(
+                f"the stack {stack.name} has {stack.engine}, not {row.title}",
+                hint=f"`memprof sim list` shows the stacks; --engine {other.name} runs "
+                f"{other.title}",
+            )
+        model = resolve_model(request.model, list(request.engine_args))
+        model_path, model_args = model.path, model.extra_args
+        extra |= {**runtime.env, **model.env}
+        if not request.share_device:
+            state = own_state_file()
+            extra[ENV_STATE] = str(state)
+        python = None if request.python else runtime.python
+        device, notes = runtime.profile.name, [*runtime.notes, *model.stand_ins]
+        devices = runtime.profile.device.device_count if request.mode == "plan" else None
+    python = python or find_python(request.python, row)
+    facts = probe_interpreter(python, {**environ, **extra})
     require_engine(facts, row)
     run_dir = create_run_dir(request.run_dir, request.model)
-    devices = target.devices if request.mode == "plan" else None
-    command = build_command(
-        target.python, request, target.model_path, target.model_args, devices, facts.python
-    )
-    env = build_env(environ, run_dir, request.mode, env_extra, row, request.until)
+    command = build_command(python, request, model_path, model_args, devices, facts.python)
+    env = build_env(environ, run_dir, request.mode, extra, row, request.until)
     own_args = request.engine_args if row is VLLM else []  # of another engine they are not read
-    run_id = uuid.uuid4().hex
     info = RunInfo(
-        id=run_id,
+        id=uuid.uuid4().hex,
         mode=request.mode,
         model=request.model,
         command=redact_command(request.typed),
         engine_command=redact_command(command),
         env=select_env(env),
         versions={name: version for name, version in facts.versions.items() if version is not None},
-        device=target.device,
-        simulated=request.device.simulated,
-        device_profile=target.profile,
+        device=device,
+        simulated=profile is not None,
+        device_profile=device,
         part=None if request.mode != "serve" else find_part(own_args, request.deployment),
         empty_cache_at=request.empty_cache_at,
         sample=request.sample,
         until=request.until if request.mode == "plan" else None,
-        notes=list(target.notes),
+        notes=notes,
     )
-    timeout_s = find_shutdown_timeout(request.engine_args)
     return Job(
         info,
         run_dir,
         command,
-        {**env, ENV_RUN_ID: run_id},
+        {**env, ENV_RUN_ID: info.id},
         request.startup_timeout_s,
-        shutdown_timeout_s=timeout_s,
+        shutdown_timeout_s=find_shutdown_timeout(request.engine_args),
         keep_secrets=request.keep_secrets,
-        device_state=target.state,
+        device_state=state,
         engine=row,
-        warm=warm.is_wanted(environ) and _can_fork(request, row, facts.versions.get(row.package)),
+        warm=warm.is_wanted(environ) and can_fork(request, row, facts.versions.get(row.package)),
     )
 
 
-def _can_fork(request: LaunchRequest, row: EngineRow, version: str | None) -> bool:
+def can_fork(request: LaunchRequest, row: EngineRow, version: str | None) -> bool:
     """Return whether an engine may be a fork of a warm process.
 
     Only for what was seen to have the same figures: plans on a simulated device.
     """
-    if row.warm_since is None or not request.device.simulated or request.mode != "plan":
-        return False
-    found = re.match(r"(\d+)\.(\d+)", version or "")
-    return found is not None and (int(found[1]), int(found[2])) >= row.warm_since
-
-
-def _simulated_target(request: LaunchRequest, row: EngineRow) -> _Target:
-    from vllm_memprof.sim.presets import resolve_model
-    from vllm_memprof.sim.runtime import ENV_STATE, own_state_file, prepare_runtime
-
-    assert request.device.profile is not None
-    runtime = prepare_runtime(request.device.profile, request.stack or row.stack)
-    if runtime.stack.engine != row.stack_engine:
-        other = next(row for row in ENGINES.values() if row.stack_engine == runtime.stack.engine)
-        raise UsageError(
-            f"the stack {runtime.stack.name} has {runtime.stack.engine}, not {row.title}",
-            hint=f"`memprof sim list` shows the stacks; --engine {other.name} runs {other.title}",
-        )
-    model = resolve_model(request.model, list(request.engine_args))
-    env = {**runtime.env, **model.env}
-    state = None if request.share_device else own_state_file()
-    if state is not None:
-        env[ENV_STATE] = str(state)
-    return _Target(
-        runtime.python if request.python is None else find_python(request.python, row),
-        model.path,
-        model.extra_args,
-        env,
-        runtime.profile.name,
-        runtime.profile.name,
-        runtime.profile.device.device_count,
-        state,
-        (*runtime.notes, *model.stand_ins),
-    )
+    seen = request.device.simulated and request.mode == "plan"
+    return seen and row.warm_since is not None and at_least(version, row.warm_since)
 
 
 def require_device(
@@ -177,7 +143,7 @@ def require_device(
         hint = "add --device sim:910b, or leave --stack out"
         raise UsageError("--stack names a simulated stack", hint=hint)
     wanted = files.get(device.kind, ())
-    if wanted and not any(os.path.exists(path) for path in wanted):
+    if wanted and not any(map(os.path.exists, wanted)):
         raise LaunchError(
             f"--device {device.kind}: this machine has none of {', '.join(wanted)}",
             hint="--device sim:910b runs on a simulated Ascend device; "

@@ -1,32 +1,25 @@
-"""Event lines enter, what is known of each engine process leaves. No files, clock or processes."""
+"""What is known of a run at this moment: event lines enter, the state that all views show leaves.
+
+The progress lines, the live view, ``memprof attach``, the metrics and the verdict read it. No
+files, clock or processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_memprof.record.schema import FULL_STEP, RANKS, RunInfo
+from vllm_memprof.launch.requests import Requests
+from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.text import text
 
 #: An event as the tail reads it; another release may have written it.
 Event = Mapping[str, Any]
 
-#: Kinds of samples, each with figures that are readings of its process.
-SAMPLES = ("sample", "kv_sample", "device_sample")
-#: Figures of a sample that the views show, by the names of a snapshot.
-_SAMPLED = (
-    "allocated_bytes",
-    "reserved_bytes",
-    "allocated_run_peak_bytes",
-    "reserved_run_peak_bytes",
-    "non_torch_bytes",
-    "device_total_bytes",
-    "device_free_bytes",
-    "host_rss_bytes",
-)
-#: Roles that matter to the run: such a process must not go away before the engine ends.
-ENGINE_ROLES = ("worker", "engine_core", "api", "detokenizer")
+#: Roles that matter to the run, beside "worker": such a process must not go away before the engine
+#: ends.
 _ROLE_LABELS = {
     "engine_core": "EngineCore",
     "api": "API server",
@@ -34,46 +27,37 @@ _ROLE_LABELS = {
 }
 
 
-@dataclass(frozen=True)
-class PhaseUnderWay:
+@dataclass
+class PhaseProgress:
+    """One passage through a phase."""
+
     id: object
     phase: str
-    t_ns: int  # CLOCK_MONOTONIC
-
-
-@dataclass(frozen=True)
-class DonePhase:
-    phase: str
+    start_t_ns: int | None  # CLOCK_MONOTONIC
     depth: int  # 0 at the top level
-    start_t_ns: int | None
-    end_t_ns: int
-    error: str | None
-    snapshot: dict[str, int]  # after; bytes, only what is known
-
-
-@dataclass(frozen=True)
-class KvSize:
-    """The KV cache that an engine core serves with."""
-
-    blocks: int
-    bytes_by_worker: tuple[int, ...]  # of all blocks; in the order of the workers
-
-    def of_blocks(self, blocks: int | None) -> int | None:
-        """Return the bytes of some blocks on the worker that holds the most of them."""
-        if blocks is None or not self.blocks or not self.bytes_by_worker:
-            return None
-        return max(self.bytes_by_worker) * blocks // self.blocks
+    end_t_ns: int = 0  # of one that is done
+    error: str | None = None
+    snapshot: Mapping[str, int] = field(default_factory=dict)  # after; bytes, only what is known
 
 
 @dataclass(frozen=True)
 class Load:
-    """The last sample of an engine core."""
+    """What an engine core does at its last sample, or all of them together; None where unknown."""
 
-    t_ns: int  # CLOCK_MONOTONIC
-    running: int | None  # requests
-    waiting: int | None
-    blocks_used: int | None  # of the KV cache
-    blocks: int | None
+    t_ns: int  # CLOCK_MONOTONIC; of the oldest sample
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    kv_blocks_used: int | None = None
+    kv_blocks: int | None = None
+    kv_cache_used_bytes: int | None = None  # on the worker that holds the most
+    kv_cache_bytes: int | None = None
+
+
+#: How figures of several engine cores become one.
+_TOGETHER: Mapping[str, Callable[[list[int]], int]] = {
+    **dict.fromkeys(("requests_running", "requests_waiting", "kv_blocks_used", "kv_blocks"), sum),
+    **dict.fromkeys(("kv_cache_used_bytes", "kv_cache_bytes"), max),
+}
 
 
 @dataclass(frozen=True)
@@ -83,6 +67,30 @@ class Lost:
     node: str  # id, as Ray gives it
     rank: int | None  # None: the node is gone
     reason: str
+
+
+@dataclass(frozen=True)
+class GrowingOwner:
+    """An owner of a rank's memory that grows while the engine serves; None where unknown."""
+
+    owner: str
+    bytes_per_hour: float | None
+    hours_until_full: float | None  # of the device, at this rate
+
+
+@dataclass(frozen=True)
+class RankBudget:
+    """What accounting says of one rank, when the engine is ready or later; None where unknown."""
+
+    label: str
+    pid: int | None
+    kv_cache_granted_bytes: int | None = None
+    kv_cache_fits_request_bytes: int | None = None
+    kv_cache_fits_device_bytes: int | None = None
+    headroom_bytes: int | None = None  # at the serving peak
+    owners: Mapping[str, int] = field(default_factory=dict)  # at the last phase edge
+    #: Owners that grow; empty: none of those that could be judged. None: none could be yet.
+    growth: tuple[GrowingOwner, ...] | None = None
 
 
 @dataclass
@@ -97,22 +105,23 @@ class ProcessProgress:
     roles: set[str] = field(default_factory=set)
     label: str | None = None
     rank: int | None = None
-    open: list[PhaseUnderWay] = field(default_factory=list)  # outermost first
-    done: list[DonePhase] = field(default_factory=list)
+    open: list[PhaseProgress] = field(default_factory=list)  # outermost first
+    done: list[PhaseProgress] = field(default_factory=list)
     readings: dict[str, int] = field(default_factory=dict)  # latest known, by snapshot field
     shutting_down: bool = False
-    last_t_ns: int | None = None
+    last_t_ns: int = 0
     core_ready_t_ns: int | None = None  # of an engine core: it takes requests from here on
     warm_t_ns: int | None = None  # of a worker: its start-up ended
-    granted_bytes: int | None = None  # the engine's figure of its KV cache on this rank
-    plan: KvSize | None = None  # of an engine core
+    kv_blocks: int = 0  # of an engine core: the KV cache that it serves with
+    kv_cache_bytes: int | None = None  # of all blocks, on the worker that holds the most
     load: Load | None = None  # of an engine core, while it serves
     lowest_free_bytes: int | None = None  # of the device, by samples
     samples: int = 0  # lines of all kinds of samples
     open_requests: set[str] = field(default_factory=set)  # ids
-    request_end_t_ns: int | None = None  # of the last one that ended
+    request_end_t_ns: int = 0  # of the last one that ended
     lost_events: int = 0  # that could not be written; known once writing went on
     blind_because: str | None = None  # events are lost, and no later one says for how long
+    budget: RankBudget | None = None  # once the engine was ready
 
     @property
     def is_worker(self) -> bool:
@@ -120,33 +129,75 @@ class ProcessProgress:
 
     @property
     def matters(self) -> bool:
-        return self.is_worker or any(role in self.roles for role in ENGINE_ROLES)
+        return self.is_worker or not self.roles.isdisjoint(_ROLE_LABELS)
 
     @property
     def name(self) -> str:
         """Return the name for a person: the label, else the role, else the process id."""
-        if self.label:
-            return self.label
-        for role, label in _ROLE_LABELS.items():
-            if role in self.roles:
-                return label
-        return f"worker {self.pid}" if self.is_worker else f"process {self.pid}"
+        roles = (label for role, label in _ROLE_LABELS.items() if role in self.roles)
+        kind = "worker" if self.is_worker else "process"
+        return self.label or next(roles, f"{kind} {self.pid}")
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """Return accounting's figure of the serving peak, or the least free memory of a sample."""
+        known = None if self.budget is None else self.budget.headroom_bytes
+        lowest = self.lowest_free_bytes
+        return known if known is None or lowest is None else min(known, lowest)
 
     def where(self) -> str | None:
         """``in mm_profile (inside profile_run)``, ``after weight_load``, None before its first
         phase."""
-        if self.open:
+        if len(self.open) > 1:
             inner, outer = self.open[-1].phase, self.open[0].phase
-            if len(self.open) == 1:
-                return text("in {phase}", phase=inner)
             return text("in {phase} (inside {outer})", phase=inner, outer=outer)
+        if self.open:
+            return text("in {phase}", phase=self.open[0].phase)
         top = [phase for phase in self.done if phase.depth == 0]
         return text("after {phase}", phase=top[-1].phase) if top else None
+
+    def _fold_phase(self, event: Event, t_ns: int) -> PhaseProgress | None:
+        """Return the phase that ended."""
+        name, snapshot = str(event.get("phase")), _sizes(event.get("snapshot") or {})
+        self.readings |= snapshot
+        if event.get("edge") == "before":
+            self.open.append(PhaseProgress(event.get("id"), name, t_ns, len(self.open)))
+            return None
+        begun = [each for each in self.open if each.id == event.get("id")]
+        phase = begun[0] if begun else PhaseProgress(None, name, None, len(self.open))
+        self.open = [each for each in self.open if each is not phase]
+        phase.end_t_ns, phase.error, phase.snapshot = t_ns, event.get("error"), snapshot
+        self.done.append(phase)
+        if name == "warm_up" and not phase.error:
+            self.warm_t_ns = self.warm_t_ns or t_ns
+        return phase
+
+    def _fold_sample(self, event: Event, t_ns: int) -> None:
+        self.samples += 1
+        if event.get("kind") == "kv_sample":
+            used, total = event.get("kv_blocks_used"), self.kv_cache_bytes
+            held = None
+            if used is not None and total is not None and self.kv_blocks:
+                held = total * used // self.kv_blocks
+            running, waiting = event.get("running"), event.get("waiting")
+            blocks = event.get("kv_blocks_total")
+            self.load = Load(t_ns, running, waiting, used, blocks, held, total)
+            return
+        fresh = _sizes(event)
+        self.readings |= fresh
+        free = [fresh.get("device_free_bytes"), self.lowest_free_bytes]
+        self.lowest_free_bytes = min((size for size in free if size is not None), default=None)
+
+
+def _sizes(figures: Event) -> dict[str, int]:
+    """Return the sizes among the figures of a snapshot or a sample, those that are known."""
+    return {name: size for name, size in figures.items()
+            if name.endswith("_bytes") and isinstance(size, int)}  # fmt: skip
 
 
 @dataclass
 class EngineProgress:
-    """All processes of the engine, in the order of their ranks."""
+    """All processes of the engine, and what accounting and the engine's output say of the run."""
 
     host: str | None = None  # of the launcher: process ids are those of its own host
     by_file: dict[str, ProcessProgress] = field(default_factory=dict)
@@ -155,13 +206,18 @@ class EngineProgress:
     soc: str | None = None
     first_error: tuple[int, str, str, str] | None = None  # t_ns, process name, phase, message
     oom_message: str | None = None
-    ranks: dict[str, object] | None = None  # of a plan: which ranks are run
-    full_step: dict[str, object] | None = None  # of a plan: the largest batches that it ran
+    ranks: Event | None = None  # of a plan: which ranks are run
+    full_step: Event | None = None  # of a plan: the largest batches that it ran
     shutdown_t_ns: int | None = None  # when the first process began to shut down in good order
     lost: list[Lost] = field(default_factory=list)  # on Ray nodes, each once
+    serves: bool = False  # views show what it does, no longer how it starts
+    requests: Requests = field(default_factory=Requests)  # of an offline run
+    output: deque[str] = field(default_factory=deque)  # last lines of the engine
 
     @property
     def processes(self) -> list[ProcessProgress]:
+        """Return all processes in the order of their ranks."""
+
         def by_rank(process: ProcessProgress) -> tuple[bool, int, str]:
             number = process.pid or 0 if process.rank is None else process.rank
             return process.rank is None, number, process.file
@@ -171,6 +227,63 @@ class EngineProgress:
     @property
     def workers(self) -> list[ProcessProgress]:
         return [process for process in self.processes if process.is_worker]
+
+    @property
+    def serving(self) -> Load | None:
+        """Return what the engine cores do, all replicas together; None: no sample of one."""
+        loads: list[Load] = []
+        for process in self.by_file.values():
+            load = process.load
+            if load is None:
+                continue
+            if not process.open_requests and process.request_end_t_ns >= load.t_ns:
+                load = replace(load, requests_running=0, requests_waiting=0)  # all ended since
+            loads.append(load)
+        if not loads:
+            return None
+        figures: dict[str, int | None] = {}
+        for name, together in _TOGETHER.items():
+            values = [getattr(load, name) for load in loads]
+            figures[name] = None if None in values else together(values)
+        return Load(min(load.t_ns for load in loads), **figures)
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """Return the least of all ranks; None where one of them is unknown."""
+        sizes = [process.headroom_bytes for process in self.workers]
+        known = [size for size in sizes if size is not None]
+        return min(known) if known and len(known) == len(sizes) else None
+
+    @property
+    def growing(self) -> list[tuple[str, GrowingOwner]]:
+        """Return (rank, owner that grows) of all ranks, the fastest first."""
+        found = [
+            (process.name, owner)
+            for process in self.workers
+            if process.budget is not None
+            for owner in process.budget.growth or ()
+        ]
+        return sorted(found, key=lambda pair: -(pair[1].bytes_per_hour or 0))
+
+    @property
+    def growth_judged(self) -> bool:
+        """Return whether the readings of every rank were enough to tell what grows."""
+        budgets = [process.budget for process in self.workers]
+        return bool(budgets) and all(each and each.growth is not None for each in budgets)
+
+    @property
+    def fullest(self) -> ProcessProgress | None:
+        """Return the rank that has reserved the most; None where no rank has a reading."""
+        known = [each for each in self.workers if "reserved_bytes" in each.readings]
+        return max(known, key=lambda each: each.readings["reserved_bytes"], default=None)
+
+    def serve(self, budgets: Iterable[RankBudget]) -> None:
+        """Take in what accounting says of the ranks: the engine serves from here on."""
+        self.serves = True
+        by_pid = {budget.pid: budget for budget in budgets if budget.pid is not None}
+        for process in self.by_file.values():
+            if process.pid is not None:
+                process.budget = by_pid.get(process.pid)
 
     def ready_at(self, info: RunInfo) -> int | None:
         """Return when the start-up of a run ended, CLOCK_MONOTONIC; None: it has not.
@@ -202,103 +315,58 @@ class EngineProgress:
         """Take one event in; unknown kinds and missing keys are skipped."""
         process = self.by_file.setdefault(file, ProcessProgress(file))
         t_ns = event.get("t_ns")
-        if isinstance(t_ns, int):
-            process.last_t_ns = t_ns
-        kind = event.get("kind")
-        role = event.get("role")
+        if not isinstance(t_ns, int):
+            return
+        process.last_t_ns = t_ns
+        kind, role = event.get("kind"), event.get("role")
         if kind in ("process", "identity") and role and role != "unknown":
             process.roles.add(str(role))
         if kind == "process":
             process.host, process.pid = event.get("host"), event.get("pid")
             process.wall = event.get("wall")
-            for package, version in (event.get("versions") or {}).items():
-                if version:
-                    self.versions.setdefault(str(package), str(version))
+            versions = event.get("versions") or {}
+            self.versions = {**{name: each for name, each in versions.items() if each},
+                             **self.versions}  # fmt: skip
         elif kind == "identity":
             process.label = event.get("label") or process.label
-            if isinstance(event.get("rank"), int):
-                process.rank = event["rank"]
+            rank = event.get("rank")
+            process.rank = process.rank if rank is None else rank
             self.soc = self.soc or event.get("soc")
-        elif kind == "phase" and isinstance(t_ns, int):
-            self._fold_phase(process, event, t_ns)
+        elif kind == "phase":
+            if event.get("phase") == "shutdown":
+                process.shutting_down = True
+                self.shutdown_t_ns = self.shutdown_t_ns or t_ns
+            ended = process._fold_phase(event, t_ns)
+            if ended and ended.error and self.first_error is None:
+                self.first_error = (t_ns, process.name, ended.phase, str(ended.error))
+            if ended and ended.phase == "oom" and self.oom_message is None:
+                told = str(ended.error or f"{process.name} ran out of device memory")
+                self.oom_message = told
         elif kind == "ray":
             process.node = event.get("node")
         elif kind == "ray_lost":
-            lost = Lost(
-                str(event.get("node")), _integer(event.get("rank")), str(event.get("reason"))
-            )
+            lost = Lost(str(event.get("node")), event.get("rank"), str(event.get("reason")))
             if all((each.node, each.rank) != (lost.node, lost.rank) for each in self.lost):
                 self.lost.append(lost)
         elif kind == "ranks":
-            self.ranks = {name: event.get(name) for name in RANKS}
+            self.ranks = event
         elif kind == "full_step":
-            self.full_step = {name: event.get(name) for name in FULL_STEP}
-        elif kind == "ready" and isinstance(t_ns, int):
+            self.full_step = event
+        elif kind == "ready":
             self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
             if event.get("what") == "model":
                 process.core_ready_t_ns = t_ns
-        elif kind == "figures":
-            granted = (event.get("values") or {}).get("kv_cache_bytes")
-            process.granted_bytes = granted if isinstance(granted, int) else process.granted_bytes
         elif kind == "kv_plan":
-            sizes = [size for size in event.get("planned_bytes") or [] if isinstance(size, int)]
-            process.plan = KvSize(_integer(event.get("blocks")) or 0, tuple(sizes))
+            process.kv_blocks = event.get("blocks") or 0
+            process.kv_cache_bytes = max(event.get("planned_bytes") or [], default=None)
         elif kind == "lost":
-            process.lost_events += _integer(event.get("events")) or 0
+            process.lost_events += event.get("events") or 0
             lasts = event.get("until_t_ns") is None
             process.blind_because = str(event.get("reason")) if lasts else None
-        elif kind in SAMPLES and isinstance(t_ns, int):
-            _fold_sample(process, event, t_ns)
+        elif kind in ("sample", "kv_sample", "device_sample"):
+            process._fold_sample(event, t_ns)
+        elif kind == "request" and event.get("edge") == "begin":
+            process.open_requests.add(str(event.get("id")))
         elif kind == "request":
-            name = str(event.get("id"))
-            if event.get("edge") == "begin":
-                process.open_requests.add(name)
-            else:
-                process.open_requests.discard(name)
-                process.request_end_t_ns = _integer(event.get("t_ns"))
-
-    def _fold_phase(self, process: ProcessProgress, event: Event, t_ns: int) -> None:
-        phase, phase_id = str(event.get("phase")), event.get("id")
-        readings: dict[str, int] = {
-            name: value
-            for name, value in (event.get("snapshot") or {}).items()
-            if isinstance(value, int) and name != "t_ns"
-        }
-        process.readings.update(readings)
-        if phase == "shutdown":
-            process.shutting_down = True
-            self.shutdown_t_ns = self.shutdown_t_ns or t_ns
-        if event.get("edge") == "before":
-            process.open.append(PhaseUnderWay(phase_id, phase, t_ns))
-            return
-        index = next((i for i, entry in enumerate(process.open) if entry.id == phase_id), None)
-        start = None if index is None else process.open.pop(index).t_ns
-        depth = len(process.open) if index is None else index
-        error = event.get("error")
-        if phase == "warm_up" and not error:
-            process.warm_t_ns = process.warm_t_ns or t_ns
-        process.done.append(DonePhase(phase, depth, start, t_ns, error, readings))
-        if error and self.first_error is None:
-            self.first_error = (t_ns, process.name, phase, str(error))
-        if phase == "oom" and self.oom_message is None:
-            self.oom_message = str(error or f"{process.name} ran out of device memory")
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _fold_sample(process: ProcessProgress, event: Event, t_ns: int) -> None:
-    process.samples += 1
-    if event.get("kind") == "kv_sample":
-        used, blocks = (_integer(event.get(f"kv_blocks_{what}")) for what in ("used", "total"))
-        running, waiting = (_integer(event.get(what)) for what in ("running", "waiting"))
-        process.load = Load(t_ns, running, waiting, used, blocks)
-        return
-    for name in _SAMPLED:
-        if (size := _integer(event.get(name))) is not None:
-            process.readings[name] = size
-    free = _integer(event.get("device_free_bytes"))
-    if free is not None:
-        lowest = process.lowest_free_bytes
-        process.lowest_free_bytes = free if lowest is None else min(lowest, free)
+            process.open_requests.discard(str(event.get("id")))
+            process.request_end_t_ns = t_ns

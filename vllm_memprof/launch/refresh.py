@@ -11,27 +11,20 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from vllm_memprof.launch.live import View
-from vllm_memprof.launch.progress import EngineProgress
-from vllm_memprof.launch.status import RankBudget
+from vllm_memprof.launch.progress import EngineProgress, RankBudget
 from vllm_memprof.launch.watch import OWN_CHILDREN
-
-#: Seconds until the first one and between two, at least.
-_EVERY_S = 120.0
-#: Of the seconds that one took, until the next.
-_REST = 30.0
 
 
 class Refresher(View):
-    """Gives views newer figures of the ranks.
+    """Gives the state of a run newer figures of the ranks, in the thread that updates this view.
 
     Args:
         command: prints a report as JSON.
         read: makes the figures of what it printed.
-        views: that get them, in the thread that updates this one.
-        every_s: seconds between two, at least.
+        every_s: seconds until the first one and between two, at least.
         rest: of the seconds that one took, until the next, at least.
     """
 
@@ -39,32 +32,27 @@ class Refresher(View):
         self,
         command: Sequence[str],
         read: Callable[[bytes], list[RankBudget]],
-        views: Iterable[View],
-        every_s: float = _EVERY_S,
-        rest: float = _REST,
+        every_s: float = 120.0,
+        rest: float = 30.0,
     ) -> None:
-        self._command, self._read, self._views = list(command), read, list(views)
+        self._command, self._read = list(command), read
         self._every_s, self._rest = every_s, rest
         self._found: list[RankBudget] | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memprof-refresh", daemon=True)
 
-    def serve(self, budgets: Iterable[RankBudget]) -> None:
-        self._thread.start()
-
-    def update(self, progress: EngineProgress, last_line: str = "") -> None:
+    def update(self, progress: EngineProgress) -> None:
+        if progress.serves and self._thread.ident is None:
+            self._thread.start()
         found, self._found = self._found, None
         if found:
-            for view in self._views:
-                view.serve(found)
+            progress.serve(found)
 
     def close(self) -> None:
         self._closed.set()
-        child = self._child
-        if child is not None:
-            with contextlib.suppress(OSError):
-                child.kill()
+        if self._child is not None:
+            self._child.kill()
         if self._thread.ident is not None:
             self._thread.join(2.0)
 

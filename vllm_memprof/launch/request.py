@@ -95,86 +95,86 @@ class LaunchRequest:
     engine: str = "vllm"  # of engines.ENGINES
 
     def __post_init__(self) -> None:
+        """Refuse what does not go together.
+
+        Raises:
+            UsageError: with what to do instead.
+        """
         row = engine_row(self.engine)
         if self.mode not in row.modes:
             raise UsageError(
                 f"memprof {self.mode} does not run {row.title} yet",
                 hint=f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
             )
-        for option, is_given in (
-            ("--sleep-cycles", self.sleep_cycles > 0),
-            ("--prompts", self.prompts_file is not None),
-            ("--images", self.images_dir is not None),
-            ("--at-once", self.at_once),
-            ("--concurrency", self.concurrency is not None),
-            ("--max-tokens", self.max_tokens is not None),
-            ("--trace-allocations", self.trace_allocations is not None),
-            (f"--ranks {self.ranks}", self.ranks is not None),
-            ("--rank", self.rank is not None),
-            (f"--until {self.until}", self.until != "kv"),
-        ):
-            if is_given:
-                refuse(row, option)
-        if self.deployment is not None:
-            parse_deployment(self.deployment)
-        if self.startup_timeout_s <= 0:
-            raise UsageError("--startup-timeout must be above 0 seconds")
-        for option, count in (
-            ("--max-tokens", self.max_tokens),
-            ("--repeat", self.repeat),
-            ("--concurrency", self.concurrency),
-            ("--trace-allocations", self.trace_allocations),
-        ):
-            if count is not None and count < 1:
-                raise UsageError(f"{option} must be at least 1")
-        for option, count in (("--sleep-cycles", self.sleep_cycles), ("--rank", self.rank)):
-            if count is not None and count < 0:
-                raise UsageError(f"{option} must not be negative")
-        for option, name, names in (
-            ("--on-error", self.on_error, ON_ERROR),
-            ("--ranks", self.ranks or RANKS[0], RANKS),
-            ("--until", self.until, UNTIL),
-        ):
+        named = {"--on-error": (self.on_error, ON_ERROR), "--until": (self.until, UNTIL),
+                 "--ranks": (self.ranks or RANKS[0], RANKS)}  # fmt: skip
+        for option, (name, names) in named.items():
             if name not in names:
                 hint = f"one of {', '.join(names)}"
                 raise UsageError(f"{option} {name!r} is not known", hint=hint)
-        if self.concurrency is not None and self.at_once:
-            raise UsageError("--concurrency and --at-once exclude each other")
-        if self.sample is not None and not is_rate(self.sample):
-            raise UsageError(
+        given = {
+            "--sleep-cycles": self.sleep_cycles,
+            "--prompts": self.prompts_file,
+            "--images": self.images_dir,
+            "--at-once": self.at_once,
+            "--concurrency": self.concurrency,
+            "--max-tokens": self.max_tokens,
+            "--trace-allocations": self.trace_allocations,
+            f"--ranks {self.ranks}": self.ranks,
+            "--rank": self.rank is not None,
+            f"--until {self.until}": self.until != "kv",
+        }
+        for option, value in given.items():
+            if value:
+                refuse(row, option)
+        if self.deployment is not None:
+            parse_deployment(self.deployment)
+        alone = self.rank is not None or self.ranks in ("one", "edges")
+        what = f"--ranks {self.ranks}" if self.rank is None else f"--rank {self.rank}"
+        unknown = ", ".join(
+            repr(each) for each in self.empty_cache_at if each not in EMPTY_CACHE_AT
+        )
+        for wrong, message, hint in (
+            (
+                self.concurrency is not None and self.at_once,
+                "--concurrency and --at-once exclude each other",
+                "leave one of them out",
+            ),
+            (
+                self.sample is not None and not is_rate(self.sample),
                 f"--sample {self.sample!r} is neither a number of steps nor of seconds",
-                hint="--sample 16 (every 16th step), --sample 5s (every 5 seconds), --sample off",
-            )
-        if self.trace_allocations is not None and self.sample is None:
-            raise UsageError(
+                "--sample 16 (every 16th step), --sample 5s (every 5 seconds), --sample off",
+            ),
+            (
+                self.trace_allocations is not None and self.sample is None,
                 "--trace-allocations counts requests, which --sample off leaves out",
-                hint="leave --sample off out",
-            )
-        unknown = [phase for phase in self.empty_cache_at if phase not in EMPTY_CACHE_AT]
-        if unknown:
-            raise UsageError(
-                f"--empty-cache-at: no phase {', '.join(map(repr, unknown))}",
-                hint=f"one of {', '.join(EMPTY_CACHE_AT)}",
-            )
-        if self.until == "ready" and self.ranks == "edges":
-            raise UsageError(
+                "leave --sample off out",
+            ),
+            (
+                bool(unknown),
+                f"--empty-cache-at: no phase {unknown}",
+                f"one of {', '.join(EMPTY_CACHE_AT)}",
+            ),
+            (
+                self.until == "ready" and self.ranks == "edges",
                 "--until ready runs batches, for which --ranks edges has no workers",
-                hint="--ranks all or --ranks one",
-            )
-        if self.rank is not None and self.ranks not in (None, "auto", "one"):
-            raise UsageError(f"--rank goes with --ranks one, not with --ranks {self.ranks}")
-        if self.share_device and not self.device.simulated:
-            raise UsageError(
+                "--ranks all or --ranks one",
+            ),
+            (
+                self.rank is not None and self.ranks not in (None, "auto", "one"),
+                f"--rank goes with --ranks one, not with --ranks {self.ranks}",
+                "--ranks one",
+            ),
+            (
+                self.share_device and not self.device.simulated,
                 "--share-device is for a simulated device: a real one is shared as it is",
-                hint="add --device sim:910b, or leave --share-device out",
-            )
-        if not self.device.simulated and (self.rank is not None or self.ranks in ("one", "edges")):
-            auto = self.ranks in (None, "auto")
-            what = f"--rank {self.rank}" if auto else f"--ranks {self.ranks}"
-            raise UsageError(
+                "add --device sim:910b, or leave --share-device out",
+            ),
+            (
+                alone and not self.device.simulated,
                 f"{what} needs a simulated device: on hardware a rank waits for all others",
-                hint="add --device sim:910b, or use --ranks all",
-            )
-        for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
-            if path is not None and not path.exists():
-                raise UsageError(f"{option} {path} does not exist")
+                "add --device sim:910b, or use --ranks all",
+            ),
+        ):
+            if wrong:
+                raise UsageError(message, hint=hint)

@@ -8,7 +8,6 @@ the events; the time of day is asked for dates alone.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 import time
@@ -19,26 +18,26 @@ from pathlib import Path
 
 from vllm_memprof.engines import VLLM
 from vllm_memprof.engines.base import EngineRow
+from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.deployment import has_others
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.folder import hold, write_run_info
 from vllm_memprof.launch.head_node import Head
 from vllm_memprof.launch.live import View
-from vllm_memprof.launch.progress import EngineProgress
+from vllm_memprof.launch.progress import EngineProgress, RankBudget
 from vllm_memprof.launch.signals import catch_signals, signal_name
-from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.launch.verdict import (
     EngineEnd,
     RunVerdict,
     describe_death,
     describe_lost,
     describe_stuck,
-    find_culprit,
     find_lost,
+    find_suspects,
     judge,
 )
-from vllm_memprof.launch.watch import Ending, EndingStep, ProcessWatch, adopt_orphans
+from vllm_memprof.launch.watch import ProcessWatch, adopt_orphans
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.host import host_name
@@ -52,6 +51,7 @@ from vllm_memprof.record.schema import (
 )
 from vllm_memprof.record.tail import EventTail
 
+_TAIL_LINES = 15  # of the engine's output, which are shown after a failure
 _TICK_S = 0.1
 _TICK_SERVING_S = 0.5  # hours of it; signals are handled at once all the same
 _WALK_S = 1.0  # between two walks of the process tree; it costs a read of all of /proc
@@ -111,62 +111,51 @@ class RunOutcome:
     left_behind: list[int]  # pids that could not be ended: processes that hang in the kernel
 
 
-def run_engine(job: Job, view: View, on_ready: OnReady | None = None) -> RunOutcome:
-    """Run the engine to its end.
+class EngineRun:
+    """One run: the loop over events, processes and signals, and what is known so far.
 
     Args:
         job: what to start.
         view: what shows the progress.
         on_ready: called once when the engine is ready, with ``run.json`` up to date and the
             terminal its own; it may take a second.
-
-    Raises:
-        LaunchError: the engine could not be started at all; ``run.json`` says so.
     """
-    return _EngineRun(job, view, on_ready).run()
-
-
-class _EngineRun:
-    """One run: the loop over events, processes and signals, and what is known so far."""
 
     _engine: EngineProcess
     _watch: ProcessWatch
 
-    def __init__(self, job: Job, view: View, on_ready: OnReady | None) -> None:
-        self._job = job
-        self._view = view
-        self._on_ready = on_ready
-        self._host = host_name()
-        self._progress = EngineProgress(self._host)
-        self._tail = EventTail(job.run_dir)
+    def __init__(self, job: Job, view: View, on_ready: OnReady | None = None) -> None:
+        self._job, self._view, self._on_ready = job, view, on_ready
         self._info = job.info
+        self._progress = EngineProgress(host_name())
+        self._tail = EventTail(job.run_dir)
         self._seen = EngineEnd(mode=job.info.mode, engine_code=None)
-        self._ending: Ending | None = None
+        #: Why the engine is to end; None: it is not. Then what is said, and signals of growing
+        #: force, each after a time of patience since the one before.
+        self._cause: str | None = None
+        self._steps: list[tuple[float, int | str]] = []
+        self._since_s = 0.0
         self._signals: list[int] = []
         self._wake = threading.Event()
-        self._watched_files: set[str] = set()
-        self._next_walk_s = 0.0
+        self._next_walk_s = self._next_look_s = 0.0
         self._last_event_s = time.monotonic()
-        self._late_note: tuple[float, str] | None = None  # when, what
         self._head: Head | None = None  # of a host without an API server
-        self._next_look_s = 0.0
         self._started_s = time.time()  # since the epoch, as files are dated
 
     def run(self) -> RunOutcome:
-        job, info, seen = self._job, self._info, self._seen
-        info.start_t_ns = time.monotonic_ns()
-        self._started_s = time.time()
-        info.started = _utc_now()
-        info.host = self._host
+        """Run the engine to its end.
+
+        Raises:
+            LaunchError: the engine could not be started at all; ``run.json`` says so.
+        """
+        job, info, seen, progress = self._job, self._info, self._seen, self._progress
+        info.start_t_ns, info.started, info.host = time.monotonic_ns(), _utc_now(), progress.host
         write_run_info(job.run_dir, info)
         oom_kills = _host_oom_kills()
         adopt_orphans()
-
-        def note_signal(number: int) -> None:
-            self._signals.append(number)
-            self._wake.set()
-
-        with hold(job.run_dir), catch_signals(note_signal):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(hold(job.run_dir))
+            stack.enter_context(catch_signals(self._note_signal))
             try:
                 self._engine = EngineProcess(
                     job.command,
@@ -177,93 +166,80 @@ class _EngineRun:
                     job.engine,
                     (lambda: bool(self._signals)) if job.warm else None,
                 )
-            except Exception as error:
-                self._finish(RunVerdict("failed", 1, str(error)))
-                raise
-            self._watch = ProcessWatch(self._engine.pid)
-            try:
+                self._watch = ProcessWatch(self._engine.pid)
+                stack.callback(self._close)
                 left = self._supervise()
             except Exception as error:
-                reason = f"memprof itself failed: {type(error).__name__}: {error}"
+                own = f"memprof itself failed: {type(error).__name__}: "
+                reason = f"{'' if isinstance(error, LaunchError) else own}{error}"
                 self._finish(RunVerdict("failed", 1, reason))
                 raise
-            finally:
-                self._end_all()
-                if seen.interrupted_by is not None:
-                    self._engine.stop_warm()
-                self._watch.close()
-                if job.device_state is not None:
-                    job.device_state.unlink(missing_ok=True)
-                self._fold_events()
-                self._view.update(self._progress)
-                self._view.close()
-            self._engine.pump.join(2.0)
         pump, part = self._engine.pump, info.part
+        pump.join(2.0)
         self._note_readiness()  # it may have died in the moment in which it became ready
         self._note_lost()
         seen.engine_code = self._engine.poll()
-        seen.error_lines = pump.error_lines()
-        seen.lost_core = pump.lost_core
+        seen.error_lines = list(pump.error_lines)
+        seen.lost_core = "lost" in pump.said
         seen.headless = self._head is not None
-        if self._head_has_ended():
-            assert self._head is not None
+        if self._head is not None and self._head_has_ended(self._head):
             seen.head_ended = self._head.host
-        if part is not None and not part.headless and pump.fatal_line is None:
-            seen.other_host_t_ns = pump.dead_core_t_ns  # no engine core of this one
-        if part is not None and has_others(part) and self._progress.first_error is None:
+        elsewhere = part is not None and not part.headless and "fatal" not in pump.said
+        if elsewhere and "dead_core" in pump.said:  # no engine core of this host
+            seen.other_host_t_ns = pump.said["dead_core"][0][0]
+        if part is not None and has_others(part) and progress.first_error is None:
             seen.lost_peer_t_ns = pump.lost_peer_t_ns  # else it was a rank of this host
         seen.host_oom_kills = _host_oom_kills() - oom_kills
-        verdict = judge(seen, self._progress)
+        verdict = judge(seen, progress)
         if left:
             verdict = replace(verdict, exit_code=verdict.exit_code or 1)
             info.notes.append(f"processes that could not be ended: {left}")
-        info.notes += [*([pump.log_error] if pump.log_error else []), *pump.device_answers]
+        info.notes += [*filter(None, [pump.log_error]), *pump.device_answers]
         self._finish(verdict)
-        return RunOutcome(info, verdict, seen.ready, pump.tail(15), left)
+        return RunOutcome(info, verdict, seen.ready, list(pump.tail)[-_TAIL_LINES:], left)
+
+    def _note_signal(self, number: int) -> None:
+        self._signals.append(number)
+        self._wake.set()
 
     def _supervise(self) -> list[int]:
         """Wait until all processes of the engine are gone; return those that could not be ended."""
-        engine, seen, patience = self._engine, self._seen, self._job.patience
-        deadline_s = time.monotonic() + self._job.startup_timeout_s
-        killed_s: float | None = None
+        engine, seen, job = self._engine, self._seen, self._job
+        deadline_s = time.monotonic() + job.startup_timeout_s
+        self._progress.requests, self._progress.output = engine.pump.requests, engine.pump.tail
         while True:
-            now_s = time.monotonic()
             self._fold_events()
-            if self._note_readiness(by_log=True) and self._ending is None:
+            if self._note_readiness() and self._cause is None:
                 self._become_ready()
-            self._watch_processes(now_s)
-            self._handle_signals(now_s)
-            self._handle_lost(now_s)
-            self._handle_deaths(now_s)
-            self._handle_silence(now_s)
-            self._handle_head(now_s)
+            now_s = time.monotonic()
+            if now_s >= self._next_walk_s:
+                self._watch.walk()
+                self._next_walk_s = now_s + (_WALK_READY_S if seen.ready else _WALK_S)
+            self._handle_signals()
+            self._handle_losses()
+            self._handle_silence()
+            self._handle_head()
             code = engine.poll()
-            if not seen.ready and self._ending is None and code is None and now_s > deadline_s:
-                seen.timed_out_s = self._job.startup_timeout_s
-                seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or None
-                if self._head is not None and not self._head.met:
-                    where = seen.stuck or "no process reported"
-                    seen.stuck = f"no connection with the head {self._head.host}; {where}"
-                self._end(f"not ready within {self._job.startup_timeout_s:g} s", 0.0, now_s)
+            if not seen.ready and self._cause is None and code is None and now_s > deadline_s:
+                seen.timed_out_s = job.startup_timeout_s
+                seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or seen.stuck
+                if self._head is not None and not self._head.ends:
+                    seen.stuck = f"no connection with the head {self._head.host}; {seen.stuck}"
+                self._end(f"not ready within {job.startup_timeout_s:g} s", 0.0)
             if code is not None:
                 self._watch.walk()
                 if not set(self._watch.living()) - {engine.pid}:
                     return []
-                if self._ending is None:
+                if self._cause is None:
                     cause = "the engine ended and left processes behind"
-                    self._end(cause, patience.after_main_exit_s, now_s)
-            if self._late_note is not None and now_s > self._late_note[0]:
-                self._view.note(self._late_note[1])
-                self._late_note = None
-            if self._ending is not None:
-                if done := self._ending.advance(now_s):
-                    self._view.note(f"memprof: {self._ending.cause}: sent {done}")
-                if self._ending.exhausted:
-                    killed_s = killed_s or now_s
-                    if now_s - killed_s > patience.after_kill_s:
-                        return self._watch.living()
-            self._view.update(self._progress, engine.pump.last_line)
-            serving = seen.ready and self._info.mode == "serve" and self._ending is None
+                    self._end(cause, job.patience.after_main_exit_s)
+            if self._steps and time.monotonic() - self._since_s >= self._steps[0][0]:
+                self._take_step(f"{self._cause}: ")
+            killed = self._cause is not None and not self._steps
+            if killed and time.monotonic() - self._since_s > job.patience.after_kill_s:
+                return self._watch.living()
+            self._view.update(self._progress)
+            serving = seen.ready and self._info.mode == "serve" and self._cause is None
             self._wake.wait(_TICK_SERVING_S if serving else _TICK_S)
             self._wake.clear()
 
@@ -271,97 +247,84 @@ class _EngineRun:
         for file, event in self._tail.poll():
             self._progress.fold(file, event)
             self._last_event_s = time.monotonic()
+            process = self._progress.by_file[file]
+            here = process.host in (None, self._info.host)  # others have launchers of their own
+            if event.get("kind") == "process" and process.pid is not None and here:
+                self._watch.track(process.pid, process.wall)
 
-    def _watch_processes(self, now_s: float) -> None:
-        for process in self._progress.by_file.values():
-            if process.pid is not None and process.file not in self._watched_files:
-                self._watched_files.add(process.file)
-                if process.host in (None, self._host):  # other hosts have launchers of their own
-                    self._watch.track(process.pid, process.wall)
-        if now_s >= self._next_walk_s:
-            self._watch.walk()
-            self._next_walk_s = now_s + (_WALK_READY_S if self._seen.ready else _WALK_S)
-
-    def _handle_signals(self, now_s: float) -> None:
+    def _handle_signals(self) -> None:
+        seen, progress, pump = self._seen, self._progress, self._engine.pump
         while self._signals:
             number = self._signals.pop(0)
-            if self._ending is not None:
-                if done := self._ending.hasten(now_s):
-                    self._view.note(f"memprof: sent {done}")
+            if self._cause is not None:
+                self._steps = [each for each in self._steps if not isinstance(each[1], str)]
+                self._take_step()
                 continue
-            self._seen.interrupted_by = number
-            self._seen.failed_before = (
-                self._progress.first_error is not None
-                or self._engine.pump.fatal_line is not None
-                or bool(self._progress.lost)
-            )
+            seen.interrupted_by = number
+            failed = progress.first_error is not None or "fatal" in pump.said
+            seen.failed_before = failed or bool(progress.lost)
             forwarded = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
             self._engine.send_signal(forwarded)
             self._view.note(
                 f"memprof: {signal_name(forwarded)} sent to the engine; again to hasten"
             )
             patience_s = self._job.patience.after_interrupt_s + self._job.shutdown_timeout_s
-            self._end("the engine did not end", patience_s, now_s)
+            self._end("the engine did not end", patience_s)
 
-    def _handle_deaths(self, now_s: float) -> None:
+    def _handle_losses(self) -> None:
+        """Give an engine that lost a process time to end by itself, then end it."""
+        seen, progress, patience = self._seen, self._progress, self._job.patience
         deaths = [
             death
             for death in self._watch.refresh()
             if death.pid != self._engine.pid or death.signal is not None
         ]
-        seen, progress, patience = self._seen, self._progress, self._job.patience
-        if self._ending is not None and seen.interrupted_by is not None:
+        self._note_lost()
+        if self._cause is None or seen.interrupted_by is None:
+            seen.deaths += deaths
+        if self._cause is not None:
             return
-        seen.deaths += deaths
-        if self._ending is not None or not deaths:
-            return
-        culprit = find_culprit(deaths, progress)
-        if culprit is not None:
-            unclear = seen.ready and seen.mode != "serve" and culprit.signal is None
+        lost, suspects = find_lost(seen, progress), find_suspects(deaths, progress)
+        if lost is not None:
+            cause = describe_lost(lost, progress, seen.ready, seen.mode)
+            self._end(cause, patience.after_death_s, patience.before_note_s)
+        elif suspects:
+            unclear = seen.ready and seen.mode != "serve" and suspects[0][0].signal is None
             at_end = unclear and progress.shutdown_t_ns is not None
             self._end(
-                describe_death(culprit, progress, seen.ready, seen.mode),
+                describe_death(suspects[0], seen.ready, seen.mode),
                 patience.after_vanishing_s if unclear else patience.after_death_s,
-                now_s,
                 patience.before_note_at_end_s if at_end else patience.before_note_s,
             )
-
-    def _handle_lost(self, now_s: float) -> None:
-        """Give an engine that lost a worker on a Ray node its time to end, then end it."""
-        self._note_lost()
-        seen, patience = self._seen, self._job.patience
-        lost = find_lost(seen, self._progress)
-        if lost is not None and self._ending is None:
-            cause = describe_lost(lost, self._progress, seen.ready, seen.mode)
-            self._end(cause, patience.after_death_s, now_s, patience.before_note_s)
 
     def _note_lost(self) -> None:
         """Take over what was lost on Ray nodes; what is after the user's signal belongs to it."""
         if self._seen.interrupted_by is None:
             self._seen.lost = list(self._progress.lost)
 
-    def _handle_silence(self, now_s: float) -> None:
+    def _handle_silence(self) -> None:
         """End an engine that failed and is silent: vLLM can wait for its own processes for ever."""
         pump, patience_s = self._engine.pump, self._job.patience.after_error_s
-        failed = pump.fatal_line or (not self._seen.ready and self._progress.first_error)
-        if not failed or self._ending is not None or self._engine.poll() is not None:
+        failed = "fatal" in pump.said or (not self._seen.ready and self._progress.first_error)
+        if not failed or self._cause is not None or self._engine.poll() is not None:
             return
-        if now_s - max(self._last_event_s, pump.last_output_s) >= patience_s:
+        if time.monotonic() - max(self._last_event_s, pump.last_output_s) >= patience_s:
             self._seen.hung = True
-            self._end(f"the engine failed and did nothing for {patience_s:g} s", 0.0, now_s)
+            self._end(f"the engine failed and did nothing for {patience_s:g} s", 0.0)
 
-    def _handle_head(self, now_s: float) -> None:
+    def _handle_head(self) -> None:
         """End an engine without an API server when its head has ended: vLLM would wait for ever."""
-        pump, patience = self._engine.pump, self._job.patience
-        if pump.head is None or self._ending is not None or now_s < self._next_look_s:
+        pump, patience, now_s = self._engine.pump, self._job.patience, time.monotonic()
+        if "head" not in pump.said or self._cause is not None or now_s < self._next_look_s:
             return
         self._next_look_s = now_s + _LOOK_S
         if self._head is None:
-            self._head = Head(pump.head)
+            address = pump.said["head"][-1][1]
+            self._head = Head(address)
             if self._info.part is None or not self._info.part.headless:  # the log knows better
-                part = self._info.part or DeploymentPart(pump.head, "arguments")
+                part = self._info.part or DeploymentPart(address, "arguments")
                 self._info.part = replace(part, headless=True)
-        if pump.fatal_line is not None:
+        if "fatal" in pump.said:
             return  # it closes its connections itself
         self._head.look(self._watch.living())
         if self._head.lost_s is None or now_s - self._head.lost_s < patience.after_head_s:
@@ -372,34 +335,27 @@ class _EngineRun:
             f"{patience.after_head_s:g} s: it has ended; SIGINT sent to the engine"
         )
         self._engine.send_signal(signal.SIGINT)
-        self._end("the engine did not end", patience.after_interrupt_s, now_s)
+        self._end("the engine did not end", patience.after_interrupt_s)
 
-    def _head_has_ended(self) -> bool:
+    def _head_has_ended(self, head: Head) -> bool:
         """Return whether an engine ended by itself because its head had ended."""
         seen, progress, lost_t_ns = self._seen, self._progress, self._engine.pump.lost_peer_t_ns
-        if (
-            self._head is None
-            or lost_t_ns is None
-            or seen.head_ended
-            or seen.interrupted_by is not None
-            or seen.timed_out_s is not None
-            or progress.first_error is not None
-            or progress.oom_message is not None
-        ):
+        asked = seen.head_ended or seen.interrupted_by is not None or seen.timed_out_s is not None
+        failed = progress.first_error is not None or progress.oom_message is not None
+        if asked or failed or lost_t_ns is None:
             return False
         before = [death for death in seen.deaths if death.t_ns < lost_t_ns]
-        if find_culprit(before, progress) is not None:
+        if find_suspects(before, progress):
             return False  # it was a process of this host
-        return self._head.has_ended(self._job.patience.after_peer_s)
+        return head.has_ended(self._job.patience.after_peer_s)
 
-    def _note_readiness(self, by_log: bool = False) -> bool:
+    def _note_readiness(self) -> bool:
         """Return True once: when the engine said that it is ready, by an event or in its log."""
-        t_ns = self._progress.ready_at(self._info)
-        part, pump = self._info.part, self._engine.pump
-        if by_log and part is not None and part.headless:
-            by_log = pump.cores_ready >= (part.dp_local or 1)
-        elif by_log:
-            by_log = pump.application_ready
+        t_ns, part = self._progress.ready_at(self._info), self._info.part
+        line, wanted = "ready", 1
+        if part is not None and part.headless:
+            line, wanted = "core_ready", part.dp_local or 1
+        by_log = len(self._engine.pump.said.get(line, ())) >= wanted
         if self._seen.ready or (t_ns is None and not by_log):
             return False
         self._seen.ready = True
@@ -407,14 +363,15 @@ class _EngineRun:
         return True
 
     def _become_ready(self) -> None:
-        if self._info.mode == "serve":
+        serves = self._info.mode == "serve"
+        if serves:
             self._view.update(self._progress)
             self._view.suspend()
         self._adopt_facts()
         self._write_info()
         budgets = None if self._on_ready is None else self._on_ready(self._info)
-        if self._info.mode == "serve":
-            self._view.serve(budgets or ())
+        if serves:
+            self._progress.serve(budgets or ())
 
     def _write_info(self) -> None:
         """Write ``run.json``; a full disk changes nothing about the run."""
@@ -425,58 +382,55 @@ class _EngineRun:
                 f"memprof: cannot write {RUN_FILE} in {self._job.run_dir}: {error.strerror}"
             )
 
-    def _end(
-        self, cause: str, patience_s: float, now_s: float, note_after_s: float | None = None
-    ) -> None:
+    def _end(self, cause: str, patience_s: float, note_after_s: float | None = None) -> None:
         """Begin to end the engine: first it has time to end by itself.
 
         Args:
             cause: for the user.
             patience_s: that time.
-            now_s: ``time.monotonic()``.
             note_after_s: the user is told the cause so much later, unless it has ended by then.
         """
-
-        def send(number: int) -> Callable[[], None]:
-            def action() -> None:
-                self._watch.walk()
-                self._seen.forced_main |= self._engine.poll() is None
-                self._signal_all(number)
-
-            return action
-
-        steps = [
-            EndingStep(after_s, f"{signal_name(number)} to all its processes", send(number))
-            for after_s, number in (
-                (patience_s, signal.SIGTERM),
-                (self._job.patience.after_term_s, signal.SIGKILL),
-            )
-        ]
-        self._ending = Ending(cause, steps, now_s)
+        self._cause, self._since_s = cause, time.monotonic()
+        later_s = self._job.patience.after_term_s
+        self._steps = [(patience_s, signal.SIGTERM), (later_s, signal.SIGKILL)]
         if note_after_s is not None:
             note = f"memprof: {cause}; the engine has {patience_s:g} s to end"
-            self._late_note = now_s + note_after_s, note
+            rest_s = max(0.0, patience_s - note_after_s)
+            self._steps[:1] = [(note_after_s, note), (rest_s, signal.SIGTERM)]
 
-    def _end_all(self) -> None:
-        """End every process of the engine that is left. Nothing is, after an orderly end."""
-        self._seen.forced = self._ending is not None and self._ending.forced
+    def _take_step(self, why: str = "") -> None:
+        """Take the next step of the ending, if one is left."""
+        if not self._steps:
+            return
+        (_, step), *self._steps = self._steps
+        self._since_s = time.monotonic()
+        if isinstance(step, str):
+            self._view.note(step)
+            return
         self._watch.walk()
-        if self._watch.living() or self._engine.poll() is None:
-            self._signal_all(signal.SIGKILL)
-            limit_s = time.monotonic() + self._job.patience.after_kill_s
-            while self._watch.living() or self._engine.poll() is None:
-                if time.monotonic() >= limit_s:
-                    break
-                time.sleep(0.02)
+        self._seen.forced = True
+        self._seen.forced_main |= self._engine.poll() is None
+        self._watch.signal(self._watch.living(), step)
+        self._view.note(f"memprof: {why}sent {signal_name(step)} to all its processes")
 
-    def _signal_all(self, number: int) -> None:
-        """Signal the engine's group, and the processes that this does not reach: all of them once
-        its main process was collected."""
-        self._engine.signal_group(number)
-        for pid in self._watch.living():
-            with contextlib.suppress(ProcessLookupError):
-                if self._engine.poll() is not None or os.getpgid(pid) != self._engine.pid:
-                    self._watch.signal([pid], number)
+    def _close(self) -> None:
+        """End every process of the engine that is left, none after an orderly end; then the
+        display."""
+        limit_s = time.monotonic() + self._job.patience.after_kill_s
+        while time.monotonic() < limit_s:
+            self._watch.walk()
+            if not self._watch.living() and self._engine.poll() is not None:
+                break
+            self._watch.signal(self._watch.living(), signal.SIGKILL)
+            time.sleep(0.02)
+        if self._seen.interrupted_by is not None:
+            self._engine.stop_warm()
+        self._fold_events()
+        self._watch.close()
+        if self._job.device_state is not None:
+            self._job.device_state.unlink(missing_ok=True)
+        self._view.update(self._progress)
+        self._view.close()
 
     def _adopt_facts(self) -> None:
         """Take over what only the engine's processes know: versions, the device."""
@@ -502,15 +456,12 @@ class _EngineRun:
         info.exit_reason = verdict.reason
         if not self._progress.by_file:
             info.notes.append("no engine process wrote events: it ended before the hooks loaded")
-        kept = oom_files.keep(self._job.env, self._started_s, self._job.run_dir)
-        advice = (
-            None
-            if verdict.status == "ok"
-            else advise(verdict.reason, self._job.command[0], self._job.engine)
-        )
-        info.notes += [] if advice is None else [advice]
+        if verdict.status != "ok":
+            advice = advise(verdict.reason, self._job.command[0], self._job.engine)
+            info.notes += filter(None, [advice])
         info.notes += [
-            f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/" for name in kept
+            f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/"
+            for name in oom_files.keep(self._job.env, self._started_s, self._job.run_dir)
         ]
         self._write_info()
 
@@ -521,8 +472,7 @@ def _utc_now() -> str:
 
 def _host_oom_kills() -> int:
     """Return how many processes the kernel killed for lack of host memory since boot. (vmstat)"""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+    with contextlib.suppress(OSError, KeyError):
+        lines = Path("/proc/vmstat").read_text().splitlines()
+        return int(dict(line.split() for line in lines)["oom_kill"])
     return 0

@@ -35,6 +35,9 @@ _LOG_PREFIX = re.compile(
     r"^(?:\x1b\[[0-9;]*m|\([^)]*\)|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d|\[[^\]]*\]:?|\s)+"
 )
 
+#: A death that may have caused the others, and whose it was.
+Suspect = tuple[Death, ProcessProgress]
+
 
 @dataclass
 class EngineEnd:
@@ -59,7 +62,7 @@ class EngineEnd:
     head_ended: str | None = None  # head of the deployment; its end was the cause of this one's
     lost_peer_t_ns: int | None = None  # when a rank of another host closed its connection
     other_host_t_ns: int | None = None  # when an engine core of another host said that it fails
-    stuck: str | None = None  # where each rank was at the deadline
+    stuck: str = "no process reported"  # where each rank was at the deadline
 
 
 @dataclass(frozen=True)
@@ -75,97 +78,90 @@ def judge(seen: EngineEnd, progress: EngineProgress) -> RunVerdict:
     own_code = EXIT_FAILED if code is None else code if code >= 0 else 128 - code
     if seen.forced_main and seen.interrupted_by is None:
         own_code = EXIT_FAILED  # the signal that the engine died of was memprof's
+    each = _where_each(seen, progress)
+    at = f": {each}" if each else ""
+    killed = "; the engine did not end until memprof ended its processes" if seen.forced else ""
     if seen.interrupted_by is not None and not seen.failed_before:
-        return _judge_interrupted(seen, progress, own_code)
+        name = signal_name(seen.interrupted_by)
+        if seen.mode == "serve" and seen.ready:
+            return RunVerdict("ok", own_code, f"ended by {name}{killed}")
+        reason = f"interrupted by {name}{at}{killed}"
+        return RunVerdict("failed", 128 + seen.interrupted_by, reason)
     if seen.timed_out_s is not None:
         deadline = f"not ready within {seen.timed_out_s:g} s (--startup-timeout)"
-        return RunVerdict(
-            "failed", EXIT_FAILED, f"{deadline}: {seen.stuck or 'no process reported'}"
-        )
+        return RunVerdict("failed", EXIT_FAILED, f"{deadline}: {seen.stuck}")
+    if seen.head_ended is not None and seen.ready:
+        # its main process may have ended well though memprof had to signal it
+        reason = f"the head {seen.head_ended} has ended{killed}"
+        return RunVerdict("ok", 0 if code == 0 else own_code, reason)
     if seen.head_ended is not None:
-        return _judge_without_head(seen, progress, own_code)
-    culprit = find_culprit(seen.deaths, progress)
-    if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
-        culprit = find_culprit(seen.deaths, progress, orderly_too=True, late_too=seen.lost_core)
+        reason = f"the head {seen.head_ended} ended before this host was ready{at}{killed}"
+        return RunVerdict("failed", own_code or EXIT_FAILED, reason)
+    suspects = find_suspects(seen.deaths, progress)
+    if not suspects and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
+        suspects = find_suspects(seen.deaths, progress, True, seen.lost_core)
     for t_ns, what in (
         (seen.other_host_t_ns, "an engine core on another host failed"),
         (seen.lost_peer_t_ns, "a rank on another host closed its connection"),
     ):
-        if t_ns is not None and (culprit is None or culprit.t_ns > t_ns):
+        if t_ns is not None and all(death.t_ns > t_ns for death, _ in suspects[:1]):
             reason = f"{what}: the run of that host says why"
             return RunVerdict("failed", own_code or EXIT_FAILED, reason)
     lost = find_lost(seen, progress)
-    gone = seen.mode == "serve" and not (culprit is None and lost is None)
-    broken = seen.hung or seen.failed_before or gone
-    # its main process ends with 0 after an engine core's end
-    broken |= seen.headless and seen.ready
-    if seen.engine_code == 0 and not broken:
+    gone = seen.mode == "serve" and bool(suspects or lost)
+    # of a headless host the main process ends with 0 after an engine core's end
+    broken = seen.hung or seen.failed_before or gone or (seen.headless and seen.ready)
+    if code == 0 and not broken:
         return RunVerdict("ok", 0)
     if lost is None:
-        reason, oom = _first_cause(seen, progress, culprit)
+        reason, oom = _first_cause(seen, progress, suspects)
     else:
         reason, oom = describe_lost(lost, progress, seen.ready, seen.mode), False
-    status = "oom" if oom else "failed"
     if seen.hung or seen.interrupted_by is not None:
         by = "memprof" if seen.interrupted_by is None else signal_name(seen.interrupted_by)
-        return RunVerdict(status, EXIT_FAILED, f"{reason}; the engine hung and was ended by {by}")
-    return RunVerdict(status, own_code or EXIT_FAILED, reason)
+        reason, own_code = f"{reason}; the engine hung and was ended by {by}", EXIT_FAILED
+    return RunVerdict("oom" if oom else "failed", own_code or EXIT_FAILED, reason)
 
 
-def find_culprit(
+def find_suspects(
     deaths: list[Death],
     progress: EngineProgress,
     orderly_too: bool = False,
     late_too: bool = False,
-) -> Death | None:
-    """Return the death that caused the others: the first disorderly one of an engine process.
+) -> list[Suspect]:
+    """Return the deaths that may have caused the others, the likeliest first: the first disorderly
+    ones of engine processes, noticed at once.
+
+    The engine core's death well after its workers began to shut down is none: vLLM kills it when it
+    takes too long.
 
     Args:
         deaths: as they were noticed.
         progress: of the processes.
         orderly_too: deaths in good order count, too.
-        late_too: so does that of an engine core long after its workers began to shut down.
+        late_too: so does that of an engine core which its API server says that it lost.
     """
-    return next(iter(_suspects(deaths, progress, orderly_too, late_too)), None)
-
-
-def _suspects(
-    deaths: list[Death],
-    progress: EngineProgress,
-    orderly_too: bool = False,
-    late_too: bool = False,
-) -> list[Death]:
-    """Return the disorderly deaths of engine processes noticed at once, the likeliest cause first.
-
-    The engine core's death well after its workers began to shut down is none: vLLM kills it when it
-    takes too long; unless the API server says that it lost its core (``late_too``).
-    """
-    suspects: list[tuple[Death, ProcessProgress]] = []
+    suspects: list[Suspect] = []
     ends_t_ns = progress.ready_t_ns.get("end")  # the engine kills its own processes from here on
+    began = progress.shutdown_t_ns
     for death in deaths:
-        if ends_t_ns is not None and death.t_ns > ends_t_ns:
-            continue
         process = progress.by_pid(death.pid)
         if process is None or not process.matters or process.shutting_down:
             continue
-        began = progress.shutdown_t_ns
         late = began is not None and death.t_ns - began > _SHUTDOWN_NS
-        if late and not process.is_worker and not late_too:
-            continue
-        if orderly_too or not death.looks_orderly:
+        late = late and not process.is_worker and not late_too
+        ended = ends_t_ns is not None and death.t_ns > ends_t_ns
+        if not (late or ended) and (orderly_too or not death.looks_orderly):
             suspects.append((death, process))
     at_once = [pair for pair in suspects if pair[0].t_ns - suspects[0][0].t_ns < _AT_ONCE_NS]
     # Of several noticed at once: one whose death is known to be violent, else the one that fell
     # silent first.
-    at_once.sort(key=lambda pair: (not pair[0].known, pair[1].last_t_ns or 0))
-    return [death for death, _ in at_once]
+    return sorted(at_once, key=lambda pair: (not pair[0].known, pair[1].last_t_ns))
 
 
-def describe_death(death: Death, progress: EngineProgress, ready: bool, mode: str) -> str:
+def describe_death(suspect: Suspect, ready: bool, mode: str) -> str:
     """``worker TP1 (pid 123) was killed by SIGKILL in weight_load``."""
-    process = progress.by_pid(death.pid)
-    if process is None:
-        return f"process {death.pid} {death.describe()}"
+    death, process = suspect
     who = f"worker {process.name}" if process.is_worker and process.label else process.name
     return f"{who} (pid {death.pid}) {death.describe()} {where(process, ready, mode)}"
 
@@ -180,29 +176,21 @@ def find_lost(seen: EngineEnd, progress: EngineProgress) -> Lost | None:
 
 def describe_lost(lost: Lost, progress: EngineProgress, ready: bool, mode: str) -> str:
     """``worker TP1 on node-b (pid 123) was lost with its node while serving``."""
-    workers = [
-        process
+    node = lost.rank is None
+    parts = [
+        f"worker {process.name} on {process.host} (pid {process.pid}) was lost"
+        f"{' with its node' if node else ''} {where(process, ready, mode)}"
         for process in progress.workers
         if process.node == lost.node and lost.rank in (None, process.rank)
     ]
-    how = "was lost with its node" if lost.rank is None else "was lost"
-    parts = [
-        f"worker {process.name} on {process.host} (pid {process.pid}) {how} "
-        f"{where(process, ready, mode)}"
-        for process in workers
-    ]
-    if not parts:
-        who = "its worker" if lost.rank is None else f"the worker of rank {lost.rank}"
-        parts = [f"the Ray node {lost.node[:12]} was lost before {who} reported"]
-    why = "" if lost.rank is None else f": {one_line(lost.reason, _MOST)}"
-    return "; ".join(parts) + why
+    who = "its worker" if node else f"the worker of rank {lost.rank}"
+    unknown = f"the Ray node {lost.node[:12]} was lost before {who} reported"
+    return ("; ".join(parts) or unknown) + ("" if node else f": {one_line(lost.reason, _MOST)}")
 
 
 def where(process: ProcessProgress, ready: bool, mode: str) -> str:
     """Return the phase under way, else ``while serving``, else the phase that had finished."""
-    if process.open:
-        return process.where() or ""
-    if ready:
+    if ready and not process.open:
         doing = {"serve": "while serving", "offline": "while generating"}
         return doing.get(mode, "after the plan")
     return process.where() or "before its first phase"
@@ -213,11 +201,12 @@ def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
     hccl_init for 31 s``."""
     parts = []
     for process in progress.workers or [p for p in progress.processes if p.matters]:
-        since = process.open[-1].t_ns if process.open else process.last_t_ns
-        if None not in (progress.host, process.host) and progress.host != process.host:
-            since = None  # of another clock
-        duration = "" if since is None else f" for {max(0, now_ns - since) / 1e9:.0f} s"
-        parts.append(f"{process.name} {process.where() or 'before its first phase'}{duration}")
+        since = process.open[-1].start_t_ns if process.open else process.last_t_ns
+        place = f"{process.name} {process.where() or 'before its first phase'}"
+        if since is not None and (None in (progress.host, process.host)
+                                  or progress.host == process.host):  # fmt: skip
+            place += f" for {max(0, now_ns - since) / 1e9:.0f} s"  # else it is of another clock
+        parts.append(place)
     return ", ".join(parts)
 
 
@@ -227,45 +216,20 @@ def _where_each(seen: EngineEnd, progress: EngineProgress) -> str:
     )
 
 
-def _judge_interrupted(seen: EngineEnd, progress: EngineProgress, own_code: int) -> RunVerdict:
-    assert seen.interrupted_by is not None
-    name = signal_name(seen.interrupted_by)
-    killed = ", and did not end until memprof ended its processes" if seen.forced else ""
-    if seen.mode == "serve" and seen.ready:
-        return RunVerdict("ok", own_code, f"ended by {name}{killed}")
-    at = _where_each(seen, progress)
-    reason = f"interrupted by {name}{': ' + at if at else ''}{killed}"
-    return RunVerdict("failed", 128 + seen.interrupted_by, reason)
-
-
-def _judge_without_head(seen: EngineEnd, progress: EngineProgress, own_code: int) -> RunVerdict:
-    killed = "; the engine did not end until memprof ended its processes" if seen.forced else ""
-    if seen.ready:  # its main process may have ended well though memprof had to signal it
-        code = 0 if seen.engine_code == 0 else own_code
-        return RunVerdict("ok", code, f"the head {seen.head_ended} has ended{killed}")
-    at = _where_each(seen, progress)
-    reason = f"the head {seen.head_ended} ended before this host was ready"
-    return RunVerdict(
-        "failed", own_code or EXIT_FAILED, f"{reason}{': ' + at if at else ''}{killed}"
-    )
-
-
 def _first_cause(
-    seen: EngineEnd, progress: EngineProgress, culprit: Death | None
+    seen: EngineEnd, progress: EngineProgress, suspects: list[Suspect]
 ) -> tuple[str, bool]:
     """Return the reason, and True if it is device memory that ran out."""
-    error = progress.first_error
+    error, ready = progress.first_error, seen.ready
     line = find_error_line(seen.error_lines)
     oom = progress.oom_message is not None or any(map(_says_oom, seen.error_lines))
-    if culprit is not None and (error is None or culprit.t_ns <= error[0]):
-        ready = seen.ready and (seen.ready_t_ns is None or seen.ready_t_ns <= culprit.t_ns)
-        reason = describe_death(culprit, progress, ready, seen.mode)
-        if not culprit.known:  # nor then which of several was first
-            reason += "".join(
-                f"; {describe_death(other, progress, ready, seen.mode)} at the same time"
-                for other in _suspects(seen.deaths, progress)
-                if other is not culprit and not other.known
-            )
+    if suspects and (error is None or suspects[0][0].t_ns <= error[0]):
+        culprit = suspects[0][0]
+        ready = ready and (seen.ready_t_ns is None or seen.ready_t_ns <= culprit.t_ns)
+        reason = describe_death(suspects[0], ready, seen.mode)
+        for other in suspects[1:]:
+            if not culprit.known and not other[0].known:  # nor then which of several was first
+                reason += f"; {describe_death(other, ready, seen.mode)} at the same time"
         if culprit.signal == signal.SIGKILL and seen.host_oom_kills:
             reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
         if culprit.signal is None and line and not _GENERIC.search(line):
@@ -276,16 +240,15 @@ def _first_cause(
         oom = _says_oom(message) or progress.oom_message is not None
         what = "ran out of device memory" if oom else "failed"
         return f"{name} {what} in {phase}: {one_line(message, _MOST)}", oom
+    what = f"exited with status {seen.engine_code}"
     if seen.hung or seen.failed_before:
-        what = "the engine failed"
+        what = "failed"
     elif seen.engine_code is not None and seen.engine_code < 0:
-        what = f"the engine was killed by {signal_name(-seen.engine_code)}"
-    else:
-        what = f"the engine exited with status {seen.engine_code}"
-    last = _where_each(seen, progress)
-    at = f" ({last})" if last else "" if seen.ready else " before any worker reported"
+        what = f"was killed by {signal_name(-seen.engine_code)}"
+    each = _where_each(seen, progress)
+    at = f" ({each})" if each else "" if seen.ready else " before any worker reported"
     tail = progress.oom_message or line
-    return what + at + (f": {one_line(tail, _MOST)}" if tail else ""), oom
+    return f"the engine {what}{at}" + (f": {one_line(tail, _MOST)}" if tail else ""), oom
 
 
 def _says_oom(text: str) -> bool:

@@ -18,8 +18,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vllm_memprof.launch.watch import OWN_CHILDREN
 from vllm_memprof.record.schema import ENV_HOLD, TRAVELS
@@ -53,32 +53,45 @@ class WarmChild:
     Args:
         name: of the warm process's socket.
         connection: on which the request was sent.
-        pid: of the fork.
-        received: what came after the answer with the pid.
     """
 
-    def __init__(self, name: str, connection: socket.socket, pid: int, received: bytes) -> None:
-        self.name, self.pid = name, pid
+    pid: int
+
+    def __init__(self, name: str, connection: socket.socket) -> None:
+        self.name = name
         self.returncode: int | None = None
-        self._connection, self._received = connection, received
-        connection.setblocking(False)
+        self._connection, self._received = connection, b""
+
+    def answer(self) -> dict[str, int] | None:
+        """Return the next answer; None: it is not there yet.
+
+        Raises:
+            OSError: there will be none.
+        """
+        while b"\n" not in self._received:
+            try:
+                data = self._connection.recv(4096)
+            except (BlockingIOError, TimeoutError):
+                return None
+            if not data:
+                raise ConnectionResetError(f"{self.name} has ended")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        told: dict[str, int] = json.loads(line)
+        return told
 
     def poll(self) -> int | None:
         """Return its status as ``subprocess`` counts, None while it runs.
 
         Where the warm process was killed nobody knows the status: that of SIGKILL.
         """
-        while self.returncode is None:
+        if self.returncode is None:
             try:
-                data = self._connection.recv(4096)
-            except BlockingIOError:
-                break
+                told = self.answer()
             except OSError:
-                data = b""
-            self._received += data
-            line, end, _ = self._received.partition(b"\n")
-            if end or not data:
-                self.returncode = int(json.loads(line)["status"]) if end else -signal.SIGKILL
+                told = {"status": -signal.SIGKILL}
+            if told is not None:
+                self.returncode = told["status"]
                 self._connection.close()
         return self.returncode
 
@@ -88,8 +101,7 @@ class WarmChild:
             os.kill(self.pid, number)
 
 
-@dataclass(frozen=True)
-class WarmProcess:
+class WarmProcess(NamedTuple):
     """A warm process of this user."""
 
     name: str  # of its socket
@@ -118,24 +130,25 @@ def start(
     imported = {name: value for name, value in env.items() if name not in _OF_A_RUN}
     name = name_of([command[0], *options, driver], imported)
     request = {"arguments": arguments, "env": dict(env), "folder": os.getcwd()}
-    try:
+    with contextlib.suppress(OSError):
         connection = _connect(name) or _begin(name, command[0], options, driver, imported)
-    except OSError:
-        return None
-    if connection is None:
-        return None
-    try:
-        socket.send_fds(connection, [b" "], [output])
-        connection.sendall(json.dumps(request).encode() + b"\n")
-        answer, received = _await(connection, interrupted)
-    except OSError:
-        answer, received = None, b""
-    if answer is None:
-        connection.close()
-        if interrupted():
-            stop(name)
-        return None
-    return WarmChild(name, connection, answer["pid"], received)
+        if connection is None:
+            return None
+        child, until_s = WarmChild(name, connection), time.monotonic() + _START_S
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
+            socket.send_fds(connection, [b" "], [output])
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.settimeout(_TICK_S)
+            while not interrupted() and time.monotonic() <= until_s:
+                if (told := child.answer()) is not None:
+                    child.pid = told["pid"]
+                    connection.setblocking(False)
+                    stack.pop_all()
+                    return child
+    if interrupted():
+        stop(name)
+    return None
 
 
 def name_of(command: Sequence[str], env: Mapping[str, str]) -> str:
@@ -244,23 +257,3 @@ def _begin(
             os.posix_spawn(python, command, dict(env), file_actions=taken, setsid=True)
         )
     return _connect(name)
-
-
-def _await(
-    connection: socket.socket, interrupted: Callable[[], bool]
-) -> tuple[dict[str, int] | None, bytes]:
-    """Return the first answer and what came after it; no answer where there will be none."""
-    connection.settimeout(_TICK_S)
-    received, until_s = b"", time.monotonic() + _START_S
-    while b"\n" not in received:
-        if interrupted() or time.monotonic() > until_s:
-            return None, b""
-        try:
-            data = connection.recv(4096)
-        except TimeoutError:
-            continue
-        if not data:
-            return None, b""
-        received += data
-    line, _, rest = received.partition(b"\n")
-    return json.loads(line), rest

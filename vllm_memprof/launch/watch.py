@@ -1,4 +1,4 @@
-"""The processes of the engine: the living, the dead and how they died, and the ending of the rest.
+"""The processes of the engine: the living, the dead and how they died.
 
 Runs in the launcher. Processes become known from the engine's events and by walking the launcher's
 descendants; each is known by its id and its start time, never by its name, so that a reused id is
@@ -17,9 +17,10 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -33,8 +34,7 @@ _CLOCK_SLACK_S = 5.0  # the time of boot is known to a second, and clocks are ad
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True)
-class ProcStat:
+class ProcStat(NamedTuple):
     """What ``/proc/<pid>/stat`` says. (proc(5))"""
 
     state: str  # Z: dead, not yet waited for
@@ -50,9 +50,7 @@ def read_stat(pid: int) -> ProcStat | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
-    return ProcStat(
-        fields[0], int(fields[1]), int(fields[19]), int(fields[49]) if len(fields) > 49 else 0
-    )
+    return ProcStat(fields[0], int(fields[1]), int(fields[19]), int(fields[49]))
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,7 @@ class Death:
         """``was killed by SIGKILL``, ``exited with status 1``, ``vanished``."""
         if self.signal is not None:
             return f"was killed by {signal_name(self.signal)}"
-        if self.exit_code is not None:
-            return f"exited with status {self.exit_code}"
-        return "vanished"
+        return "vanished" if self.exit_code is None else f"exited with status {self.exit_code}"
 
     @property
     def known(self) -> bool:
@@ -84,16 +80,6 @@ class Death:
     def looks_orderly(self) -> bool:
         """Ended by itself without complaint, or by its parent's SIGTERM."""
         return self.exit_code == 0 or self.signal in (signal.SIGTERM, signal.SIGINT)
-
-
-def _death(pid: int, stat: ProcStat | None) -> Death:
-    now = time.monotonic_ns()
-    if stat is None or stat.state not in "ZX":
-        return Death(pid, now)
-    status = stat.wait_status
-    if os.WIFSIGNALED(status):
-        return Death(pid, now, signal=os.WTERMSIG(status))
-    return Death(pid, now, exit_code=os.WEXITSTATUS(status))
 
 
 class ProcessWatch:
@@ -110,50 +96,39 @@ class ProcessWatch:
         self._dead: dict[int, int] = {}  # the same, until the kernel has forgotten them
         self._deaths: list[Death] = []
         self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._pidfds: dict[int, int] = {}  # fd -> pid
-        self._poller = select.poll()
-        # A poll under way does not see what is registered meanwhile: this pipe wakes it.
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
-        self._poller.register(self._wake_read, select.POLLIN)
+        self._pidfds: dict[int, int] = {}  # pid -> fd
+        self._poller = select.epoll()
+        self._end = os.eventfd(0)
+        self._poller.register(self._end, select.EPOLLIN)
         self.track(root_pid)
         self._thread = threading.Thread(
             target=self._wait_for_deaths, name="memprof-watch", daemon=True
         )
         self._thread.start()
 
-    def track(self, pid: int, started_before: float | None = None) -> bool:
-        """Make a process known.
+    def track(self, pid: int, started_before: float | None = None) -> None:
+        """Make a process known; a new one that is dead already counts as a death.
 
         Args:
             pid: its id.
             started_before: ``time.time()`` at which it surely existed already; a process of this id
                 that started later is another one, and ours is dead.
-
-        Returns:
-            True when it is new; a new one that is dead already counts as a death.
         """
         with self._lock:
             stat = read_stat(pid)
             if stat is not None and stat.start_ticks in (self._alive.get(pid), self._dead.get(pid)):
-                return False
+                return
             if stat is not None and started_before is not None:
                 started_s = psutil.boot_time() + stat.start_ticks / _CLOCK_TICKS
                 if started_s > started_before + _CLOCK_SLACK_S:
                     stat = None
-            if stat is None or stat.state in "ZX":
-                if pid not in self._dead and pid not in self._alive:
-                    self._deaths.append(_death(pid, stat))
-                    self._dead[pid] = -1 if stat is None else stat.start_ticks
-                return True
-            self._alive[pid] = stat.start_ticks
-            with contextlib.suppress(OSError, AttributeError):  # no pidfd: polled in refresh
-                fd = os.pidfd_open(pid)
-                self._pidfds[fd] = pid
-                self._poller.register(fd, select.POLLIN)
-                os.write(self._wake_write, b"x")
-            return True
+            if stat is not None and stat.state not in "ZX":
+                self._alive[pid] = stat.start_ticks
+                with contextlib.suppress(OSError):  # no pidfd: polled in refresh
+                    self._pidfds[pid] = os.pidfd_open(pid)
+                    self._poller.register(self._pidfds[pid], select.EPOLLIN)
+            elif pid not in self._dead and pid not in self._alive:
+                self._note_death(pid, stat, -1 if stat is None else stat.start_ticks)
 
     def walk(self) -> None:
         """Make all descendants of this process and of the main one known, also those whose parents
@@ -172,21 +147,16 @@ class ProcessWatch:
         """Return the deaths noticed since the last call, in the order in which they were
         noticed."""
         with self._lock:
-            for pid, start_ticks in list(self._alive.items()):
+            self._look(list(self._alive))
+            for pid, start_ticks in list(self._dead.items()):
                 stat = read_stat(pid)
-                if stat is None or stat.state in "ZX" or stat.start_ticks != start_ticks:
-                    self._note_death(pid, stat)
+                if stat is not None and stat.start_ticks == start_ticks:
+                    if stat.ppid != os.getpid() or pid == self._root_pid:
+                        continue  # its parent has not collected it yet
+                    with contextlib.suppress(ChildProcessError):  # one that this process adopted
+                        os.waitpid(pid, os.WNOHANG)
+                del self._dead[pid]
             deaths, self._deaths = self._deaths, []
-            dead = dict(self._dead)
-        for pid, start_ticks in dead.items():  # those that this process adopted are collected
-            stat = read_stat(pid)
-            if stat is not None and stat.start_ticks == start_ticks:
-                if stat.ppid != os.getpid() or pid == self._root_pid:
-                    continue  # its parent has not collected it yet
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-            with self._lock:
-                self._dead.pop(pid, None)
         return deaths
 
     def living(self) -> list[int]:
@@ -200,57 +170,48 @@ class ProcessWatch:
         """Signal those processes, each only while it is still the one that was known."""
         for pid in pids:
             stat = read_stat(pid)
-            if (
-                stat is not None
-                and stat.state not in "ZX"
-                and stat.start_ticks == self._alive.get(pid)
-            ):
+            known = stat is not None and stat.start_ticks == self._alive.get(pid)
+            if stat is not None and known and stat.state not in "ZX":
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
 
     def close(self) -> None:
-        self._closed.set()
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"x")
+        os.eventfd_write(self._end, 1)
         self._thread.join(1.0)
         with self._lock:
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            for fd in self._pidfds:
+            self._poller.close()
+            for fd in (self._end, *self._pidfds.values()):
                 os.close(fd)
             self._pidfds.clear()
 
     def _wait_for_deaths(self) -> None:
         while True:
-            ready = self._poller.poll()
-            if self._closed.is_set():
+            ready = [fd for fd, _ in self._poller.poll()]
+            if self._end in ready:
                 return
-            for fd, _ in ready:
-                if fd == self._wake_read:
-                    os.read(fd, 4096)
-                    continue
-                pid = self._pidfds.get(fd)
-                stat = None if pid is None else read_stat(pid)  # its parent is about to collect it
-                with self._lock:
-                    if pid is not None and pid in self._alive:
-                        self._note_death(pid, stat)
-                    elif pid is not None:
-                        self._forget_pidfd(pid)
+            with self._lock:  # their parents are about to collect them
+                self._look([pid for pid, fd in self._pidfds.items() if fd in ready])
 
-    def _note_death(self, pid: int, stat: ProcStat | None) -> None:
+    def _look(self, pids: list[int]) -> None:
+        """Note which of these processes are dead. The lock is held."""
+        for pid in pids:
+            stat, start_ticks = read_stat(pid), self._alive[pid]
+            if stat is None or stat.state in "ZX" or stat.start_ticks != start_ticks:
+                self._note_death(pid, stat, start_ticks)
+
+    def _note_death(self, pid: int, stat: ProcStat | None, start_ticks: int) -> None:
         """The lock is held."""
-        known = self._alive.pop(pid)
-        self._deaths.append(
-            _death(pid, stat if stat is not None and stat.start_ticks == known else None)
-        )
-        self._dead[pid] = known
-        self._forget_pidfd(pid)
-
-    def _forget_pidfd(self, pid: int) -> None:
-        for fd in [fd for fd, owner in self._pidfds.items() if owner == pid]:
-            self._poller.unregister(fd)
-            del self._pidfds[fd]
-            os.close(fd)
+        self._alive.pop(pid, None)
+        if (fd := self._pidfds.pop(pid, None)) is not None:
+            os.close(fd)  # the poller forgets it
+        number = code = None
+        if stat is not None and stat.state in "ZX" and stat.start_ticks == start_ticks:
+            if os.WIFSIGNALED(stat.wait_status):
+                number = os.WTERMSIG(stat.wait_status)
+            else:
+                code = os.WEXITSTATUS(stat.wait_status)
+        self._deaths.append(Death(pid, time.monotonic_ns(), number, code))
+        self._dead[pid] = start_ticks
 
 
 def adopt_orphans() -> None:
@@ -258,51 +219,4 @@ def adopt_orphans() -> None:
 
     (prctl(2))
     """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-@dataclass(frozen=True)
-class EndingStep:
-    """One step of an ending: after so many seconds in the step before, do this."""
-
-    after_s: float
-    what: str  # for the user, e.g. "SIGTERM to all its processes"
-    action: Callable[[], None]
-
-
-class Ending:
-    """The engine is to end: steps of growing force, each after a time of patience, each to be
-    hastened.
-
-    Args:
-        cause: why, for messages.
-        steps: in order.
-        now_s: ``time.monotonic()``.
-    """
-
-    def __init__(self, cause: str, steps: list[EndingStep], now_s: float) -> None:
-        self.cause = cause
-        self._steps = list(steps)
-        self._since_s = now_s
-        self.forced = False  # a step was taken
-
-    @property
-    def exhausted(self) -> bool:
-        return not self._steps
-
-    def advance(self, now_s: float) -> str | None:
-        """Take the next step if it is due; return what was done, or None."""
-        if not self._steps or now_s - self._since_s < self._steps[0].after_s:
-            return None
-        return self.hasten(now_s)
-
-    def hasten(self, now_s: float) -> str | None:
-        """Take the next step now."""
-        if not self._steps:
-            return None
-        step = self._steps.pop(0)
-        step.action()
-        self.forced = True
-        self._since_s = now_s
-        return step.what
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

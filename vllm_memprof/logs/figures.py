@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import cached_property
+from itertools import islice
 from math import ceil
 
-from vllm_memprof.engines.line_format import UNITS, LineFormat, Placeholder
-from vllm_memprof.logs.formats import FORMATS, OF_ENGINES
+from vllm_memprof.engines.line_format import UNITS, LineFormat
+from vllm_memprof.logs.formats import FORMATS, LOGS
 from vllm_memprof.logs.lines import LogLine, strip_markup
 from vllm_memprof.redact import Redactor
 from vllm_memprof.units import GIB
@@ -36,7 +38,7 @@ _OPENERS = tuple(row for row in FORMATS if row.opens)
 _RECORD = re.compile(
     r"^.{0,70}?(?:\(\w[^()]{0,60}\bpid=\d"
     r"|\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b[:\s\]]|\[rank\d+\])"
-    r"|^\W{0,3}(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|Traceback )"
+    r"|^\W{0,3}(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|Traceback )|^(?:```|~~~)"
 )
 _LABEL = re.compile(
     r"\((?P<label>[A-Za-z]\w*)(?: rank=(?P<rank>\d+)| (?P<dims>TP\d+))?,? pid=(?P<pid>\d+)"
@@ -45,25 +47,57 @@ _LABEL = re.compile(
 #: The end of the first half of a number.
 _OPEN_END = re.compile(r"(?:\d[.,]?|-)\s*$")
 #: How engines name the rank that prints a line.
-_RANKS = tuple(log.ranks for log in OF_ENGINES if log.ranks is not None)
+_RANKS = tuple(log.ranks for log in LOGS.values() if log.ranks is not None)
 _RANK_IN = re.compile(r"(?<![A-Z_])(?:DP|PP|TP)\d+")
 _RANK_TAG = re.compile(r"\[rank(?P<rank>\d+)\]:")
+_DIMENSION = re.compile(r"(?<![A-Z])(DP|PP|PCP|TP|EP|RANK)(\d+)")
 
 
 @dataclass(frozen=True)
 class Prefix:
     """The process that a line's prefix names."""
 
-    label: str  # Worker_TP0, EngineCore_DP0, APIServer, VllmWorkerProcess, rank0, ...
+    label: str  # Worker_TP0, EngineCore_DP0, APIServer, VllmWorkerProcess, rank_RANK0, ...
     pid: int | None = None
     ip: str | None = None
+
+    @cached_property
+    def dims(self) -> dict[str, int]:
+        """Return its place by dimension: dp, pp, pcp, tp, ep, rank."""
+        return {name.lower(): int(number) for name, number in _DIMENSION.findall(self.label)}
+
+    @property
+    def is_worker(self) -> bool:
+        return "orker" in self.label or self.label.startswith("rank_")
+
+    @property
+    def is_core(self) -> bool:
+        return "EngineCore" in self.label
+
+    @property
+    def replica(self) -> int | None:
+        """Return the data-parallel rank of an engine core."""
+        return self.dims.get("dp") if self.is_core else None
+
+    @cached_property
+    def short(self) -> str | None:
+        """Return TP0 of Worker_TP0, "rank 3" of [rank3]; None for a name that many processes share.
+
+        The place in a group of experts tells only where nothing else does.
+        """
+        dims = {name: place for name, place in self.dims.items() if name != "rank"}
+        if len(dims) > 1:
+            dims.pop("ep", None)
+        if not dims:
+            return f"rank {self.dims['rank']}" if self.dims else None
+        return "_".join(f"{name.upper()}{place}" for name, place in dims.items())
 
 
 @dataclass(frozen=True)
 class Figure:
     """One figure of one line."""
 
-    name: str  # as in formats.LOG_FIGURES, record.schema.FIGURES or KV_PLAN
+    name: str  # as in ``record.schema``, or in the table of an engine
     value: int | float  # bytes where the name ends in _bytes
     half_unit_bytes: int  # half of the last digit that the engine prints, rounded up; 0: exact
     text: str  # the number as it was read
@@ -73,6 +107,14 @@ class Figure:
     format: LineFormat
     begin: int = 0  # where in the line its format begins
     end: int = 0  # and ends
+
+    def agrees(self, other: Figure) -> bool:
+        """Return True where two printed figures can be the same number."""
+        apart = abs(self.value - other.value)
+        if self.name.endswith("_bytes"):
+            return apart <= self.half_unit_bytes + other.half_unit_bytes + 1
+        digits = min(len(figure.text.partition(".")[2]) for figure in (self, other))
+        return apart <= (0.5 * 10.0**-digits if digits else 0) + 1e-9
 
 
 @dataclass(frozen=True)
@@ -97,15 +139,10 @@ def prefix_of(text: str, before: int = 0) -> Prefix | None:
         ranks = list(pattern.finditer(text, 0, max(before, 120)))
         if ranks and (names := _RANK_IN.findall(ranks[-1]["ranks"])):
             return Prefix(f"Worker_{'_'.join(names)}")
-    labels = list(_LABEL.finditer(text, 0, 400))
-    if labels:
-        last = labels[-1]
-        label = last["label"]
-        if last["rank"] is not None:
-            label = f"{label}_RANK{last['rank']}"
-        elif last["dims"] is not None:
-            label = f"{label}_{last['dims']}"
-        return Prefix(label, int(last["pid"]), last["ip"])
+    if labels := list(_LABEL.finditer(text, 0, 400)):
+        label, rank, dims, pid, ip = labels[-1].groups()
+        more = f"_RANK{rank}" if rank else f"_{dims}" if dims else ""
+        return Prefix(f"{label}{more}", int(pid), ip)
     tag = _RANK_TAG.search(text, 0, 200)
     return None if tag is None else Prefix(f"rank_RANK{tag['rank']}")
 
@@ -120,11 +157,10 @@ def quantity(text: str, unit: str | None, digits: int) -> tuple[int | float, int
     """
     number = Decimal(text.replace(",", ""))
     printed = len(text.partition(".")[2])
-    if unit is None or UNITS[unit] == 1:
-        return (float(number), 0) if printed else (int(number), 0)
-    scale = UNITS[unit]
-    half = Decimal(scale) / 2 / Decimal(10) ** max(digits, printed)
-    return round(number * scale), ceil(half)
+    scale = 1 if unit is None else UNITS[unit]
+    if scale == 1:
+        return float(number) if printed else int(number), 0
+    return round(number * scale), ceil(Decimal(scale) / 2 / Decimal(10) ** max(digits, printed))
 
 
 def figures_in(
@@ -139,69 +175,69 @@ def figures_in(
         cut: the line may have been cut at its end.
         torn: a number at its beginning may be the rest of one that the line before it ends with.
     """
-    present = [anchor for anchor in _ANCHORS if anchor in text]
+    present = {anchor: text.index(anchor) for anchor in _ANCHORS if anchor in text}
     if not present:
         return ()
-    prefix = prefix_of(text, min(text.index(anchor) for anchor in present))
+    prefix = prefix_of(text, min(present.values()))
+    begins = len(text) - len(text.lstrip()) if torn else -1  # of a number that is not whole
+    ends = len(text.rstrip()) if cut else -1
     found: list[Figure] = []
     taken: list[tuple[int, int]] = []  # spans of the numbers that were read
     for row in FORMATS:
-        if row.anchor not in present or (row.when is not None and row.when != context):
+        if row.anchor not in present or row.when not in (None, context):
             continue
         for match in row.regex.finditer(text):
-            groups = match.groupdict()
-            printed: dict[str, tuple[int | float, int]] = {}
-            for place in row.placeholders:
-                begin, end = match.span(place.name)
-                if any(begin < last and first < end for first, last in taken):
-                    break
-                if torn and not text[:begin].strip():
-                    break
-                if place.ends_line and cut and end == len(text.rstrip()):
-                    break
-                number = _read_number(place, groups)
-                if number is None:
-                    break
-                printed[place.name] = number
-            else:
-                # plain bytes at the end of a line may have been cut short
-                total = printed.get("device_total_bytes")
-                least = max(LEAST_TOTAL_BYTES, int(groups.get("kv") or 0))
-                ends_line = any(place.ends_line for place in row.placeholders)
-                if ends_line and total is not None and total[0] < least:
-                    continue
-                flags = {**dict.fromkeys(row.sets, (1, 0)), **dict.fromkeys(row.clears, (0, 0))}
-                begin, end = _extent(row, match, text)
-                found += [
-                    Figure(
-                        name=name,
-                        value=value,
-                        half_unit_bytes=half,
-                        text=groups.get(name) or "",
-                        line=line,
-                        prefix=prefix,
-                        device=groups.get("device"),
-                        format=row,
-                        begin=begin,
-                        end=end,
-                    )
-                    for name, (value, half) in (*printed.items(), *flags.items())
-                ]
-                taken += [match.span(name) for name in printed]
+            spans = [match.span(place.name) for place in row.placeholders]
+            numbers = _numbers(row, match)
+            if (
+                numbers is None
+                or any(
+                    begin == begins or (begin < last and first < end)
+                    for begin, end in spans
+                    for first, last in (*taken, (0, 0))
+                )
+                or (ends, True) in ((match.end(p.name), p.ends_line) for p in row.placeholders)
+            ):
+                continue
+            taken += spans
+            flags = {**dict.fromkeys(row.sets, (1, 0)), **dict.fromkeys(row.clears, (0, 0))}
+            groups, (begin, end) = match.groupdict(), _extent(row, match, text)
+            found += [
+                Figure(
+                    name=name,
+                    value=value,
+                    half_unit_bytes=half,
+                    text=groups.get(name) or "",
+                    line=line,
+                    prefix=prefix,
+                    device=groups.get("device"),
+                    format=row,
+                    begin=begin,
+                    end=end,
+                )
+                for name, (value, half) in (*numbers.items(), *flags.items())
+            ]
     return tuple(found)
 
 
-def _read_number(
-    place: Placeholder, groups: dict[str, str | None]
-) -> tuple[int | float, int] | None:
-    """Return (value, half-unit); None for a fraction of a byte or token, or an impossible size."""
-    text = groups[place.name]
-    assert text is not None
-    unit = groups.get(f"{place.name}__unit", place.unit)
-    value, half = quantity(text, unit, place.digits if unit == place.unit else 2)
-    if place.name.endswith(("_bytes", "_tokens")) and not isinstance(value, int):
-        return None
-    return None if abs(value) > MOST else (value, half)
+def _numbers(row: LineFormat, match: re.Match[str]) -> dict[str, tuple[int | float, int]] | None:
+    """Return the (value, half-unit) of each figure; None where one is none.
+
+    That is a fraction of a byte or token, an impossible size, and a total of plain bytes that the
+    end of its line may have cut short.
+    """
+    found: dict[str, tuple[int | float, int]] = {}
+    groups = match.groupdict()
+    for place in row.placeholders:
+        name, unit = place.name, groups.get(f"{place.name}__unit", place.unit)
+        value, half = quantity(groups[name] or "", unit, place.digits if unit == place.unit else 2)
+        whole = isinstance(value, int) or not name.endswith(("_bytes", "_tokens"))
+        least = max(LEAST_TOTAL_BYTES, int(groups.get("kv") or 0))
+        short = place.ends_line and name == "device_total_bytes" and value < least
+        if not whole or short or abs(value) > MOST:
+            return None
+        found[name] = value, half
+    return found
 
 
 def _extent(row: LineFormat, match: re.Match[str], text: str) -> tuple[int, int]:
@@ -223,24 +259,16 @@ def parse_lines(lines: Iterable[LogLine]) -> Iterator[ParsedLine]:
     Secrets are replaced before anything else reads a line.
     """
     redactor = Redactor()
-    waiting: deque[tuple[LogLine, str]] = deque()
-    source = iter(lines)
+    source = (line._replace(text=redactor.feed(strip_markup(line.text))) for line in lines)
+    waiting = deque(islice(source, MAX_JOINED + 1))
     context: str | None = None
     joined = 0  # lines to come that were read already, as the rest of a wrapped one
     inherited: Prefix | None = None  # of the line that this one continues
     before = ""  # the line before
-
-    def fill() -> None:
-        while len(waiting) <= MAX_JOINED:
-            line = next(source, None)
-            if line is None:
-                return
-            waiting.append((line, redactor.feed(strip_markup(line.text))))
-
-    fill()
     while waiting:
-        line, text = waiting.popleft()
-        fill()
+        line = waiting.popleft()
+        waiting.extend(islice(source, 1))
+        text = line.text
         if not text.strip():
             joined, inherited, before = 0, None, ""
             yield ParsedLine(line.number, "", None)
@@ -250,13 +278,9 @@ def parse_lines(lines: Iterable[LogLine]) -> Iterator[ParsedLine]:
             joined -= 1  # its figures came with the line that it continues
         else:
             torn = line.follows and _may_be_torn(before, text)
-            pieces = _wrapped(text, waiting)
-            if pieces:
-                figures, joined = _join(line.number, pieces, context, torn)
+            figures, joined = _join(line, waiting, context, torn)
             if not figures:
-                digits_follow = (
-                    waiting and waiting[0][0].follows and waiting[0][1].strip().isdigit()
-                )
+                digits_follow = waiting and waiting[0].follows and waiting[0].text.strip().isdigit()
                 cut = line.cut or bool(digits_follow)
                 figures = figures_in(text, line.number, context, cut=cut, torn=torn)
         before = text
@@ -265,83 +289,71 @@ def parse_lines(lines: Iterable[LogLine]) -> Iterator[ParsedLine]:
             prefix = figures[0].prefix
         elif "pid=" in text or "[rank" in text or "] " in text[:120]:
             prefix = prefix_of(text)
-        if prefix is not None:
-            inherited = prefix
-        elif inherited is not None and _continues(line, text):
+        if prefix is None and inherited is not None and _continues(line):
             prefix = inherited
             figures = tuple(replace(figure, prefix=prefix) for figure in figures)
-        else:
-            inherited = None
-        opens = next(
+        inherited = prefix
+        opened = next(
             (row.opens for row in _OPENERS if row.anchor in text and row.regex.search(text)), None
         )
-        if opens:
-            context = opens
-        elif context and figures and not any(figure.format.when == context for figure in figures):
-            context = None
+        if opened or (figures and all(figure.format.when != context for figure in figures)):
+            context = opened
         yield ParsedLine(line.number, text.rstrip(), prefix, figures)
 
 
-def _wrapped(text: str, rest: deque[tuple[LogLine, str]]) -> list[str]:
-    """Return this line and those that may continue it; [] where no format could cross the boundary.
-
-    A format could begin on the first line where an anchor is on it or lies across its end.
-    """
-    if len(text) < MIN_WRAPPED or not rest or not _continues(*rest[0]):
-        return []
-    end, begin = text[-60:], rest[0][1][:60]
-    places = text, end + begin, f"{end} {begin}"
-    if not any(anchor in place for anchor in _ANCHORS for place in places):
-        return []
-    pieces = [text]
-    for line, other in rest:
-        if len(pieces) > MAX_JOINED or not _continues(line, other):
-            break
-        pieces.append(other)
-    return pieces
-
-
 def _join(
-    line: int, pieces: list[str], context: str | None, torn: bool
+    line: LogLine, following: Iterable[LogLine], context: str | None, torn: bool
 ) -> tuple[tuple[Figure, ...], int]:
     """Return (figures, lines joined) where a figure lies across a line's end; else ((), 0).
 
-    Lines are wrapped at the screen's end, or at a space. Other figures of the
-    joined lines are returned as well.
+    Lines are wrapped at the screen's end, or at a space. Other figures of the joined lines are
+    returned as well. A format could begin on the first line where an anchor is on it or lies across
+    its end.
     """
+    pieces = [line.text]
+    for other in following:
+        if len(line.text) < MIN_WRAPPED or len(pieces) > MAX_JOINED or not _continues(other):
+            break
+        if len(pieces) == 1:
+            end, begin = line.text[-60:], other.text[:60]
+            places = line.text, end + begin, f"{end} {begin}"
+            if not any(anchor in place for anchor in _ANCHORS for place in places):
+                break
+        pieces.append(other.text)
+    if len(pieces) == 1:
+        return (), 0
     width = max(len(piece) for piece in pieces)
-    bare = [piece.rstrip() for piece in pieces]
+    breaks = len(pieces) - 1
     ways = (
         (pieces, ["" if len(piece) == width else " " for piece in pieces[:-1]]),
-        (pieces, [""] * (len(pieces) - 1)),
-        (pieces, [" "] * (len(pieces) - 1)),
-        (bare, [""] * (len(pieces) - 1)),  # a terminal's rows may be filled up with spaces
+        (pieces, [""] * breaks),
+        (pieces, [" "] * breaks),
+        # a terminal's rows may be filled up with spaces
+        ([piece.rstrip() for piece in pieces], [""] * breaks),
     )
-    alone = {(one.name, one.text) for piece in pieces for one in figures_in(piece, line, context)}
+    alone = {
+        (one.name, one.text) for piece in pieces for one in figures_in(piece, line.number, context)
+    }
     for parts, separators in ways:
-        if any(
-            sep and _may_be_torn(one, other)
-            for one, sep, other in zip(parts, separators, parts[1:], strict=False)
-        ):
-            continue
         whole, ends = parts[0], [len(parts[0])]
         for separator, piece in zip(separators, parts[1:], strict=True):
+            if separator and _may_be_torn(whole, piece):
+                break
             whole += separator + piece
             ends.append(len(whole))
+        if len(ends) < len(parts):
+            continue
         figures = [
             figure
-            for figure in figures_in(whole, line, context, torn=torn)
+            for figure in figures_in(whole, line.number, context, torn=torn)
             # the end of one line and the beginning of an unrelated one make a longer number, too
-            if not any(
-                place.ends_line
-                and place.name == figure.name
-                and not any(figure.text in piece for piece in parts)
-                for place in figure.format.placeholders
-            )
+            if any(figure.text in piece for piece in parts)
+            or (figure.name, True)
+            not in ((p.name, p.ends_line) for p in figure.format.placeholders)
         ]
         crossing = [figure for figure in figures if (figure.name, figure.text) not in alone]
         last = 0
-        while last < len(ends) - 1 and any(one.begin < ends[last] < one.end for one in crossing):
+        while last < breaks and any(one.begin < ends[last] < one.end for one in crossing):
             last += 1
         if last:
             return tuple(figure for figure in figures if figure.end <= ends[last]), last
@@ -353,12 +365,7 @@ def _may_be_torn(text: str, following: str) -> bool:
     return following[:1].isdigit() and _OPEN_END.search(text) is not None
 
 
-def _continues(line: LogLine, text: str) -> bool:
+def _continues(line: LogLine) -> bool:
     """Return True where a line may be the rest of the one before it."""
-    stripped = text.strip()
-    return (
-        line.follows
-        and bool(stripped)
-        and _RECORD.match(stripped) is None
-        and not stripped.startswith(("```", "~~~"))
-    )
+    stripped = line.text.strip()
+    return line.follows and bool(stripped) and _RECORD.match(stripped) is None

@@ -1,9 +1,9 @@
 """Bytes of a log become plain lines of text, in constant memory; runs in ``memprof explain``.
 
-Input: a binary stream, UTF-8 or UTF-16, with or without a byte order mark. Output:
-an iterator of ``LogLine``. The first ``DENSE_BYTES`` are passed on line by line, because pastes are
-short and may be wrapped or cut; after that only the lines around a needle are, so that a log of
-1 GiB is read in seconds.
+Input: pieces of bytes, UTF-8 or UTF-16, with or without a byte order mark. Output: an iterator of
+``LogLine``. The first ``DENSE_BYTES`` are passed on line by line, because pastes are short and may
+be wrapped or cut; after that only the lines around a needle are, so that a log of 1 GiB is read in
+seconds.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import codecs
 import html
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
-from typing import BinaryIO
+from typing import NamedTuple
 
 from vllm_memprof.causes.reader import SIGNALS
-from vllm_memprof.logs.formats import OF_ENGINES
+from vllm_memprof.logs.formats import LOGS
 
 CHUNK_BYTES = 1 << 20
 #: A longer line is passed on in pieces of this size; no line of an engine comes near it.
@@ -27,30 +26,14 @@ DENSE_BYTES = 4 << 20
 #: Lines passed on before and after one with a needle, for wrapped lines.
 LINES_BEFORE, LINES_AFTER = 1, 10
 
-#: Every engine line with a figure contains one of these or follows a line that does; ordinary
-#: serving lines contain none. Letters only: a paste may change punctuation. Each costs 0.6 s per
-#: GiB.
-NEEDLES: tuple[bytes, ...] = (
-    b"emory",
-    b" took ",
-    b"cache size",
-    b"oncurrency for",
-    b" blocks: ",
-    b"ncoder cache will",
-    b"LM engine",
-    b"non-default args",
-    b"is assigned as",
-    b"HBM-Usage",
-    b"num_gpu_blocks",
-    b"KV cache reuse",
-    b"multi-group budget",
-    *(needle for log in OF_ENGINES for needle in log.needles),
-)
+NEEDLES: tuple[bytes, ...] = tuple(needle for log in LOGS.values() for needle in log.needles)
 #: A line that tells of a failure contains one of these. Of lines that differ in digits alone, so
 #: many are passed on.
 _ERRORS = tuple(words.encode() for words in SIGNALS)
 _ERRORS_ALIKE = 20
-#: What most lines of a server end with or contain: they hold no figure, and are passed over.
+#: What most lines of a server end with or contain: they hold no figure, and are passed over, but
+#: for the first lines.
+DULL_LINES = 40
 _ACCESS, _STATISTICS = b" 200 OK", b" throughput"
 #: vllm-ascend prints this line once per step at level DEBUG. The same figures from the same process
 #: are passed on once.
@@ -58,31 +41,6 @@ _PER_STEP = b"torch reserved m"
 _PER_STEP_LIMIT = 1 << 14
 #: The head of an npu-smi table, and the lines of the table that are passed on.
 _TABLE_HEAD, _TABLE_LINES = b"HBM-Usage", 120
-
-
-@dataclass(frozen=True)
-class LogLine:
-    """One logical line: between line feeds, or between carriage returns of a progress bar."""
-
-    number: int  # from 1, as an editor counts
-    text: str  # decoded, still dirty
-    follows: bool  # the line before it was passed on as well
-    cut: bool = False  # a piece of a longer line
-
-
-def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the stream as UTF-8 bytes without a byte order mark."""
-    head = stream.read(4096)
-    encoding, mark = detect_encoding(head)
-    decoder = (
-        None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)(errors="replace")
-    )
-    chunk = head[mark:]
-    while chunk:
-        yield chunk if decoder is None else decoder.decode(chunk).encode("utf-8", errors="replace")
-        chunk = stream.read(CHUNK_BYTES)
-
-
 #: A log that shows the newest line first is turned round up to this size.
 NEWEST_FIRST_BYTES = 256 << 20
 #: The time at the beginning of a line; the year is not looked at, and may be missing.
@@ -91,6 +49,47 @@ _TIME = re.compile(rb"^[^\n]{0,60}?(\d\d)[-/](\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d+
 _KEPT_TOGETHER = re.compile(
     rb"^[^\n]*Traceback \(most recent call last\)[^\n]*\n[^\n]* File \"", re.M
 )
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+
+
+class LogLine(NamedTuple):
+    """One logical line: between line feeds, or between carriage returns of a progress bar."""
+
+    number: int  # from 1, as an editor counts
+    text: str  # decoded, still dirty
+    follows: bool  # the line before it was passed on as well
+    cut: bool = False  # a piece of a longer line
+
+
+def read_chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the pieces of a log as UTF-8 bytes without a byte order mark."""
+    decoder = None
+    for number, piece in enumerate(pieces):
+        if number == 0:
+            encoding, mark = detect_encoding(piece[:4096])
+            piece = piece[mark:]
+            if encoding != "utf-8":
+                decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        if decoder is not None:
+            piece = decoder.decode(piece).encode("utf-8", errors="replace")
+        yield piece
+
+
+def detect_encoding(head: bytes) -> tuple[str, int]:
+    """Return (codec, bytes of the byte order mark) from the first bytes of a file."""
+    for mark, codec in _MARKS.items():
+        if head.startswith(mark):
+            return codec, len(mark)
+    half = len(head) // 2
+    for codec, zeros, letters in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
+        often, seldom = head[zeros : 2 * half : 2], head[letters : 2 * half : 2]
+        if half >= 4 and often.count(0) > half * 0.4 and seldom.count(0) < half * 0.1:
+            return codec, 0
+    return "utf-8", 0
 
 
 def oldest_first(chunks: Iterator[bytes]) -> tuple[Iterator[bytes], bool]:
@@ -107,152 +106,101 @@ def oldest_first(chunks: Iterator[bytes]) -> tuple[Iterator[bytes], bool]:
         if size >= CHUNK_BYTES:
             break
     first = b"".join(read)
-    times = [match.groups() for match in _TIME.finditer(first)]
-    pairs = list(pairwise(times))
+    pairs = list(pairwise(match.groups() for match in _TIME.finditer(first)))
     down, up = sum(one > other for one, other in pairs), sum(one < other for one, other in pairs)
-    if down < 2 or down < 5 * up:
-        return chain(read, chunks), False
-    for chunk in chunks:
+    turned = down >= 2 and down >= 5 * up
+    for chunk in chunks if turned else ():
         read.append(chunk)
         size += len(chunk)
         if size > NEWEST_FIRST_BYTES:
-            return chain(read, chunks), False
-    lines = b"".join(read).removesuffix(b"\n").split(b"\n")
-    if _KEPT_TOGETHER.search(first) is None:
-        return iter([b"\n".join(reversed(lines)) + b"\n"]), True
+            break
+    if not turned or size > NEWEST_FIRST_BYTES:
+        return chain(read, chunks), False
+    together = _KEPT_TOGETHER.search(first)
     entries: list[list[bytes]] = []
-    for line in lines:
-        if not entries or _TIME.match(line):
+    for line in b"".join(read).removesuffix(b"\n").split(b"\n"):
+        if not entries or not together or _TIME.match(line):
             entries.append([])
         entries[-1].append(line)
     return iter([b"\n".join(chain.from_iterable(reversed(entries))) + b"\n"]), True
 
 
-def detect_encoding(head: bytes) -> tuple[str, int]:
-    """Return (codec, bytes of the byte order mark) from the first bytes of a file."""
-    for mark, codec in (
-        (codecs.BOM_UTF8, "utf-8"),
-        (codecs.BOM_UTF16_LE, "utf-16-le"),
-        (codecs.BOM_UTF16_BE, "utf-16-be"),
-    ):
-        if head.startswith(mark):
-            return codec, len(mark)
-    sample = head[: len(head) & ~1]
-    if len(sample) >= 8:
-        half = len(sample) // 2
-        even, odd = sample[0::2].count(0), sample[1::2].count(0)
-        if odd > half * 0.4 and even < half * 0.1:
-            return "utf-16-le", 0
-        if even > half * 0.4 and odd < half * 0.1:
-            return "utf-16-be", 0
-    return "utf-8", 0
-
-
-def read_lines(chunks: Iterator[bytes]) -> Iterator[LogLine]:
+def read_lines(chunks: Iterable[bytes]) -> Iterator[LogLine]:
     """Yield the lines of a log: all of them at its beginning, those around needles later on."""
     number, read, tail = 1, 0, b""
     seen: Counter[bytes] = Counter()
-    follows = False
-    table_until = 0
+    previous, until = -1, 0  # within the lines of a block: passed on last; to be passed on before
     for chunk in chunks:
-        data = tail + chunk
-        cut = data.rfind(b"\n") + 1
-        if cut == 0:
-            if len(data) < MAX_LINE_BYTES:
-                tail = data
-                continue
-            pieces, tail = _split_long(data)  # a line without an end
-            dense = read < DENSE_BYTES
+        block, newline, tail = (tail + chunk).rpartition(b"\n")
+        lines = block.split(b"\n") if newline else []
+        dense = read < DENSE_BYTES
+        if dense:
+            first = DULL_LINES - number
+            wanted = [i for i, line in enumerate(lines) if i < first or not _is_dull(line)]
+        else:
+            wanted, until = _around_needles(lines, seen, until)
+        for index in wanted:
+            yield from _bounded(lines[index], number + index, index == previous + 1)
+            previous = index
+        number += len(lines)
+        read += len(block)
+        previous, until = previous - len(lines), until - len(lines)
+        if len(tail) >= MAX_LINE_BYTES:  # a line without an end
+            pieces, tail = _split_long(tail)
             for piece in pieces:
                 if dense or any(needle in piece for needle in (*NEEDLES, *_ERRORS)):
-                    yield from _segments(piece, number, follows, cut=True)
-            read += len(data) - len(tail)
-            follows = False
-            continue
-        block, tail = data[:cut], data[cut:]
-        if read < DENSE_BYTES:
-            follows = follows or number == 1
-            for raw in block[:-1].split(b"\n"):
-                if read == 0 or not _is_dull(raw):
-                    yield from _bounded(raw, number, follows)
-                follows = read == 0 or not _is_dull(raw)
-                number += 1
-        else:
-            last = -1
-            for index, raw, joined in _around_needles(block, seen, table_until):
-                if _TABLE_HEAD in raw:
-                    table_until = _TABLE_LINES
-                yield from _bounded(raw, number + index, follows=joined or (index == 0 and follows))
-                last = index
-            lines = block.count(b"\n")
-            table_until = max(0, table_until - lines)
-            follows = last == lines - 1
-            number += lines
-        read += cut
+                    yield from _segments(piece, number, previous == -1, cut=True)
+                previous = -2
     if tail:
-        yield from _bounded(tail, number, follows)
+        yield from _bounded(tail, number, previous == -1)
 
 
 def _split_long(data: bytes) -> tuple[list[bytes], bytes]:
     """Return (pieces below ``MAX_LINE_BYTES``, cut at a space where there is one; the rest)."""
     pieces = []
-    begin = 0
-    while len(data) - begin >= MAX_LINE_BYTES:
-        end = data.rfind(b" ", begin + MAX_LINE_BYTES // 2, begin + MAX_LINE_BYTES)
-        end = end if end > 0 else begin + MAX_LINE_BYTES
-        pieces.append(data[begin:end])
-        begin = end
-    return pieces, data[begin:]
+    while len(data) >= MAX_LINE_BYTES:
+        end = data.rfind(b" ", MAX_LINE_BYTES // 2, MAX_LINE_BYTES)
+        end = end if end > 0 else MAX_LINE_BYTES
+        pieces.append(data[:end])
+        data = data[end:]
+    return pieces, data
 
 
 def _bounded(raw: bytes, number: int, follows: bool) -> Iterator[LogLine]:
     """Yield a line, in pieces where it is too long."""
-    if len(raw) < MAX_LINE_BYTES:
-        yield from _segments(raw, number, follows, cut=False)
-        return
     pieces, rest = _split_long(raw)
     for piece in (*pieces, rest):
-        yield from _segments(piece, number, follows, cut=True)
+        yield from _segments(piece, number, follows, cut=bool(pieces))
         follows = False
 
 
 def _segments(raw: bytes, number: int, follows: bool, cut: bool) -> Iterator[LogLine]:
     """Yield the parts of a line between carriage returns."""
     text = raw.decode("utf-8", errors="replace")
-    if "\r" not in text:
-        yield LogLine(number, text, follows, cut)
-        return
     for part in text.split("\r"):
-        if part:
+        if part or "\r" not in text:
             yield LogLine(number, part, follows, cut)
             follows = True
 
 
-def _around_needles(
-    block: bytes, seen: Counter[bytes], table_lines: int
-) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield (index in the block, line, whether it follows the previous one) of lines near a needle.
+def _around_needles(lines: list[bytes], seen: Counter[bytes], until: int) -> tuple[list[int], int]:
+    """Return the lines near a needle, and the first that is no longer near the last one.
 
     Args:
-        block: whole lines.
+        lines: of a block.
         seen: keys of the per-step lines and errors that were passed on; grows.
-        table_lines: lines at the beginning of the block that belong to an npu-smi table.
+        until: lines at the beginning of the block that are near a needle of the one before.
     """
-    lines = block[:-1].split(b"\n")
     searched = [index for index, line in enumerate(lines) if not _is_dull(line)]
     text = b"\n".join([lines[index] for index in searched])
-    wanted: set[int] = set(range(min(table_lines, len(lines))))
+    wanted = set(range(max(until, 0)))
     for needle in [each for each in (*NEEDLES, *_ERRORS) if each in text]:
         for index in searched:
             line = lines[index]
             if needle in line and not _seen_before(line, needle, seen):
                 after = _TABLE_LINES if _TABLE_HEAD in line else LINES_AFTER
-                first = max(0, index - LINES_BEFORE)
-                wanted.update(range(first, min(len(lines), index + after + 1)))
-    previous = -2
-    for index in sorted(wanted):
-        yield index, lines[index], index == previous + 1
-        previous = index
+                wanted.update(range(max(0, index - LINES_BEFORE), index + after + 1))
+    return sorted(index for index in wanted if index < len(lines)), max(wanted, default=-1) + 1
 
 
 def _is_dull(line: bytes) -> bool:
@@ -296,20 +244,14 @@ def strip_markup(text: str) -> str:
 
     White space is left as it is: ``figures.parse_lines`` joins wrapped lines by their width.
     """
-    if "\x1b" in text or "\ufeff" in text or "\u200b" in text:
-        text = _ANSI.sub("", text)
-    if "m" in text and "[" in text:
-        text = _BARE_ANSI.sub("", text)
     if not text.isprintable():
-        text = _CONTROL.sub("", text)
+        text = _CONTROL.sub("", _ANSI.sub("", text))
+    if "[" in text:
+        text = _BARE_ANSI.sub("", text)
     if "&" in text:
         text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
     if not text.isascii():
         text = text.translate(_FULL_WIDTH)
     if ">" in text:
-        text = _QUOTE.sub("", text)
-        if "<" in text:
-            text = _TAG.sub("", text)
-    if "**" in text:
-        text = text.replace("**", "")
-    return text
+        text = _TAG.sub("", _QUOTE.sub("", text))
+    return text.replace("**", "")

@@ -31,8 +31,8 @@ _PART = re.compile(
     r"^\W{0,3}(?:(?P<file>\w+)\.py:\d+:)?(?P<function>\w+)\b[^\d\n]{0,24}?"
     r"(?<![\w.])(?P<size>\d+(?:\.\d+)?) ?G(?:i?B)?\b(?:\s*\((?P<level>\d+(?:\.\d+)?) ?G(?:i?B)?\))?"
 )
-#: Part of a file's name -> the part of a step that its functions belong to.
-_STAGE_OF_FILE = {"mm_encoder": "mm_encoder"}
+#: In the name of a file: the part of a step that its functions belong to.
+_ENCODER = "mm_encoder"
 
 
 @dataclass
@@ -58,20 +58,13 @@ class LogNotes:
         elif match := _MOMENT.match(text):
             self._moment = match["moment"].lower()
         elif self._moment is not None and "G" in text and (match := _PART.match(text)):
-            self._add(match)
-
-    def _add(self, match: re.Match[str]) -> None:
-        stage = stage_of([match["function"]])
-        for part, name in _STAGE_OF_FILE.items():
-            if stage is None and part in (match["file"] or ""):
-                stage = name
-        if stage is None or self._moment is None:
-            return
-        moment = PROFILE if self._moment == "profiling" else self._moment
-        level = None if match["level"] is None else _bytes(match["level"])
-        self.readings.append(StepReading(moment, stage, _bytes(match["size"]), level))
-        del self.readings[:-_MOST_READINGS]
-
-
-def _bytes(number: str) -> int:
-    return round(Decimal(number) * GIB)
+            of_file = _ENCODER if _ENCODER in (match["file"] or "") else None
+            stage = stage_of([match["function"]]) or of_file
+            if stage is not None:
+                moment = PROFILE if self._moment == "profiling" else self._moment
+                size, level = (
+                    None if number is None else round(Decimal(number) * GIB)
+                    for number in match.group("size", "level")
+                )
+                self.readings.append(StepReading(moment, stage, size or 0, level))
+                del self.readings[:-_MOST_READINGS]

@@ -1,9 +1,11 @@
 """Sorts figures into starts of an engine and their workers.
 
-One text may hold several starts, instances and ranks, with or without prefixes. A figure belongs to
-the start whose process printed it; without a prefix to the newest start. A new start begins after a
-line that starts an engine, after a heading, when a process prints a line of a stage that it has
-passed, or when it prints another value for a figure that has one value per start.
+One text may hold several starts, instances and ranks, with or without prefixes. A start is first
+set up by lines without figures, and waits; the first figure of one of its processes opens it. A
+figure belongs to the open start whose process printed it; without a prefix to the newest start. A
+new start begins after a line that starts an engine, after a heading, when a process prints a line
+of a stage that it has passed, or when it prints another value for a figure that has one value per
+start.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from vllm_memprof.engines import VLLM
 from vllm_memprof.engines.base import same_lines
 from vllm_memprof.engines.line_format import (
     CAPTURE,
@@ -24,63 +27,32 @@ from vllm_memprof.engines.line_format import (
     READY,
     LogLines,
 )
-from vllm_memprof.logs.config import OWN_WORDS, WITHIN_CORE, Config, ConfigLine, ConfigReader
+from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
-from vllm_memprof.logs.formats import OF_ENGINES
+from vllm_memprof.logs.formats import LOGS, log_of, words
 from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.npu_smi import NpuSmi
 from vllm_memprof.logs.tracebacks import Traceback, Tracebacks
 from vllm_memprof.record.failures import PROFILE
 from vllm_memprof.record.loader import PrintedSleep
 
-#: Figures that a process may print many times with other values: the largest or latest counts.
-_LARGEST = frozenset({"serving_reserved_bytes", "serving_allocated_bytes"})
-_LATEST = frozenset({"sleep_freed_bytes", "sleep_in_use_bytes", "sleep_communicator_bytes"}).union(
-    *(log.latest for log in OF_ENGINES)
-)
-_LEAST = frozenset[str]().union(*(log.least for log in OF_ENGINES))
-#: Figures on which two lines of one start may differ.
-_LOOSE = frozenset(
-    {
-        "graph_bytes",
-        "graph_estimate_bytes",
-        "graph_difference_bytes",
-        "peak_activation_bytes",
-        "non_torch_increase_bytes",
-        "printed_peak_activation_bytes",
-        "encoder_budget_tokens",
-        "encoder_profile_items",
-        "gpu_memory_utilization",
-        "block_size",
-    }
-)
-#: Figure of the model that serves -> of a draft model that the same worker loads after it.
-OF_DRAFT = {"weights_bytes": "draft_weights_bytes"}
-BROKEN = (
-    "Engine core initialization failed",
-    "WorkerProc hit an exception",
-    "EngineCore failed to start",
-    *(words for log in OF_ENGINES for words in log.broken),
-)
-UP = ("startup complete", "Starting vLLM API server on http", *(log.ready for log in OF_ENGINES))
-#: In what a server prints that ends as it was told to.
-DOWN = ("Shutting down", "shutdown complete", "Finished server process")
+#: Of a figure that a process may print many times with other values, the one that counts.
+_LARGEST, _LATEST, _LEAST = words("largest"), words("latest"), words("least")
+_LOOSE, _SEVERAL = words("loose"), words("contradiction_is_unknown")
+_BROKEN, _UP = words("broken"), words("ready")
+_SPEAKS = {log.engine: log.speaks for log in LOGS.values()}
 #: Starts that still take figures from their processes; older ones are closed.
 OPEN_STARTS = 8
-#: Starts that are kept of one log; the rest is counted.
-MAX_STARTS = 500
+#: Starts that are kept of one log, workers of a start, sleeps of a worker; the rest is counted.
+MAX_STARTS, MAX_WORKERS, MAX_SLEEPS = 500, 4096, 4096
 #: Figures that a worker prints each time it sleeps, in their order in one line.
 _SLEPT = ("sleep_freed_bytes", "sleep_in_use_bytes")
-#: Sleeps that are kept of one worker, the first ones.
-MAX_SLEEPS = 4096
-#: Workers that are kept of one start.
-MAX_WORKERS = 4096
-_ENGINES = {name: OWN_WORDS[name] for name in ("vllm", *(log.engine for log in OF_ENGINES))}
+#: Figures of which the least of several workers counts.
+_LEAST_OF_PLANS = ("tokens", "max_concurrency", "blocks", "fitting_blocks")
 
-_DIMENSION = re.compile(r"(?<![A-Z])(DP|PP|PCP|TP|EP|RANK)(\d+)")
 _LOADS = re.compile(r"Starting to load model (?P<model>\S+?)(?:\.\.\.|\s|$)")
 _RANK_LINE = re.compile(
-    r"rank (?P<rank>\d+) in world size (?P<world>\d+) is assigned as DP rank (?P<dp>\d+),"
+    r"rank (?P<rank>\d+) in world size \d+ is assigned as DP rank (?P<dp>\d+),"
     r" PP rank (?P<pp>\d+),(?: PCP rank (?P<pcp>\d+),)? TP rank (?P<tp>\d+)"
 )
 
@@ -116,9 +88,17 @@ class Worker:
     def contradicts(self, figure: Figure) -> bool:
         """Return True for another value of a known figure, further off than rounding explains."""
         known = self.figures.get(figure.name)
-        if known is None or figure.name in _LARGEST | _LATEST | _LEAST:
+        changes = figure.name in (*_LARGEST, *_LATEST, *_LEAST)
+        return known is not None and not changes and not known.agrees(figure)
+
+    def breaks(self, figure: Figure) -> bool:
+        """Return True for a contradiction that means another worker or start."""
+        if figure.name in _LOOSE or not self.contradicts(figure):
             return False
-        return not agree(known, figure)
+        reduced = self.figures.get("kv_cache_reduced_bytes")
+        if reduced is None or figure.name != "kv_cache_bytes" or figure.format.stage != READY:
+            return True
+        return not reduced.agrees(figure)
 
     def restarts_with(self, figure: Figure) -> bool:
         """Return True for a line of a stage that this worker has passed: another start."""
@@ -127,7 +107,8 @@ class Worker:
             return True
         if stage is None or stage > GRANT or stage >= self.stage:
             return False
-        if stage == GRANT and self.stage == CAPTURE and not self._has(GRANT):
+        granted = any(known.format.stage == GRANT for known in self.figures.values())
+        if stage == GRANT and self.stage == CAPTURE and not granted:
             return False  # graphs may be captured before the KV cache is sized
         # every start prints these once, before the KV cache is granted
         once = stage == LOAD or (
@@ -135,8 +116,10 @@ class Worker:
         )
         return figure.name not in self.figures or (once and self.stage >= GRANT)
 
-    def _has(self, stage: int) -> bool:
-        return any(figure.format.stage == stage for figure in self.figures.values())
+    def has_all(self, figures: Iterable[Figure]) -> bool:
+        """Return whether it has printed these figures, with these values."""
+        values = {name: known.value for name, known in self.figures.items()}
+        return all(values.get(figure.name) == figure.value for figure in figures)
 
     def add(self, figure: Figure) -> None:
         """Keep a figure: the first one printed, or the more exact one of two that agree."""
@@ -148,9 +131,9 @@ class Worker:
         elif figure.name in _LEAST:
             better = figure.value < known.value
         elif figure.name.endswith("_bytes"):
-            better = figure.half_unit_bytes < known.half_unit_bytes and agree(known, figure)
+            better = figure.half_unit_bytes < known.half_unit_bytes and known.agrees(figure)
         else:
-            better = len(figure.text) > len(known.text) and agree(known, figure)
+            better = len(figure.text) > len(known.text) and known.agrees(figure)
         if better:
             self.figures[figure.name] = figure
         self.first_line = min(self.first_line or figure.line, figure.line)
@@ -159,20 +142,13 @@ class Worker:
             self.stage = max(self.stage, figure.format.stage)
 
 
-def agree(one: Figure, other: Figure) -> bool:
-    """Return True where two printed figures can be the same number."""
-    if one.name.endswith("_bytes"):
-        return abs(one.value - other.value) <= one.half_unit_bytes + other.half_unit_bytes + 1
-    digits = min(len(figure.text.partition(".")[2]) for figure in (one, other))
-    return abs(one.value - other.value) <= (0.5 * 10.0**-digits if digits else 0) + 1e-9
-
-
 @dataclass
 class EngineStart:
-    """One start of an engine."""
+    """One start of an engine; it waits until it has a figure."""
 
     config: Config
     members: dict[str, Prefix] = field(default_factory=dict)  # by label
+    kinds: set[str] = field(default_factory=set)  # of the lines that have set it up
     workers: dict[str, Worker] = field(default_factory=dict)  # by key
     #: Figures of the KV cache that an engine core printed, by data-parallel rank.
     kv_plans: dict[int | None, dict[str, Figure]] = field(default_factory=dict)
@@ -181,63 +157,66 @@ class EngineStart:
     first_line: int = 0
     last_line: int = 0
     inferred: bool = False  # no line names its beginning: figures alone tell it apart
-    repeats: bool = False  # it holds nothing but figures of the start before it
     finished: bool = False  # the server reported that it is up
     broken: bool = False  # an engine process reported that it failed
     #: Of the section that it stands in, where its command stands above that section.
     heading: str | None = None
 
     @property
-    def log(self) -> LogLines | None:
-        """Its engine's own lines; None of an engine that has no others than vLLM."""
+    def log(self) -> LogLines:
+        """The lines of its engine, vLLM's where none is known."""
         given = "" if self.config.given is None else self.config.given.engine
-        named = self.engines or {given}
-        return next((log for log in OF_ENGINES if log.engine in named), None)
+        return log_of(next(iter(self.engines), given))
 
     @property
     def drafts(self) -> bool:
         """Whether a second model is loaded beside the one that serves."""
         given = self.config.given
-        said = self.log is not None and given is not None and given.draft_model
-        return said or bool(self.config.draft_model)
+        return bool(self.config.draft_model) or (given is not None and given.draft_model)
 
     def engine_of(self, figure: Figure) -> str | None:
         """Return the engine that a line names; torch's messages name the chip."""
-        chip = figure.format.stage == OOM and self.log is not None
+        chip = figure.format.stage == OOM and self.log is not LOGS[VLLM.name]
         return None if chip else figure.format.engine
 
     def several_values(self, figure: Figure) -> bool:
         """Return True for a figure that one start of this engine may print with two values."""
-        per_model = self.drafts and self.log is not None and figure.name in self.log.once_per_model
-        return per_model or any(figure.name in log.contradiction_is_unknown for log in OF_ENGINES)
+        per_model = self.drafts and figure.name in self.log.once_per_model
+        return per_model or figure.name in _SEVERAL
 
     def rejects(self, figures: list[Figure]) -> bool:
         """Return True for a line that the engine of this start does not print."""
-        for figure in figures:
-            engine, equation = self.engine_of(figure), figure.format.equation
-            if engine is not None and self.engines and engine not in self.engines:
-                return True
-            if equation is not None and not all(
-                same_lines(equation, other) for other in self.equations
-            ):
-                return True
-        return False
-
-
-@dataclass
-class _Pending:
-    """The set-up of a start without figures so far."""
-
-    config: Config
-    members: dict[str, Prefix] = field(default_factory=dict)  # by label
-    kinds: set[str] = field(default_factory=set)  # of the lines that said it
+        engines = {self.engine_of(figure) for figure in figures} - {None}
+        forms = {figure.format.equation for figure in figures} - {None}
+        return bool(self.engines and engines - self.engines) or not all(
+            same_lines(form, other) for form in forms if form for other in self.equations
+        )
 
     def distance(self, prefix: Prefix | None) -> int | None:
-        """Return how far below a process the closest one of this start is; None: there is none."""
+        """Return how far below a process the closest one of this start is; None: there is none.
+
+        Instances may start side by side: the closest earlier process tells them apart.
+        """
         if prefix is None or prefix.pid is None or prefix.ip is not None:
             return None
         pids = (other.pid for other in self.members.values() if other.pid is not None)
         return min((prefix.pid - pid for pid in pids if pid <= prefix.pid), default=None)
+
+    @property
+    def anonymous(self) -> bool:
+        """Whether process ids were made alike, as people do before they share a log."""
+        pids = [
+            (one.pid, one.ip)
+            for one in self.members.values()
+            if not one.is_worker or one.short is not None
+        ]
+        return len(pids) > len(set(pids))
+
+    def takes_core(self, prefix: Prefix | None) -> bool:
+        """Return True for a further data-parallel engine core of a start that has one."""
+        if prefix is None or prefix.label in self.members or prefix.replica is None:
+            return False
+        return any(member.replica is not None for member in self.members.values())
 
 
 class StartSorter:
@@ -253,8 +232,8 @@ class StartSorter:
         self.notes = LogNotes()
         self._reader = ConfigReader()
         self.exports = self._reader.exports
-        self._pending: _Pending | None = None  # the newest
-        self._beside: list[_Pending] = []  # of other processes, that start at the same time
+        self._waiting: list[EngineStart] = []  # set up, without figures
+        self._pending: EngineStart | None = None  # the newest of them
         self._section = False  # a heading came: the next figure begins a start of the same set-up
         self._ranks_by_pid: dict[tuple[int, str | None], tuple[str, dict[str, int]]] = {}
         self._document = Config()  # of the whole log, as far as nothing else is said
@@ -264,14 +243,17 @@ class StartSorter:
     @property
     def config(self) -> Config:
         """Return what is known of a start without figures."""
-        return self._pending.config if self._pending is not None else self._document
+        return self._document if self._pending is None else self._pending.config
+
+    @property
+    def _newest(self) -> EngineStart | None:
+        """Return the newest start, where none has been set up after it."""
+        return self.starts[-1] if self.starts and self._pending is None else None
 
     def sort(self, lines: Iterable[ParsedLine]) -> StartSorter:
         """Read all lines of a log."""
         for line in lines:
             self.read(line)
-        for previous, start in zip(self.starts, self.starts[1:], strict=False):
-            start.repeats = _repeats(start, previous)
         if self._pending is not None and len(self.starts) == 1:
             only = self.starts[0]  # its command may stand below its log
             if not only.config.command:
@@ -290,13 +272,13 @@ class StartSorter:
             self._begin_to_load(match["model"])
         self._tracebacks.read(line)
         if self.starts and not line.figures:
-            up = any(text in line.text for text in UP)
-            broken = any(text in line.text for text in BROKEN)
+            up = any(text in line.text for text in _UP)
+            broken = any(text in line.text for text in _BROKEN)
             if up or broken:
                 start = self._speaking(line.prefix)
                 start.finished, start.broken = start.finished or up, start.broken or broken
-        if "vllm" not in self.spoken:  # it is in most lines; another counts where it is in none
-            self.spoken.update(name for name, own in _ENGINES.items() if own.search(line.text))
+        if VLLM.name not in self.spoken:  # it is in most lines; another counts where it is in none
+            self.spoken.update(name for name, own in _SPEAKS.items() if own.search(line.text))
         self.smi.read(line.text)
         self.notes.read(line.text)
         if line.figures:
@@ -316,87 +298,63 @@ class StartSorter:
     def _configure(self, found: ConfigLine, prefix: Prefix | None) -> None:
         config = found.config
         if config.engine:
-            self._document = self._document.merged(
-                Config(engine=config.engine, ascend_version=config.ascend_version)
-            )
-        newest = self.starts[-1] if self.starts else None
-        if found.kind == "trace":
-            if self._pending is not None:
-                self._pending.config = self._pending.config.merged(config)
-            elif newest is not None:
-                newest.config = newest.config.merged(config)
-            else:
+            named = Config(engine=config.engine, ascend_version=config.ascend_version)
+            self._document = self._document.merged(named)
+        if found.kind in ("trace", "heading"):
+            heading = found.kind == "heading"
+            self._section = self._section or heading
+            start = self._pending or (None if heading else self._newest)
+            if start is not None:
+                start.config = start.config.merged(config)
+            if start is None or heading:
                 self._document = self._document.merged(config)
             return
-        if found.kind == "heading":
-            self._section = True
-            self._document = self._document.merged(config)
-            if self._pending is not None:
-                self._pending.config = self._pending.config.merged(config)
-            return
-        is_further_core = (
-            newest is not None
-            and self._pending is None
-            and found.kind == "init"
-            and _is_sibling(prefix, newest.members)
-        )
-        if newest is not None and is_further_core:
+        newest = self._newest
+        if newest is not None and found.kind == "init" and newest.takes_core(prefix):
             newest.config = newest.config.merged(config)
             return
-        pending = self._pending_of(prefix)
-        if pending is None or (
-            found.kind in pending.kinds and not _is_sibling(prefix, pending.members)
-        ):
+        pending = self._waiting_for(prefix)
+        if pending is None or (found.kind in pending.kinds and not pending.takes_core(prefix)):
             # what the same process has said before is over
-            beside = [*self._beside, *filter(None, [self._pending])] if prefix else []
-            beside = [each for each in beside if prefix not in each.members.values()]
-            self._beside = beside[-OPEN_STARTS:]
-            pending = self._pending = _Pending(
+            beside = [each for each in self._waiting if prefix not in each.members.values()]
+            pending = self._pending = EngineStart(
                 Config(around=self._document.engine, ascend_version=self._document.ascend_version)
             )
+            self._waiting = [*(beside[-OPEN_STARTS:] if prefix else ()), pending]
             self._document = Config(engine=self._document.engine)
         pending.config = pending.config.merged(config)
         pending.kinds.add(found.kind)
         if prefix is not None:
             pending.members[prefix.label] = prefix
 
-    def _pending_of(self, prefix: Prefix | None) -> _Pending | None:
-        """Return the start without figures to which a process belongs; the newest where in doubt.
-
-        Instances may start side by side: the closest earlier process tells them apart.
-        """
+    def _waiting_for(self, prefix: Prefix | None) -> EngineStart | None:
+        """Return the start that waits for a process; the newest where in doubt."""
         near = [
-            (distance, -order, each)
-            for order, each in enumerate((*self._beside, *filter(None, [self._pending])))
+            (distance, -order)
+            for order, each in enumerate(self._waiting)
             if (distance := each.distance(prefix)) is not None
         ]
-        return min(near, key=lambda each: each[:2])[2] if near else self._pending
+        return self._waiting[-min(near)[1]] if near else self._pending
 
     def _assign_rank(self, line: ParsedLine) -> None:
         """Read the line in which a worker names its place; keep it by process id."""
         match = _RANK_LINE.search(line.text)
         if match is None or line.prefix is None or line.prefix.pid is None:
             return
-        config = self.starts[-1].config if self.starts else Config()
-        if (pending := self._pending_of(line.prefix)) is not None:
-            config = pending.config
+        start = self._waiting_for(line.prefix) or next(reversed(self.starts), None)
+        config = Config() if start is None else start.config
         dims = {name: int(match[name]) for name in ("dp", *WITHIN_CORE) if match[name] is not None}
         sizes = {name: config.parallel_size(name) or (2 if name == "tp" else 1) for name in dims}
         label = "_".join(f"{name.upper()}{dims[name]}" for name in dims if sizes[name] > 1)
         if len(self._ranks_by_pid) >= MAX_WORKERS:
             self._ranks_by_pid.clear()
         known = label, {**dims, "rank": int(match["rank"])}
-        self._ranks_by_pid[(line.prefix.pid, line.prefix.ip)] = known
+        self._ranks_by_pid[line.prefix.pid, line.prefix.ip] = known
 
     def _begin_to_load(self, model: str) -> None:
         """Note a draft model: a worker that has loaded a model goes on with another one."""
-        newest = self.starts[-1] if self.starts and self._pending is None else None
-        if (
-            newest is not None
-            and not self._section
-            and model != self._loading
-            and all(worker.stage == LOAD for worker in newest.workers.values())
-        ):
+        newest = None if self._section or model == self._loading else self._newest
+        if newest is not None and all(each.stage == LOAD for each in newest.workers.values()):
             newest.config = replace(newest.config, draft_model=True)
         self._loading = model
 
@@ -405,10 +363,9 @@ class StartSorter:
     def _add_figures(self, line: ParsedLine) -> None:
         prefix, figures = line.prefix, list(line.figures)
         start = self._serving(figures) or self._start_of(prefix)
-        names_worker = prefix is not None and _is_worker(prefix.label) and _short(prefix.label)
-        if start.rejects(figures) or (
-            names_worker and any(worker.in_core for worker in start.workers.values())
-        ):
+        names_worker = prefix is not None and prefix.is_worker and prefix.short is not None
+        in_core = any(worker.in_core for worker in start.workers.values())
+        if start.rejects(figures) or (names_worker and in_core):
             start = self._restart(start)
         engine_figures = [figure for figure in figures if figure.format.scope == ENGINE]
         rank_figures = [figure for figure in figures if figure.format.scope != ENGINE]
@@ -431,57 +388,52 @@ class StartSorter:
 
         Such a line begins no start, also below a heading, as a driver puts it between requests.
         """
-        newest = self.starts[-1] if self.starts and self._pending is None else None
-        log = None if newest is None else newest.log
-        serves = log is not None and all(
-            figure.format.engine == log.engine and figure.format.stage is None for figure in figures
+        newest = self._newest
+        serves = newest is not None and all(
+            figure.format.engine == newest.log.engine and figure.format.stage is None
+            for figure in figures
         )
         return newest if serves else None
 
     def _start_of(self, prefix: Prefix | None) -> EngineStart:
         """Return the start to which the process of a prefix belongs, if need be a new one."""
         candidates = self.starts[-OPEN_STARTS:]
-        pending = self._pending_of(prefix)
+        pending = self._waiting_for(prefix)
         if prefix is not None and prefix.pid is not None:
             began_again = set() if pending is None else set(pending.members.items())
             for start in reversed(candidates):
                 if began_again & start.members.items():
                     break  # the same process ids, as in a container: this start is over
-                if start.members.get(prefix.label) == prefix and not _anonymous_pids(start.members):
+                if start.members.get(prefix.label) == prefix and not start.anonymous:
                     return start
                 began_again |= start.members.items()
-        if self._section or not self.starts:
-            return self._new_start(pending)
-        near = None if prefix is None or pending is None else pending.distance(prefix)
-        if pending is not None and near is None:
+        near = None if pending is None else pending.distance(prefix)
+        if self._section or not self.starts or (pending is not None and near is None):
             return self._new_start(pending)
         newest = self.starts[-1]
-        if prefix is None or prefix.pid is None or _is_generic(prefix.label):
+        if prefix is None or prefix.pid is None or (prefix.is_worker and prefix.short is None):
             return newest if pending is None else self._new_start(pending)
-        if newest.members.get(prefix.label) == prefix and pending is None:
+        known = newest.members.get(prefix.label)
+        if known == prefix and pending is None:
             return newest
-        # instances may start side by side: choose that with the closest earlier process
-        nearest, nearest_pid = None, -1 if near is None else prefix.pid - near
-        for start in candidates:
-            if prefix.label in start.members or _anonymous_pids(start.members):
-                continue
-            pids = [other.pid for other in start.members.values() if other.pid is not None]
-            below = max((pid for pid in pids if pid < prefix.pid), default=-1)
-            if below > nearest_pid:
-                nearest, nearest_pid = start, below
-        if nearest is not None:
-            return nearest
-        if pending is not None:
-            return self._new_start(pending)
-        return newest if prefix.label not in newest.members else self._new_start()
+        beside = [
+            (distance, -order)
+            for order, each in enumerate(reversed(candidates))
+            if prefix.label not in each.members
+            and not each.anonymous
+            and (distance := each.distance(prefix)) is not None
+        ]
+        if beside and (near is None or min(beside)[0] < near):
+            return candidates[min(beside)[1] - 1]
+        return newest if pending is None and known is None else self._new_start(pending)
 
-    def _new_start(self, pending: _Pending | None = None) -> EngineStart:
-        """Begin a start, with the set-up that is pending for it; else with the previous one's."""
+    def _new_start(self, pending: EngineStart | None = None) -> EngineStart:
+        """Open a start that waits; without one begin a start with the set-up of the one before."""
         if pending is not None:
-            base = replace(
-                self._document, around=self._document.engine, engine=None, ascend_version=None
-            )
-            start = EngineStart(base.merged(pending.config), dict(pending.members))
+            start = pending
+            around = replace(self._document, engine=None, ascend_version=None)
+            start.config = replace(around, around=self._document.engine).merged(start.config)
+            self._waiting.remove(start)
         else:
             previous = self.starts[-1].config if self.starts else Config()
             start = EngineStart(previous.merged(self._document))
@@ -489,7 +441,6 @@ class StartSorter:
                 start.heading = start.config.heading
         if pending is self._pending:
             self._pending = None
-        self._beside = [each for each in self._beside if each is not pending]
         self._section = False
         if len(self.starts) >= MAX_STARTS:
             self.left_out += 1
@@ -510,16 +461,15 @@ class StartSorter:
         self, start: EngineStart, prefix: Prefix | None, figures: list[Figure]
     ) -> EngineStart:
         """Add the engine core's figures; of several workers the least counts."""
-        dp = None if prefix is None else _dims(prefix.label).get("dp")
+        dp = None if prefix is None else prefix.dims.get("dp")
         plan = start.kv_plans.setdefault(dp, {})
-        clash = any(one.name in plan and not agree(plan[one.name], one) for one in figures)
+        clash = any(one.name in plan and not plan[one.name].agrees(one) for one in figures)
         if clash and start.config.world_size <= 1:
             start = self._restart(start)
             plan = start.kv_plans.setdefault(dp, {})
         for figure in figures:
-            known = plan.get(figure.name)
-            least = figure.name in ("tokens", "max_concurrency", "blocks", "fitting_blocks")
-            if known is None or (least and figure.value < known.value):
+            known = plan.setdefault(figure.name, figure)
+            if figure.name in _LEAST_OF_PLANS and figure.value < known.value:
                 plan[figure.name] = figure
         return start
 
@@ -529,14 +479,7 @@ class StartSorter:
         """Add a worker's figures; return their start, which is a new one where they contradict."""
         is_oom = any(figure.format.stage == OOM for figure in figures)
         device = next((figure.device for figure in figures if figure.device is not None), None)
-        if is_oom and any(
-            all(
-                (known := worker.figures.get(figure.name)) is not None
-                and known.value == figure.value
-                for figure in figures
-            )
-            for worker in start.workers.values()
-        ):
+        if is_oom and any(worker.has_all(figures) for worker in start.workers.values()):
             return start  # executors print a worker's error again
         worker = self._worker(start, prefix, device if is_oom else None)
         worker.device = worker.device or device
@@ -546,26 +489,24 @@ class StartSorter:
                 worker.oom = self._oom(start, worker, prefix)
             elif any(figure.name == "oom_requested_bytes" for figure in figures):
                 worker.oom.failures += 1
-            if worker.oom.failures > 1 or any(worker.contradicts(figure) for figure in figures):
+            if worker.oom.failures > 1 or any(map(worker.contradicts, figures)):
                 return start
-        if start.log is None and start.drafts:
-            figures = [_of_draft(worker, figure) for figure in figures]
-        elif start.log is not None and _is_still_loaded(start.log, worker, figures):
+        if start.drafts:
+            figures = [_of_draft(start.log, worker, figure) for figure in figures]
+        elif _is_still_loaded(start.log, worker, figures):
             start.config = replace(start.config, draft_model=True)
         apart = [figure for figure in figures if start.several_values(figure)]
-        for figure in apart:
-            if worker.contradicts(figure):
-                worker.unknown.add(figure.name)
+        worker.unknown |= {figure.name for figure in apart if worker.contradicts(figure)}
         single = [figure for figure in figures if figure not in apart]
-        again = [*single, *(figure for figure in apart if not start.drafts)]
-        if any(map(worker.restarts_with, again)) or any(_breaks(worker, one) for one in single):
+        again = single if start.drafts else figures
+        if any(map(worker.restarts_with, again)) or any(map(worker.breaks, single)):
             other = self._unnamed_peer(start, worker, figures)
             if other is None:
                 start = self._restart(start)
                 other = self._worker(start, prefix, None)
             worker = other
             worker.device = worker.device or device
-        if prefix is not None and "EngineCore" in prefix.label:
+        if prefix is not None and prefix.is_core:
             stages = {figure.format.stage for figure in figures}
             worker.in_core = worker.in_core or bool(stages - {None, PLAN, OOM})
         for figure in figures:
@@ -585,15 +526,14 @@ class StartSorter:
         return LoggedOom(found, notes, max(stages))
 
     def _worker(self, start: EngineStart, prefix: Prefix | None, oom_device: str | None) -> Worker:
+        """Return the worker of a prefix, if need be a new one."""
         key, label, dims = self._identify(start, prefix)
-        if oom_device is not None and label is None:
-            first = start.workers.get(key)
-            if first is not None and first.device not in (None, oom_device):
-                key = f"device {oom_device}"  # OOM messages of several devices: several workers
+        first = start.workers.get(key)
+        if oom_device and label is None and first and first.device not in (None, oom_device):
+            key = f"device {oom_device}"  # OOM messages of several devices: several workers
         if key not in start.workers:
-            pid = prefix.pid if prefix is not None and _is_worker(prefix.label) else None
-            pid = None if _anonymous_pids(start.members) else pid
-            worker = Worker(key, label, pid, dims)
+            named = prefix is not None and prefix.is_worker and not start.anonymous
+            worker = Worker(key, label, prefix.pid if named and prefix is not None else None, dims)
             if len(start.workers) >= MAX_WORKERS:
                 return worker  # read, and not kept
             start.workers[key] = worker
@@ -605,16 +545,15 @@ class StartSorter:
         """Return (key, label, ranks) of the worker that a prefix names; the key "" for none."""
         if prefix is None:
             return "", None, {}
-        dims = _dims(prefix.label)
-        if not _is_worker(prefix.label):
-            if "dp" in dims and "EngineCore" in prefix.label:
-                # with one worker per engine core, the core prints the worker's lines
-                return f"DP{dims['dp']}", f"DP{dims['dp']}", dims
-            return "", None, {}
-        short = _short(prefix.label)
+        dims = prefix.dims
+        if not prefix.is_worker:
+            if prefix.replica is None:
+                return "", None, {}
+            # with one worker per engine core, the core prints the worker's lines
+            return f"DP{prefix.replica}", f"DP{prefix.replica}", dims
         if prefix.pid is not None and (prefix.pid, prefix.ip) in self._ranks_by_pid:
-            assigned, known = self._ranks_by_pid[(prefix.pid, prefix.ip)]
-            label = short or assigned or None
+            assigned, known = self._ranks_by_pid[prefix.pid, prefix.ip]
+            label = prefix.short or assigned or None
             return label or f"pid {prefix.pid}", label, {**known, **dims}
         if prefix.label.startswith("rank_"):
             # torch names a worker by its rank, vLLM by its place
@@ -624,8 +563,8 @@ class StartSorter:
                     rank = worker.dims.get("tp")
                 if rank == dims["rank"]:
                     return worker.key, worker.label, worker.dims
-        if short is None:
-            short = f"pid {prefix.pid}" if prefix.ip is None else f"{prefix.ip} pid {prefix.pid}"
+        by_pid = f"pid {prefix.pid}" if prefix.ip is None else f"{prefix.ip} pid {prefix.pid}"
+        short = prefix.short or by_pid
         return short, short, dims
 
     @staticmethod
@@ -644,39 +583,9 @@ class StartSorter:
         return peer
 
 
-def _repeats(start: EngineStart, previous: EngineStart) -> bool:
-    """Return True where a start holds nothing but some of the figures of the one before it.
-
-    Workers of V0 print the first lines of their budget one after the other, and excerpts repeat
-    lines.
-    """
-    workers = list(start.workers.values())
-    if not start.inferred or start.kv_plans or len(workers) != 1:
-        return False
-    (worker,) = workers
-    return worker.label is None and any(
-        len(worker.figures) < len(other.figures)
-        and all(
-            (known := other.figures.get(name)) is not None and known.value == figure.value
-            for name, figure in worker.figures.items()
-        )
-        for other in previous.workers.values()
-    )
-
-
-def _breaks(worker: Worker, figure: Figure) -> bool:
-    """Return True for a contradiction that means another worker or start."""
-    if figure.name in _LOOSE or not worker.contradicts(figure):
-        return False
-    reduced = worker.figures.get("kv_cache_reduced_bytes")
-    if reduced is None or figure.name != "kv_cache_bytes" or figure.format.stage != READY:
-        return True
-    return not agree(replace(reduced, name=figure.name), figure)
-
-
-def _of_draft(worker: Worker, figure: Figure) -> Figure:
+def _of_draft(log: LogLines, worker: Worker, figure: Figure) -> Figure:
     """Return a figure under the name of the draft model's, where a larger model is loaded."""
-    name, target = OF_DRAFT.get(figure.name), worker.figures.get(figure.name)
+    name, target = log.draft.get(figure.name), worker.figures.get(figure.name)
     if name is None or target is None or not worker.stage == figure.format.stage == LOAD:
         return figure
     larger = target.value > figure.value and worker.contradicts(figure)
@@ -693,40 +602,3 @@ def _is_still_loaded(log: LogLines, worker: Worker, figures: list[Figure]) -> bo
         and figure.value <= after.value + after.half_unit_bytes + figure.half_unit_bytes
         for figure in figures
     )
-
-
-def _dims(label: str) -> dict[str, int]:
-    return {name.lower(): int(number) for name, number in _DIMENSION.findall(label)}
-
-
-def _short(label: str) -> str | None:
-    """Return TP0 of Worker_TP0, "rank 3" of [rank3]; None for a name that many processes share."""
-    parts = [f"{name}{number}" for name, number in _DIMENSION.findall(label) if name != "RANK"]
-    if parts:
-        return "_".join(part for part in parts if not part.startswith("EP") or len(parts) == 1)
-    rank = _dims(label).get("rank")
-    return None if rank is None else f"rank {rank}"
-
-
-def _is_worker(label: str) -> bool:
-    return "orker" in label or label.startswith("rank_")
-
-
-def _is_generic(label: str) -> bool:
-    """Return True for a name that every worker of a start has."""
-    return _is_worker(label) and _short(label) is None
-
-
-def _is_sibling(prefix: Prefix | None, members: dict[str, Prefix]) -> bool:
-    """Return True for a further data-parallel engine core of a start that has one."""
-    if prefix is None or "EngineCore" not in prefix.label or "dp" not in _dims(prefix.label):
-        return False
-    return prefix.label not in members and any(
-        "EngineCore" in other and "dp" in _dims(other) for other in members
-    )
-
-
-def _anonymous_pids(members: dict[str, Prefix]) -> bool:
-    """Return True where process ids were made alike, as people do before they share a log."""
-    pids = [(one.pid, one.ip) for label, one in members.items() if not _is_generic(label)]
-    return len(pids) > len(set(pids))

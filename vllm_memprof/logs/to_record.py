@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
-from io import BytesIO
+from functools import partial
+from io import BufferedReader
+from itertools import chain
 from math import ceil, inf
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, cast
 
 from vllm_memprof.causes.reader import CauseReader, Words
-from vllm_memprof.engines import row_of_run
+from vllm_memprof.engines import VLLM, row_of_run
 from vllm_memprof.engines.line_format import (
+    ASCEND,
     CAPTURE,
     CUDA,
     GRANT,
@@ -27,45 +30,50 @@ from vllm_memprof.engines.line_format import (
     PLAN,
     PROFILE,
     READY,
-    LogLines,
     PrintedRank,
 )
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.logs.config import BEGINS, OWN_WORDS, WITHIN_CORE, Config
+from vllm_memprof.files import reading
+from vllm_memprof.logs.config import WITHIN_CORE, Config
 from vllm_memprof.logs.figures import Figure, ParsedLine, parse_lines
-from vllm_memprof.logs.formats import OF_ENGINES
-from vllm_memprof.logs.lines import oldest_first, read_chunks, read_lines
+from vllm_memprof.logs.formats import LOGS, words
+from vllm_memprof.logs.lines import CHUNK_BYTES, oldest_first, read_chunks, read_lines
 from vllm_memprof.logs.packed import logs_in
-from vllm_memprof.logs.starts import DOWN, UP, EngineStart, LoggedOom, StartSorter, Worker
+from vllm_memprof.logs.starts import EngineStart, LoggedOom, StartSorter, Worker
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.failures import stage_of
 from vllm_memprof.record.loader import Identity, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
-from vllm_memprof.record.spans import Span
-from vllm_memprof.record.spans import edges as span_edges
+from vllm_memprof.record.spans import AFTER, BEFORE, Span
 from vllm_memprof.text import text
 
-LOOKED_FOR = (
-    '"Available KV cache memory", "Available memory", "model weights take", "Model loading took", '
-    '"Loading model weights took", "KV cache size", "Free memory on device", "out of memory", '
-    '"Graph capturing finished", "Sleep mode freed", torch_memory and non_torch_memory'
-    + "".join(f"; of {row_of_run(log.engine).title} {log.looked_for}" for log in OF_ENGINES)
+LOOKED_FOR = "; of ".join(
+    log.looked_for if name == VLLM.name else f"{row_of_run(log.engine).title} {log.looked_for}"
+    for name, log in LOGS.items()
 )
 STDIN = "-"
 #: An engine prints the size of its KV cache at its start: what serving prints is not read.
 START_UP_BYTES = 32 << 20
 #: What engines print, for the one who looks for failures.
-WORDS = Words(begins=BEGINS, ready=UP, ended=DOWN, speakers=OWN_WORDS)
-#: What may wait for ever or never end, if it were read as a file.
+WORDS = Words(
+    begins=words("begins"),
+    ready=words("ready"),
+    ended=words("ended"),
+    speakers={
+        # vLLM's last: others print its words as well
+        **{log.engine: log.speaks for log in reversed(LOGS.values())},
+        **{name: own for log in LOGS.values() for name, own in log.below.items()},
+    },
+)
+#: What is no text, or may wait for ever or never end, if it were read as a file.
 _NO_FILES = {
+    stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
-#: Cards of npu-smi that a note names.
-_MAX_CARDS = 16
 
 
 class NoMemoryLines(RunRecordError):
@@ -74,13 +82,13 @@ class NoMemoryLines(RunRecordError):
 
 #: (phase, edge, prefix of the figures) of the snapshots that a log may print.
 _SNAPSHOTS = (
-    ("hccl_init", "before", "distributed_before"),
-    ("hccl_init", "after", "distributed_after"),
-    ("profile_run", "before", "profile_before"),
-    ("profile_run", "after", "profile_after"),
-    ("mm_profile", "after", "mm_profile"),
-    ("empty_cache", "before", "profile_end"),
-    ("empty_cache", "after", "profile_after"),
+    ("hccl_init", BEFORE, "distributed_before"),
+    ("hccl_init", AFTER, "distributed_after"),
+    ("profile_run", BEFORE, "profile_before"),
+    ("profile_run", AFTER, "profile_after"),
+    ("mm_profile", AFTER, "mm_profile"),
+    ("empty_cache", BEFORE, "profile_end"),
+    ("empty_cache", AFTER, "profile_after"),
 )
 #: Stage of the last lines before an OOM -> the phase that had come to its end, of those that tell
 #: whether the KV cache was there.
@@ -93,21 +101,18 @@ _LAST_SEEN = {
     READY: "warm_up",
 }
 #: A figure of a start that failed -> why.
-_REFUSED = {
-    **{figure: why for log in OF_ENGINES for figure, why in log.refused.items()},
-    "startup_refused": "less was free than the engine requests",
-    "no_cache_blocks": "the KV cache is too small",
-    "kv_cache_minimum_bytes": "the KV cache is too small",
-    "kv_cache_minimum_tokens": "the KV cache is too small",
+_REFUSED = {figure: why for log in LOGS.values() for figure, why in log.refused.items()}
+#: Field of a snapshot -> what the message of an OOM says of it.
+_OOM_SNAPSHOT = {
+    "device_total_bytes": "device_total_bytes",
+    "device_free_bytes": "free_bytes",
+    "allocated_bytes": "allocated_bytes",
+    "allocated_peak_bytes": "allocated_peak_bytes",
+    "reserved_bytes": "reserved_bytes",
+    "non_torch_bytes": "non_torch_bytes",
 }
-#: What a message of an OOM says, those of a snapshot first.
-_OOM_SNAPSHOT = (
-    *("device_total_bytes", "allocated_bytes", "allocated_peak_bytes", "reserved_bytes"),
-    "non_torch_bytes",
-)
-_OOM_SIZES = (*_OOM_SNAPSHOT, "requested_bytes", "free_bytes", "active_bytes", "process_bytes")
-#: Phases within the profile run.
-_WITHIN_PROFILE_RUN = ("mm_profile", "empty_cache")
+#: Figure that a person noted beside the log, by npu-smi -> what it is.
+_NOTED = {"before": "before the start", "after": "after it", "process": "by the process"}
 
 
 def read_log(path: str) -> list[Run]:
@@ -127,31 +132,28 @@ def read_log(path: str) -> list[Run]:
     name = "standard input" if path == STDIN else Path(path).name
     runs: list[Run] = []
     read, lines = 0, 0
-    with _open(path) as stream:
-        try:
-            for inner, log in logs_in(stream, name):
-                sorter, failures = sorted_lines(log)
-                runs += to_runs(sorter, inner, failures)
-                read, lines = read + 1, lines + sorter.lines
-        except OSError as exc:
-            raise RunRecordError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    with reading(path), _open(path) as stream:
+        for inner, log in logs_in(stream, name):
+            sorter, failures = sorted_lines(log)
+            runs += to_runs(sorter, inner, failures)
+            read, lines = read + 1, lines + sorter.lines
     if not runs:
         where = name if read == 1 else f"any of the {read} files in {name}"
         raise NoMemoryLines(
-            f"no line about memory in {where}; looked for {LOOKED_FOR}"
-            if lines
-            else f"no line about memory in {where}: it is empty",
+            f"no line about memory in {where}"
+            + (f"; looked for {LOOKED_FOR}" if lines else ": it is empty"),
             hint="give the log of the engine's start-up, at level INFO or DEBUG:"
             " later lines hold no figures",
         )
     return runs
 
 
-def sorted_lines(stream: BinaryIO) -> tuple[StartSorter, list[tuple[int, NamedFailure]]]:
+def sorted_lines(
+    pieces: Iterable[bytes],
+) -> tuple[StartSorter, list[tuple[int, NamedFailure]]]:
     """Return the starts of a log, and (line, failure) of those that failed."""
     reader = CauseReader(WORDS)
-
-    chunks, newest_first = oldest_first(read_chunks(stream))
+    chunks, newest_first = oldest_first(read_chunks(pieces))
 
     def watched() -> Iterator[ParsedLine]:
         for line in parse_lines(read_lines(chunks)):
@@ -173,16 +175,16 @@ def read_engine_log(
         failed: whether the run did: then all of it is read, else its first ``START_UP_BYTES``.
 
     Returns:
-        Per data-parallel rank, None where the engine names none, the names of ``KV_PLAN`` that
-        ``logs.formats`` reads: tokens, blocks, max_model_len, max_concurrency. Empty where the
-        file is not there, cannot be read, or prints none. And the first start that failed, or the
-        last one, of a run that did; None where the log has none.
+        Per data-parallel rank, None where the engine names none, the figures that engine cores
+        print: tokens, blocks, max_model_len, max_concurrency. Empty where the file is not there,
+        cannot be read, or prints none. And the first start that failed, or the last one, of a run
+        that did; None where the log has none.
     """
     try:
         with path.open("rb") as stream:
-            sorter, failures = sorted_lines(
-                stream if failed else BytesIO(stream.read(START_UP_BYTES))
-            )
+            first = stream.read(START_UP_BYTES)
+            rest = iter(partial(stream.read, CHUNK_BYTES), b"") if failed else ()
+            sorter, failures = sorted_lines(chain([first], rest))
     except (OSError, RunRecordError):
         return {}, None
     plans = [start.kv_plans for start in sorter.starts if start.kv_plans]
@@ -196,29 +198,17 @@ def read_engine_log(
 
 
 @contextmanager
-def _open(path: str) -> Iterator[BinaryIO]:
-    """Open a log; errors of reading it are not caught here."""
+def _open(path: str) -> Iterator[BufferedReader]:
     if path == STDIN:
-        yield sys.stdin.buffer
+        stdin: BufferedReader = BufferedReader(cast(Any, sys.stdin.buffer))
+        yield stdin
+        stdin.detach()  # which keeps it open
         return
-    try:
-        kind = stat.S_IFMT(Path(path).stat().st_mode)
-        if kind in _NO_FILES and not path.startswith("/dev/fd/"):  # what a shell opened is read
-            hint = "pass the log's text; - reads standard input"
-            raise RunRecordError(f"{path} is {_NO_FILES[kind]}, not a file", hint=hint)
-        stream = open(path, "rb")  # noqa: SIM115 - closed below
-    except IsADirectoryError as exc:
-        hint = "give the log inside it; the report of a run folder comes from memprof report"
-        raise RunRecordError(f"{path} is a folder", hint=hint) from exc
-    except FileNotFoundError as exc:
-        raise RunRecordError(f"there is no file {path}", hint="- reads standard input") from exc
-    except PermissionError as exc:
-        raise RunRecordError(
-            f"no permission to read {path}", hint="read it as its owner, or chmod it"
-        ) from exc
-    except (OSError, ValueError) as exc:
-        raise RunRecordError(f"cannot open {path}: {exc}") from exc
-    with stream:
+    kind = _NO_FILES.get(stat.S_IFMT(Path(path).stat().st_mode))
+    if kind is not None and not path.startswith("/dev/fd/"):  # what a shell opened is read
+        hint = "pass the log's text; - reads standard input"
+        raise RunRecordError(f"{path} is {kind}, not a file", hint)
+    with open(path, "rb") as stream:
         yield stream
 
 
@@ -233,8 +223,8 @@ def to_runs(
         failures: (line, failure), in the order of the log.
     """
     found = [start for start in sorter.starts if start.workers or start.kv_plans]
-    if not found and sorter.smi.cards:
-        found = [EngineStart(Config(engine="vllm-ascend"))]
+    if not found and sorter.smi.chips:
+        found = [EngineStart(Config(engine=ASCEND))]
     if not found and failures:
         found = [EngineStart(sorter.config)]
     runs = []
@@ -247,29 +237,33 @@ def to_runs(
             run.info.status, run.info.exit_reason = "failed", failure.title
         run.info.env.update({variable: values[-1] for variable, values in sorter.exports.items()})
         runs.append(replace(run, failure=failure))
-    if runs:
-        runs[-1].info.notes += _notes_of_the_log(sorter)
-        if sorter.newest_first:
-            runs[0].info.notes.append(
-                text("the log is newest first: its lines are counted from the last one")
-            )
-    if runs and sorter.left_out:
+    if not runs:
+        return []
+    runs[-1].info.notes += sorter.smi.notes()
+    for variable, values in sorter.exports.items():
+        if len(values) > 1:  # a shell keeps the last
+            earlier = ", then ".join(values[:-1])
+            note = f"{variable} is set {len(values)} times: {values[-1]} replaces {earlier}"
+            runs[-1].info.notes.append(note)
+    if sorter.newest_first:
+        runs[0].info.notes.append(
+            text("the log is newest first: its lines are counted from the last one")
+        )
+    if sorter.left_out:
         runs[-1].notes.append(f"{sorter.left_out} more starts in the log were left out")
     return runs
 
 
 def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[str]) -> Run:
-    config = start.config
+    config, log = start.config, start.log
+    # without workers the KV cache's figures alone are known: one worker without figures stands in
+    workers = list(start.workers.values()) or [Worker("")]
     engine, version, notes = _engine(start, spoken)
-    log = start.log
     if start.last_line:
-        lines = (
-            f"lines {start.first_line} to {start.last_line}"
-            if start.last_line > start.first_line
-            else f"line {start.last_line}"
-        )
-        place = f"{name}, {lines}" + (f" (start {number} of {count})" if count > 1 else "")
-        notes = [place, *notes]
+        first, last = start.first_line, start.last_line
+        lines = f"lines {first} to {last}" if last > first else f"line {last}"
+        number_of = f" (start {number} of {count})" if count > 1 else ""
+        notes.insert(0, f"{name}, {lines}{number_of}")
     if start.heading is not None:
         notes.append(
             text(
@@ -277,51 +271,41 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
                 heading=start.heading,
             )
         )
-    if start.repeats:
-        notes.append(
-            text(
-                "it repeats figures of the start before it and holds no other: another worker, "
-                "another start, or a copy"
-            )
-        )
-    if any(worker.label is None for worker in start.workers.values()) and config.world_size > 1:
+    if config.world_size > 1 and any(each.label is None for each in start.workers.values()):
         notes.append(
             text("the log does not name ranks: workers are numbered in the order of their lines")
         )
+    notes += [note for worker in workers for note in _noted_usage(worker)]
+    if log.notes is not None:
+        notes += log.notes(start.drafts, {name for each in workers for name in each.unknown})
     status, reason = _status(start)
-    versions = {"vllm": config.vllm_version, "vllm-ascend": config.ascend_version}
+    versions = {VLLM.name: config.vllm_version, ASCEND: config.ascend_version}
+    eager = config.enforce_eager and "--enforce-eager" not in config.arguments
     info = RunInfo(
         id=name if count == 1 else f"{name}#{number}",
         mode="log",
         model=config.served_model_name or config.model or "unknown",
         command=list(config.command),
-        engine_command=_engine_command(config),
+        engine_command=[*config.arguments, *(["--enforce-eager"] if eager else [])],
         versions={package: release for package, release in versions.items() if release},
         engine=engine,
         engine_version=version,
         device=_device(start, engine),
         status=status,
         exit_reason=reason,
-        notes=notes + [note for worker in start.workers.values() for note in _noted_usage(worker)],
+        notes=notes,
     )
-    # without workers the KV cache's figures alone are known: one worker without figures stands in
-    workers = list(start.workers.values()) or [Worker("")]
     processes = [_worker_process(start, worker, name) for worker in workers]
-    if log is not None:
-        if log.notes is not None:
-            several = {name for worker in workers for name in worker.unknown}
-            info.notes += log.notes(start.drafts, several)
-        if not start.kv_plans and log.pool_tokens is not None:
-            start.kv_plans.update(_pools(start, log.pool_tokens))
-        _complete(start, log, workers, processes)
-    known = [each.identity for each in processes]
-    places = [(who.dp_rank or 0, who.rank is None, who.rank or 0) for who in known]
+    if not start.kv_plans and log.pool_tokens is not None:
+        start.kv_plans.update(_pools(start, log.pool_tokens))
+    _complete(start, workers, processes)
+    # by replica and rank, not by their lines
+    processes.sort(key=lambda each: _place(each.identity))
     return Run(
-        name=info.id,
+        folder=Path(info.id),
         info=info,
         processes=[
-            # by replica and rank, not by their lines
-            *(processes[at] for at in sorted(range(len(places)), key=places.__getitem__)),
+            *processes,
             *(_core_process(dp, plan, config, name) for dp, plan in start.kv_plans.items()),
         ],
         source="log",
@@ -329,10 +313,8 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
     )
 
 
-def _engine_command(config: Config) -> list[str]:
-    """Return the engine's arguments as its own line says them, with what another line adds."""
-    eager = config.enforce_eager and "--enforce-eager" not in config.arguments
-    return [*config.arguments, *(["--enforce-eager"] if eager else [])]
+def _place(who: Identity) -> tuple[int, bool, int]:
+    return who.dp_rank or 0, who.rank is None, who.rank or 0
 
 
 def _equations(start: EngineStart, engine: str | None) -> list[str]:
@@ -343,7 +325,7 @@ def _equations(start: EngineStart, engine: str | None) -> list[str]:
     names = {name for worker in start.workers.values() for name in worker.figures}
     if start.equations or engine is None or "non_kv_cache_bytes" not in names:
         return list(start.equations)
-    if engine == "vllm-ascend":
+    if engine == ASCEND:
         return ["E4"]
     return ["E6" if "consumed_bytes" in names else "E5"]
 
@@ -355,109 +337,69 @@ def _engine(start: EngineStart, spoken: Set[str]) -> tuple[str | None, str | Non
     of vLLM's own it is that of ``spoken``, or not known.
     """
     config = start.config
-    if start.log is not None:
+    if start.log is not LOGS[VLLM.name]:
         return start.log.engine, None, []
-    if "vllm" not in spoken and not any(
-        figure.format.stage != OOM
-        for each in start.workers.values()
-        for figure in each.figures.values()
-    ):
+    if VLLM.name not in spoken and all(figure.format.stage == OOM for figure in _printed(start)):
         return next(iter(sorted(spoken)), None), None, []
     named = config.engine or config.around
-    if "vllm-ascend" in start.engines or (named == "vllm-ascend" and "vllm" not in start.engines):
+    if ASCEND in start.engines or (named == ASCEND and CUDA not in start.engines):
         if config.ascend_version is not None or config.vllm_version is None:
-            return "vllm-ascend", config.ascend_version, []
+            return ASCEND, config.ascend_version, []
         release = config.vllm_version.partition("+")[0].partition(".dev")[0]
         note = f"the version of vllm-ascend is taken to be that of vLLM, {release}"
-        return "vllm-ascend", release, [note]
-    if "vllm" in start.engines or named == "vllm":
-        return "vllm", config.vllm_version, []
+        return ASCEND, release, [note]
+    if CUDA in start.engines or named == CUDA:
+        return CUDA, config.vllm_version, []
     return None, None, []
+
+
+def _printed(start: EngineStart) -> Iterator[Figure]:
+    """Yield the figures of all workers of a start."""
+    return (figure for worker in start.workers.values() for figure in worker.figures.values())
 
 
 def _device(start: EngineStart, engine: str | None) -> str | None:
     """Return the kind of device, of a start whose engine does not tell it by its name."""
     if engine is None:
-        figures = (figure for each in start.workers.values() for figure in each.figures.values())
-        printed = {figure.format.engine for figure in figures}
-        return "cuda" if CUDA in printed else None
+        on_cuda = any(figure.format.engine == CUDA for figure in _printed(start))
+        return "cuda" if on_cuda else None
     given = start.config.given
-    return given.device if start.log is not None and given is not None else None
+    return None if given is None else given.device
 
 
 def _status(start: EngineStart) -> tuple[str, str | None]:
     """Return (status of the run, reason where it failed)."""
-    names = {name for worker in start.workers.values() for name in worker.figures}
+    names = {figure.name for figure in _printed(start)}
     if any(name.startswith("oom_") for name in names):
         return "oom", None
     for figure, why in _REFUSED.items():
         if figure in names:
             return "failed", why
-    granted = [worker.figures.get("kv_cache_bytes") for worker in start.workers.values()]
-    if any(figure is not None and figure.value < 0 for figure in granted):
-        return "failed", "the KV cache is negative"
-    if any(figure is not None and figure.value == 0 for figure in granted):
-        return "failed", "the KV cache is 0"
+    granted = [figure.value for figure in _printed(start) if figure.name == "kv_cache_bytes"]
+    if min(granted, default=1) <= 0:
+        return "failed", f"the KV cache is {'negative' if min(granted) < 0 else 0}"
     if start.broken and not start.finished:
         return "failed", "an engine process failed"
-    complete = start.finished or bool(start.kv_plans) or any(granted)
-    return ("ok" if complete else "truncated"), None
-
-
-def _notes_of_the_log(sorter: StartSorter) -> list[str]:
-    """Return notes that no start owns: npu-smi tables, allocator settings given more than once."""
-    notes = []
-    for card in list(sorter.smi.cards.values())[:_MAX_CARDS]:
-        if card.used_bytes is not None and card.total_bytes is not None:
-            used, total = card.used_bytes >> 20, card.total_bytes >> 20
-            note = f"npu-smi: NPU {card.npu} chip {card.chip} holds {used:,} of {total:,} MiB"
-            if card.processes:
-                held = sum(card.processes.values()) >> 20
-                note += f", {held:,} of them in {len(card.processes)} processes"
-            notes.append(note)
-    for variable, values in sorter.exports.items():
-        if len(values) > 1:  # a shell keeps the last
-            earlier = ", then ".join(values[:-1])
-            notes.append(f"{variable} is set {len(values)} times: {values[-1]} replaces {earlier}")
-    return notes
+    return "ok" if start.finished or start.kv_plans or granted else "truncated", None
 
 
 def _noted_usage(worker: Worker) -> list[str]:
     """Return the npu-smi figures that a person noted beside the log, as a note."""
     mib = {
-        name.removeprefix("npu_smi_").removesuffix("_bytes"): f"{int(figure.value) >> 20:,}"
-        for name, figure in worker.figures.items()
-        if name.startswith("npu_smi_")
+        name: f"{int(figure.value) >> 20:,}"
+        for name in (*_NOTED, "total")
+        if (figure := worker.figures.get(f"npu_smi_{name}_bytes")) is not None
     }
-    texts = {"before": "before the start", "after": "after it", "process": "by the process"}
-    used = [f"{mib[name]} {text}" for name, text in texts.items() if name in mib]
-    if not used:
-        return []
+    used = [f"{mib[name]} {said}" for name, said in _NOTED.items() if name in mib]
     total = f"; the card has {mib['total']}" if "total" in mib else ""
-    return [f"npu-smi: used, MiB: {', '.join(used)}{total}"]
+    return [f"npu-smi: used, MiB: {', '.join(used)}{total}"] if used else []
 
 
 def _worker_process(start: EngineStart, worker: Worker, name: str) -> ProcessRecord:
     config, dims = start.config, worker.dims
-    label = worker.label or _described(start, worker)
     index = (worker.device or "").rpartition(":")[2]
     inner = config.pipeline_parallel_size, config.prefill_context_parallel_size
-    identity = Identity(
-        pid=worker.pid,
-        role="worker",
-        roles=frozenset({"worker"}),
-        rank=_rank(dims, config),
-        dp_rank=dims.get("dp"),
-        pp_rank=dims.get("pp"),
-        tp_rank=dims.get("tp"),
-        ep_rank=dims.get("ep"),
-        device_index=int(index) if index.isdigit() else None,
-        label=label,
-        lines=(worker.first_line, worker.last_line)
-        if worker.label is None and max(config.world_size, len(start.workers)) > 1
-        else None,
-        world_size=config.tensor_parallel_size if inner == (None, None) else config.world_size,
-    )
+    several = max(config.world_size, len(start.workers)) > 1
     figures, half_units = _figures(worker)
     utilization = config.gpu_memory_utilization
     if utilization is not None and _agrees(utilization, worker.figures):
@@ -467,15 +409,32 @@ def _worker_process(start: EngineStart, worker: Worker, name: str) -> ProcessRec
     if "startup_plan_bytes" in figures:  # to the byte; the line that follows rounds it
         figures["kv_cache_memory_bytes_arg"] = figures["startup_plan_bytes"]
         half_units.pop("kv_cache_memory_bytes_arg", None)
-    file = f"{name}:{worker.label or 'worker'}"
-    phases = _phases(worker)
-    found = _process(file, identity, phases=phases, figures=figures, half_units=half_units)
-    return replace(found, sleeps=worker.sleeps)
+    return ProcessRecord(
+        file=f"{name}:{worker.label or 'worker'}",
+        identity=Identity(
+            pid=worker.pid,
+            role="worker",
+            roles=frozenset({"worker"}),
+            rank=_rank(dims, config),
+            dp_rank=dims.get("dp"),
+            pp_rank=dims.get("pp"),
+            tp_rank=dims.get("tp"),
+            ep_rank=dims.get("ep"),
+            device_index=int(index) if index.isdigit() else None,
+            label=worker.label or _described(start, worker),
+            lines=(worker.first_line, worker.last_line)
+            if worker.label is None and several
+            else None,
+            world_size=config.tensor_parallel_size if inner == (None, None) else config.world_size,
+        ),
+        phases=_phases(worker, figures),
+        figures=figures,
+        figures_half_units=half_units,
+        sleeps=worker.sleeps,
+    )
 
 
-def _complete(
-    start: EngineStart, log: LogLines, workers: list[Worker], found: list[ProcessRecord]
-) -> None:
+def _complete(start: EngineStart, workers: list[Worker], found: list[ProcessRecord]) -> None:
     """Add what the engine's equation takes from all ranks that agree on one KV cache.
 
     A start that no line of its own names may have had another set-up than the one before it.
@@ -484,15 +443,15 @@ def _complete(
     groups: dict[int | None, list[PrintedRank]] = {}
     for worker, process in zip(workers, found, strict=True):
         if several and not worker.dims:  # lines of which rank, and of how many, is not known
-            for name in log.figures.keys() & process.figures.keys():
+            for name in start.log.figures.keys() & process.figures.keys():
                 del process.figures[name]
                 process.figures_half_units.pop(name, None)
         place = process.identity.rank if worker.dims.keys() & WITHIN_CORE.keys() else None
         rank = PrintedRank(process.figures, process.figures_half_units, place)
         groups.setdefault(process.identity.dp_rank, []).append(rank)
     for ranks in groups.values():
-        if log.complete is not None:
-            log.complete(ranks, None if start.inferred else start.config.given)
+        if start.log.complete is not None:
+            start.log.complete(ranks, None if start.inferred else start.config.given)
 
 
 def _pools(start: EngineStart, name: str) -> dict[int | None, dict[str, Figure]]:
@@ -524,31 +483,6 @@ def _described(start: EngineStart, worker: Worker) -> str:
     return "the worker" if len(start.workers) <= 1 else "lines without a rank"
 
 
-def _process(
-    file: str,
-    identity: Identity,
-    phases: list[Span] | None = None,
-    figures: dict[str, int | float | None] | None = None,
-    half_units: dict[str, int] | None = None,
-    kv_plan: dict[str, object] | None = None,
-) -> ProcessRecord:
-    return ProcessRecord(
-        file=file,
-        identity=identity,
-        versions={},
-        argv=[],
-        python=None,
-        phases=phases or [],
-        figures=figures or {},
-        kv_plan=kv_plan,
-        hooks={},
-        errors=[],
-        ready_t_ns={},
-        last_t_ns=None,
-        figures_half_units=half_units or {},
-    )
-
-
 def _rank(dims: dict[str, int], config: Config) -> int | None:
     """Return the rank within an engine core, from the places that are known."""
     if "rank" in dims:
@@ -566,22 +500,17 @@ def _rank(dims: dict[str, int], config: Config) -> int | None:
 
 def _figures(worker: Worker) -> tuple[dict[str, int | float | None], dict[str, int]]:
     """Return (figures, half-units) of one worker; reserved at an OOM may be a sum of two."""
-    figures: dict[str, int | float | None] = {
-        name: figure.value for name, figure in worker.figures.items() if name not in worker.unknown
-    }
-    half_units = {
-        name: figure.half_unit_bytes
-        for name, figure in worker.figures.items()
-        if figure.half_unit_bytes and name not in worker.unknown
-    }
+    printed = {name: each for name, each in worker.figures.items() if name not in worker.unknown}
+    figures: dict[str, int | float | None] = {name: each.value for name, each in printed.items()}
+    half_units = {name: half for name, each in printed.items() if (half := each.half_unit_bytes)}
     estimate = _estimate_by_utilizations(worker.figures)
     if estimate is not None and "graph_estimate_bytes" not in figures:
         figures["graph_estimate_bytes"], half_units["graph_estimate_bytes"] = estimate
-    unallocated = worker.figures.get("oom_unallocated_bytes")
-    allocated = worker.figures.get("oom_allocated_bytes")
-    if unallocated is not None and allocated is not None and "oom_reserved_bytes" not in figures:
-        figures["oom_reserved_bytes"] = int(unallocated.value + allocated.value)
-        half_units["oom_reserved_bytes"] = unallocated.half_unit_bytes + allocated.half_unit_bytes
+    parts = [printed.get(f"oom_{name}_bytes") for name in ("unallocated", "allocated")]
+    known = [each for each in parts if each is not None]
+    if len(known) == len(parts) and "oom_reserved_bytes" not in figures:
+        figures["oom_reserved_bytes"] = sum(int(each.value) for each in known)
+        half_units["oom_reserved_bytes"] = sum(each.half_unit_bytes for each in known)
     return figures, half_units
 
 
@@ -594,10 +523,10 @@ def _estimate_by_utilizations(figures: dict[str, Figure]) -> tuple[int, int] | N
     a paste holds several starts: None.
     """
     names = ("gpu_memory_utilization", "equivalent_utilization", "device_total_bytes")
-    known = [figures.get(name) for name in names]
-    if None in known:
+    known = [figures[name] for name in names if name in figures]
+    if len(known) < len(names):
         return None
-    asked, equivalent, total = (figure for figure in known if figure is not None)
+    asked, equivalent, total = known
     if asked.line != equivalent.line or total.format.equation in ("E0", "E0a"):
         return None
     share = asked.value - equivalent.value
@@ -618,96 +547,86 @@ def _core_process(
     dp: int | None, plan: dict[str, Figure], config: Config, name: str
 ) -> ProcessRecord:
     """Return the record of an engine core, which has the KV cache's figures."""
-    values: dict[str, object] = {key: figure.value for key, figure in plan.items()}
-    values.setdefault("max_model_len", config.max_model_len)
-    values.setdefault("block_size", config.block_size)
-    override = values.setdefault("num_gpu_blocks_override", config.num_gpu_blocks_override)
-    if override is not None:
+    values: dict[str, object] = {
+        "kind": "kv_plan",
+        "max_model_len": config.max_model_len,
+        "block_size": config.block_size,
+        "num_gpu_blocks_override": config.num_gpu_blocks_override,
+        **{key: figure.value for key, figure in plan.items()},
+    }
+    if (override := values["num_gpu_blocks_override"]) is not None:
         values.setdefault("blocks", override)
     file = f"{name}:engine core" if dp is None else f"{name}:engine core DP{dp}"
     identity = Identity(role="engine_core", roles=frozenset({"engine_core"}), dp_rank=dp)
-    return _process(file, identity, kv_plan={"kind": "kv_plan", **values})
+    return ProcessRecord(file, identity, kv_plan=values)
 
 
-def _phases(worker: Worker) -> list[Span]:
-    """Return the printed snapshots as phases in the order of a start-up, and the OOM."""
-    edges: dict[str, dict[str, Snapshot]] = {}
-    lines: dict[str, int] = {}
+def _phases(worker: Worker, figures: Mapping[str, int | float | None]) -> list[Span]:
+    """Return the printed snapshots as phases in the order of a start-up, and the OOM.
+
+    The time of a phase is the number of its line.
+    """
+    spans: dict[str, Span] = {}
     with_end = any(name.startswith("profile_end_") for name in worker.figures)
-    for phase, edge, prefix in _SNAPSHOTS:
+    for phase, side, prefix in _SNAPSHOTS:
         if phase == "empty_cache" and not with_end:
             continue
-        fields = ("reserved_bytes", "allocated_peak_bytes", "non_torch_bytes")
         known = {
             field: worker.figures[f"{prefix}_{field}"]
-            for field in fields
+            for field in ("reserved_bytes", "allocated_peak_bytes", "non_torch_bytes")
             if f"{prefix}_{field}" in worker.figures
         }
         initial = worker.figures.get("initial_non_torch_bytes")
         if prefix == "distributed_before" and known and initial is not None:
             known["non_torch_bytes"] = initial
-        if known:
-            values = {field: int(figure.value) for field, figure in known.items()}
-            edges.setdefault(phase, {})[edge] = from_json(Snapshot, {"t_ns": None, **values})
-            lines[phase] = max(figure.line for figure in known.values())
-    spans: list[Span] = []
-    for phase, found in edges.items():
-        parent = None
-        if phase in _WITHIN_PROFILE_RUN:
-            parent = next((span.order for span in spans if span.phase == "profile_run"), None)
-        before, after = found.get("before"), found.get("after")
-        spans.append(_span(phase, len(spans), lines[phase], parent, before, after))
+        if not known:
+            continue
+        outer = None if phase in ("hccl_init", "profile_run") else spans.get("profile_run")
+        parent, depth = (None, 0) if outer is None else (outer.order, 1)
+        line = max(figure.line for figure in known.values())
+        read = from_json(Snapshot, {field: int(figure.value) for field, figure in known.items()})
+        span = spans.get(phase) or Span(phase, len(spans), parent, depth)
+        spans[phase] = replace(
+            span,
+            before=read if side == BEFORE else span.before,
+            after=read if side == AFTER else span.after,
+            end_t_ns=line,
+            detail={"line": line},
+        )
+    found = list(spans.values())
     if worker.oom is not None:
-        spans.append(_oom_span(worker, worker.oom, len(spans)))
-    return spans
+        found.append(_oom_span(worker, worker.oom, figures, len(found)))
+    return found
 
 
-def _span(
-    phase: str,
-    order: int,
-    line: int,
-    parent: int | None = None,
-    before: Snapshot | None = None,
-    after: Snapshot | None = None,
-    detail: Mapping[str, object] | None = None,
+def _oom_span(
+    worker: Worker, oom: LoggedOom, figures: Mapping[str, int | float | None], order: int
 ) -> Span:
-    """Return a phase; its time is the number of its line."""
-    return Span(
-        phase=phase,
-        order=order,
-        id=None,
-        parent=parent,
-        depth=0 if parent is None else 1,
-        hook=None,
-        edges=span_edges(before, after),
-        start_t_ns=None,
-        end_t_ns=line,
-        detail={**(detail or {}), "line": line},
-    )
-
-
-def _oom_span(worker: Worker, oom: LoggedOom, order: int) -> Span:
-    figures, _ = _figures(worker)
-    sizes = {name: figures.get(f"oom_{name}") for name in _OOM_SIZES}
-    lines = [figure.line for name, figure in worker.figures.items() if name.startswith("oom_")]
-    read = {name: sizes[name] for name in _OOM_SNAPSHOT}
-    notes, failed = oom.notes, oom.traceback
-    detail: dict[str, object] = {
-        **sizes,
-        "device": worker.device,
-        "graph_pools_bytes": figures.get("oom_graph_pools_bytes"),
-        "npu_workspace": bool(figures.get("oom_npu_workspace")),
-        "outside_torch": bool(figures.get("oom_outside_torch")),
-        "phase": failed.phase,
-        "last_stage": _LAST_SEEN.get(oom.stage),
-        "failures": oom.failures,
-        "stage": stage_of(reversed(failed.chain)),
-        "site": failed.site,
-        "at_request": notes.at_request,
-        "request_count": notes.request_count,
-        "input": notes.input,
-        "readings": [to_json(each) for each in notes.readings],
+    said = {
+        name.removeprefix("oom_"): value
+        for name, value in figures.items()
+        if name.startswith("oom_")
     }
-    read |= {"t_ns": None, "device_free_bytes": sizes["free_bytes"]}
-    after = from_json(Snapshot, read)
-    return _span("oom", order, min(lines, default=0), after=after, detail=detail)
+    lines = [figure.line for name, figure in worker.figures.items() if name.startswith("oom_")]
+    line = min(lines, default=0)
+    notes, failed = oom.notes, oom.traceback
+    return Span(
+        "oom",
+        order,
+        after=from_json(Snapshot, {field: said.get(name) for field, name in _OOM_SNAPSHOT.items()}),
+        end_t_ns=line,
+        detail={
+            **said,
+            "device": worker.device,
+            "phase": failed.phase,
+            "last_stage": _LAST_SEEN.get(oom.stage),
+            "failures": oom.failures,
+            "stage": stage_of(reversed(failed.chain)),
+            "site": failed.site,
+            "at_request": notes.at_request,
+            "request_count": notes.request_count,
+            "input": notes.input,
+            "readings": to_json(notes.readings),
+            "line": line,
+        },
+    )

@@ -8,38 +8,29 @@ the answer passes all the same, but a value that was not tried may be better.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 TOO_LITTLE, HOLDS, TOO_MUCH = -1, 0, 1
 
-Probe = Callable[[str], int]
 
-
-@dataclass(frozen=True)
-class BisectionResult:
-    """The result of a search."""
-
-    answer: str | None  # the most ambitious value tried that passes; None: none does
-    tried: dict[str, int]  # value -> verdict, in the order of the tries
-    ordered: bool
-
-
-def bisect(values: Sequence[str], probe: Probe) -> BisectionResult:
+def bisect(values: Sequence[str], probe: Callable[[str], int]) -> tuple[str | None, bool]:
     """Find the last value that passes, in about log2 of their number of tries.
 
     The most ambitious value is tried first: where it passes, no other has to be tried. Then the
     border below TOO_MUCH is searched. One more try checks the order: the middle of the widest gap
     above the answer. Where that is not too much, the search goes on from there. Whatever the order,
     it ends with an answer whose next value was tried and does not pass, unless it is the last.
+
+    Returns:
+        The most ambitious value tried that passes, None: none does; and whether the verdicts stand
+        in order.
     """
-    tried: dict[str, int] = {}
+    tried: dict[int, int] = {}  # by index
 
     def verdict(index: int) -> int:
-        value = values[index]
-        if value not in tried:
-            tried[value] = probe(value)
-        return tried[value]
+        if index not in tried:
+            tried[index] = probe(values[index])
+        return tried[index]
 
     def border(low: int, high: int, *above: int) -> int:
         """Return the index below the first with such a verdict, of those between the two."""
@@ -51,46 +42,20 @@ def bisect(values: Sequence[str], probe: Probe) -> BisectionResult:
                 low = middle
         return low
 
-    if values and verdict(len(values) - 1) == TOO_MUCH:
+    def last_passing() -> int | None:
+        return max((i for i, found in tried.items() if found == HOLDS), default=None)
+
+    if verdict(len(values) - 1) == TOO_MUCH:
         low = border(-1, len(values) - 1, TOO_MUCH)
-        indices = [i for i in range(low + 1, len(values)) if values[i] in tried]
-        gaps = ((right - left, left) for left, right in itertools.pairwise(indices))
+        above = [i for i in sorted(tried) if i > low]
+        gaps = ((right - left, left) for left, right in itertools.pairwise(above))
         width, start = max(gaps, default=(0, 0))
         middle = start + width // 2
         if width > 1 and verdict(middle) != TOO_MUCH:
             border(middle, start + width, TOO_MUCH)
-    best = _last(values, tried)
+    best = last_passing()
     if best is not None:
-        after = next((i for i in range(best + 1, len(values)) if values[i] in tried), best)
-        border(best, after, TOO_LITTLE, TOO_MUCH)
-        best = _last(values, tried)
-    verdicts = [tried[value] for value in values if value in tried]
-    return BisectionResult(
-        None if best is None else values[best], tried, ordered=verdicts == sorted(verdicts)
-    )
-
-
-def _last(values: Sequence[str], tried: Mapping[str, int]) -> int | None:
-    """Return the index of the last value that was tried and passes."""
-    passing = (i for i, value in enumerate(values) if tried.get(value) == HOLDS)
-    return max(passing, default=None)
-
-
-def from_the_least(values: Sequence[str], probe: Probe) -> BisectionResult:
-    """Find the first of few values that passes, whatever their order of verdicts.
-
-    Values stand in the order of their cost, the least first; each before the answer is tried.
-    """
-    tried: dict[str, int] = {}
-    for value in values:
-        tried[value] = probe(value)
-        if tried[value] == HOLDS:
-            return BisectionResult(value, tried, ordered=True)
-    return BisectionResult(None, tried, ordered=True)
-
-
-def each(values: Sequence[str], probe: Probe) -> BisectionResult:
-    """Try every value, and find the first that passes."""
-    tried = {value: probe(value) for value in values}
-    answer = next((value for value, found in tried.items() if found == HOLDS), None)
-    return BisectionResult(answer, tried, ordered=True)
+        border(best, min((i for i in tried if i > best), default=best), TOO_LITTLE, TOO_MUCH)
+        best = last_passing()
+    verdicts = [tried[i] for i in sorted(tried)]
+    return None if best is None else values[best], verdicts == sorted(verdicts)

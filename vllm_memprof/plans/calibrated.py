@@ -3,33 +3,67 @@
 First the hardware run's own command is planned on the simulated device; what differs outside torch
 corrects constants of the device profile (``corrections``). Then the plan as asked is made with the
 profile as it is, and with the corrected one, which is an ordinary profile in the folder.
+
+Bytes are integers, None is unknown. The keys of its JSON are read by programs
+(``memprof.calibrated/2``).
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import ClassVar
 
-from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.files import write_atomically
-from vllm_memprof.plans.calibrated_rows import Calibrated
-from vllm_memprof.plans.corrections import ComparedRank, Corrected, correct, figures_of
+from vllm_memprof.plans.corrections import ComparedRank, Corrections, ProfileCorrection
 from vllm_memprof.plans.device_facts import DECIDING
-from vllm_memprof.plans.hardware import Hardware, counted_of, is_same, own_plan, unlike
+from vllm_memprof.plans.hardware import (
+    Hardware,
+    HardwareSource,
+    compared,
+    is_same,
+    own_plan,
+    unlike,
+)
 from vllm_memprof.plans.request import Plan
-from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.plans.rows import Answer, PlanRow
 from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
+from vllm_memprof.record.codec import computed
 from vllm_memprof.sim.calibrate import render
 from vllm_memprof.sim.profiles import DeviceProfile, find_profile, load_profile
 from vllm_memprof.text import text
+from vllm_memprof.units import minus
 
-PROFILE_FILE = "calibrated.toml"
-#: Names of the plans: value of ``plan`` in their rows.
-NAMES = ("own", "without", "with")
+
+@dataclass(frozen=True)
+class Calibrated(Answer):
+    """A plan as the profile has its device, and with corrections from a run on hardware."""
+
+    model: str
+    source: HardwareSource
+    stack: str | None  # that the hardware's own command was planned on; None: it was not
+    own: PlanRow | None  # that plan
+    corrections: list[ProfileCorrection]
+    profile: str  # the corrected profile, relative to the folder
+    #: The plan is that of the hardware run itself: agreement is by construction.
+    same_command: bool
+    without: PlanRow
+    corrected: PlanRow
+    SCHEMA: ClassVar[str] = "memprof.calibrated/2"
+
+    @property
+    @computed
+    def kv_cache_change_bytes(self) -> int | None:
+        """What the corrections make of the KV cache."""
+        return minus(self.corrected.kv_cache_bytes, self.without.kv_cache_bytes)
+
+    @property
+    @computed
+    def headroom_change_bytes(self) -> int | None:
+        """What the corrections make of the headroom at the serving peak."""
+        return minus(self.corrected.headroom_bytes, self.without.headroom_bytes)
 
 
 @dataclass
@@ -39,7 +73,6 @@ class CalibratedJob:
     plan: Plan  # on a simulated device
     hardware: Hardware
     profile: DeviceProfile  # of the plan
-    command: list[str]  # as typed, secrets redacted
 
 
 def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
@@ -49,50 +82,56 @@ def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
         RunRecordError: the hardware run tells nothing that can be compared.
         Interrupted: by a signal; plans that are made are kept in the store.
     """
-    started_s = time.monotonic()
-    hardware = job.hardware
-    own, told = own_plan(hardware, job.plan)
-    notes = [*hardware.notes, *told, *unlike(hardware, own, job.plan)]
+    hardware, asked, base = job.hardware, job.plan, job.profile
+    own, told = own_plan(hardware, asked)
+    notes = [*hardware.notes, *told, *unlike(hardware, own, asked)]
     row, simulated = None, ComparedRank({})
     (runner.folder / PLANS_DIR).mkdir(parents=True, exist_ok=True)
 
-    def made(plan: Plan, place: int, environ: Mapping[str, str] | None = None) -> PlanRow:
-        plan = replace(plan, values={"plan": NAMES[place]})
-        return runner.make_one(place, plan, f"{place + 1}-{NAMES[place]}", environ)
+    def made(
+        place: int, name: str, plan: Plan, environ: Mapping[str, str] | None = None
+    ) -> PlanRow:
+        plan = replace(plan, values={"plan": name})
+        return runner.make_one(place, plan, f"{place}-{name}", environ)
 
     if own is not None:
         environ = None
         if hardware.env is not None:  # with its variables in the place of this process's own
-            environ = {name: os.environ[name] for name in os.environ if not _decides(name)}
-            environ |= {name: hardware.env[name] for name in hardware.env if _decides(name)}
-        row = made(own, 0, environ)
+            environ = {
+                name: value
+                for variables, its_own in ((os.environ, False), (hardware.env, True))
+                for name, value in variables.items()
+                if name.startswith(DECIDING) is its_own
+            }
+        row = made(1, "own", own, environ)
         report = runner.report(row) if row.ok else None
-        if report is not None and report.ranks:
-            simulated = _simulated_side(report, hardware.rank)
-        if not simulated.told:
+        if report is not None and report.ranks:  # the same rank, else the first planned
+            like = (each for each in report.ranks if each.rank == hardware.rank.rank)
+            simulated = compared(report, next(like, report.ranks[0]))
+        else:
             reason = row.reason or row.status
             notes.append(text("its command cannot be planned: {reason}", reason=reason))
-    # a request that a log does not print is that of the same plan
-    requested = None if row is None else row.requested_bytes
-    compared = ComparedRank(
-        figures_of(hardware.rank, simulated=False, requested_bytes=requested),
-        hardware.rank.budget.equation,
-        hardware.counted,
-        release=hardware.report.run.engine_version,
-    )
-    corrected = correct(compared, simulated, job.profile)
-    if all(each.difference_bytes is None for each in corrected.rows):
+    found = Corrections(compared(hardware.report, hardware.rank), simulated, base)
+    if all(each.difference_bytes is None for each in found.rows):
+        reasons = [f"{each.owner}: {each.reason}" for each in found.rows]
         raise RunRecordError(
-            f"nothing of {hardware.name} can be compared: "
-            + "; ".join([*(f"{each.owner}: {each.reason}" for each in corrected.rows), *notes]),
+            f"nothing of {hardware.source.name} can be compared: {'; '.join([*reasons, *notes])}",
             "memprof explain shows what a log tells; a log with its command can be planned",
         )
-    path = runner.folder / PROFILE_FILE
-    write_profile(job, corrected, path)
-    without = made(job.plan, 1)
-    changed = replace(job.plan, own={**job.plan.own, "device": f"sim:{path}"})
-    with_it = made(changed, 2)
-    same = is_same(own, job.plan)
+    path, source = runner.folder / "calibrated.toml", hardware.source
+    content = render(
+        found.calibration(),
+        base.name,
+        find_profile(asked.device.profile or base.name).read_text(encoding="utf-8"),
+        f"{base.name}-calibrated",
+        f"{source.name}: {source.model}, {source.engine} {source.engine_version or ''}".strip(),
+        "memprof calibrate",
+    )
+    write_atomically(path, content)
+    load_profile(str(path))  # what was written can be read
+    without = made(2, "without", asked)
+    changed = replace(asked, own={**asked.own, "device": f"sim:{path}"})
+    same = is_same(own, asked)
     if same:
         notes.append(
             text(
@@ -100,53 +139,21 @@ def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
                 "construction, and no evidence"
             )
         )
-    if not corrected.any:
-        notes.append(text("nothing was corrected: both answers are one"))
-    else:
+    if any(each.constants for each in found.rows):
         notes.append(
             text("corrections are estimates for any other command than that of the hardware run")
         )
+    else:
+        notes.append(text("nothing was corrected: both answers are one"))
     return Calibrated(
-        model=job.plan.model,
-        command=job.command,
-        source=hardware.source,
+        model=asked.model,
+        source=source,
         stack=None if own is None else own.own["stack"],
         own=row,
-        corrections=corrected.rows,
-        profile=PROFILE_FILE,
+        corrections=found.rows,
+        profile=path.name,
         same_command=same,
         without=without,
-        corrected=with_it,
-        seconds=round(time.monotonic() - started_s, 1),
+        corrected=made(3, "with", changed),
         notes=notes,
-    )
-
-
-def write_profile(job: CalibratedJob, corrected: Corrected, path: Path) -> None:
-    """Write the corrected profile; a changed constant names the figure that changed it."""
-    base = find_profile(job.plan.device.profile or job.profile.name)
-    source = job.hardware.source
-    run = f"{source.name}: {source.model}, {source.engine} {source.engine_version or ''}".strip()
-    name = f"{job.profile.name}-calibrated"
-    content = render(
-        corrected.calibration, job.profile.name, base.read_text(encoding="utf-8"), name, run,
-        "memprof calibrate",
-    )  # fmt: skip
-    write_atomically(path, content)
-    load_profile(str(path))  # what was written can be read
-
-
-def _decides(name: str) -> bool:
-    return name.startswith(DECIDING)
-
-
-def _simulated_side(report: Report, like: RankReport) -> ComparedRank:
-    """Return the simulated side: the rank of the hardware's number, else the first planned."""
-    rank = next((each for each in report.ranks if each.rank == like.rank), report.ranks[0])
-    return ComparedRank(
-        figures_of(rank, report.run.simulated, None),
-        rank.budget.equation,
-        counted_of(report),
-        sum(span.phase == "communicator" and span.error is None for span in rank.phases),
-        report.run.engine_version,
     )

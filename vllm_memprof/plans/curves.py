@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+
 from vllm_memprof.document import Curve, CurveFigure, CurveLine, Curves, Marks
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
 from vllm_memprof.text import join, text
@@ -35,42 +38,33 @@ def curves(sweep: Sweep) -> Curves:
 
 def _curve(sweep: Sweep, knob: Knob) -> Curve:
     places = _places(knob.values)
-    others = [
-        other.name for other in sweep.knobs if other.name != knob.name and len(other.values) > 1
-    ]
+    others = [each.name for each in sweep.knobs if each is not knob and len(each.values) > 1]
     groups: dict[str, list[PlanRow]] = {}
-    for row in sweep.rows:
+    failed = Marks([], [])
+    for row in sorted(sweep.rows, key=lambda row: places[row.values[knob.name]]):
         name = ", ".join(f"{other} {row.values.get(other, '-')}" for other in others)
-        groups.setdefault(name, []).append(row)
-    lines, failed = [], Marks([], [])
-    for name, rows in groups.items():
-        rows = sorted(rows, key=lambda row: places[row.values[knob.name]])
-        lines.append(
-            CurveLine(
-                name=name or sweep.model,
-                places=[places[row.values[knob.name]] for row in rows],
-                values=[row.values[knob.name] for row in rows],
-                figures={
-                    f.name: [getattr(row, f.name) if row.ok else None for row in rows]
-                    for f in FIGURES
-                },
-            )
-        )
-        for row in (row for row in rows if not row.ok):
+        groups.setdefault(name or sweep.model, []).append(row)
+        if not row.ok:
             failed.places.append(places[row.values[knob.name]])
-            failed.texts.append(
-                f"{knob.name} {row.values[knob.name]}{', ' + name if name else ''}: {row.reason}"
-            )
-    parts = [text("one line")]
+            failed.texts.append(f"{row.title}: {row.reason}")
+    lines = []
+    for name, rows in groups.items():
+        values = [row.values[knob.name] for row in rows]
+        figures = {
+            figure.name: [getattr(row, figure.name) if row.ok else None for row in rows]
+            for figure in FIGURES
+        }
+        lines.append(CurveLine(name, [places[value] for value in values], values, figures))
+    parts: list[str] = []
     if others:
-        parts = [
+        parts.append(
             text(
                 "{count} lines, one for each combination of {options}; lines that agree cover each "
                 "other",
                 count=len(lines),
                 options=", ".join(others),
             )
-        ]
+        )
     named = len(lines) <= MOST_NAMED
     if not named:
         parts.append(text("no legend for so many: a point says its plan when it is pointed at"))
@@ -85,14 +79,9 @@ def _curve(sweep: Sweep, knob: Knob) -> Curve:
 
 def _places(values: list[str]) -> dict[str, float]:
     """Return where values stand: numbers as they are, names one after the other in their order."""
-    try:
-        numbers = {value: float(value) for value in values}
-    except ValueError:
-        numbers = {}
-    if (
-        not numbers
-        or len(set(numbers.values())) < len(values)
-        or any(abs(n) == float("inf") for n in numbers.values())
-    ):
-        return {value: float(place) for place, value in enumerate(values)}
-    return numbers
+    numbers: list[float] = []
+    with contextlib.suppress(ValueError):
+        numbers = [float(value) for value in values]
+    if len({*filter(math.isfinite, numbers)}) < len(values):
+        numbers = [float(place) for place in range(len(values))]
+    return dict(zip(values, numbers, strict=True))

@@ -13,59 +13,68 @@ from vllm_memprof.accounting.budget.decomposition import granted_bytes
 from vllm_memprof.accounting.budget.equations import select
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.engines import VLLM
-from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
+from vllm_memprof.errors import MemprofError, RunRecordError
 from vllm_memprof.options import devices_of, normal_form
-from vllm_memprof.plans.calibrated_rows import HardwareSource
-from vllm_memprof.plans.corrections import figures_of, holds_context
+from vllm_memprof.plans.corrections import ComparedRank, figures_of, holds_context
 from vllm_memprof.plans.device_facts import best_rank, facts_of, profile_of_soc
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.store import model_config
-from vllm_memprof.sim.calibrate import Calibration, calibrate
+from vllm_memprof.sim.calibrate import calibrate
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.profiles import DeviceProfile, list_profiles
 from vllm_memprof.sim.runtime import stack_state
-from vllm_memprof.sim.stacks import default_prefix, list_stacks, load_stack
+from vllm_memprof.sim.stacks import Stack, default_prefix, list_stacks, load_stack
 from vllm_memprof.text import text
+from vllm_memprof.units import format_gib
 
-#: Figures of `corrections.figures_of` that say something of memory outside torch.
-_USABLE = ("context", "non_torch", "used_by_device", "rest", "cleared", "graph")
 #: Totals of two devices of one type lie nearer than this, bytes: a log prints 0.01 GiB.
 _SAME_TOTAL = 16 << 20
+
+
+@dataclass(frozen=True)
+class HardwareSource:
+    """The run or log that corrects, as far as it says."""
+
+    name: str  # run folder, report or log, with the number of its start
+    model: str
+    engine: str | None
+    engine_version: str | None
+    device: str | None
+    devices: int | None  # by its arguments; None: they are not known
+    rank: str  # whose figures were taken
 
 
 @dataclass(frozen=True)
 class Hardware:
     """A run or log on hardware."""
 
-    name: str  # as the user named it
+    source: HardwareSource
     report: Report
     rank: RankReport  # whose figures correct
     arguments: list[str] | None  # of the engine; None: not known
     #: Variables that its figures depend on; None: a log, which prints none of them.
     env: dict[str, str] | None
-    counted: Calibration | None  # what the runtime's counters tell
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def devices(self) -> int | None:
-        return None if self.arguments is None else devices_of(self.arguments, VLLM.devices)
 
-    @property
-    def source(self) -> HardwareSource:
-        """Return it as reports name it."""
-        run = self.report.run
-        return HardwareSource(
-            name=self.name,
-            kind=run.source,
-            model=run.model,
-            engine=run.engine,
-            engine_version=run.engine_version,
-            device=run.device,
-            arguments=self.arguments or [],
-            devices=self.devices,
-            rank=self.rank.label,
-            equation=self.rank.budget.equation,
-        )
+def compared(report: Report, rank: RankReport) -> ComparedRank:
+    """Return one side of the comparison: a rank of a run on hardware, or of a plan."""
+    try:
+        counted = calibrate(facts_of(best_rank(report), report.run.env))
+    except RunRecordError:
+        counted = None
+    return ComparedRank(
+        figures_of(rank),
+        rank.budget.equation,
+        counted,
+        sum(span.phase == "communicator" and span.error is None for span in rank.phases),
+        minor(report.run.engine_version),
+    )
+
+
+def minor(version: str | None) -> str | None:
+    """Return a release as major and minor number."""
+    return None if version is None else ".".join(version.split(".")[:2])
 
 
 def hardware_of(
@@ -94,16 +103,19 @@ def hardware_of(
             "give a run or a log of vllm-ascend on an NPU",
         )
     _require_type(name, report, profile)
-    ranks = [rank for rank in report.ranks if _usable(rank)]
-    if not ranks:
+
+    def told(rank: RankReport) -> tuple[int, int]:
+        return len(figures_of(rank)), granted_bytes(rank) or 0
+
+    # in releases that leave other ranks' contexts on a device, the rank with most has fewest
+    rank = max(report.ranks, key=told, default=None)
+    if rank is None or not told(rank)[0]:
         raise RunRecordError(
             f"{name} tells no figure of memory outside torch: neither what is free at the start, "
-            "nor the non-torch increase, nor a KV cache with its weights, nor captured graphs",
+            "nor the non-torch increase, nor captured graphs",
             "memprof explain shows the figures that a log has; VLLM_LOGGING_LEVEL=DEBUG prints "
             "most of them",
         )
-    # in releases that leave other ranks' contexts on a device, the rank with most has fewest
-    rank = max(ranks, key=lambda each: (len(_usable(each)), granted_bytes(each) or 0))
     notes: list[str] = []
     if arguments is None:
         notes.append(text("{name} does not tell its command", name=name))
@@ -111,31 +123,18 @@ def hardware_of(
         notes.append(
             text("a log prints no variables: HCCL_BUFFSIZE and others are taken as they are here")
         )
-    total = rank.device_total_bytes
-    if total is not None and not _is_total_of(profile, total):
-        notes.append(
-            text(
-                "its device has {total:gib} GiB, the profile {own:gib} GiB",
-                total=total,
-                own=profile.device.total_bytes,
-            )
-        )
-    env = None if env is None else dict(env)
-    arguments = None if arguments is None else list(arguments)
-    return Hardware(name, report, rank, arguments, env, counted_of(report), notes)
-
-
-def _usable(rank: RankReport) -> list[str]:
-    told = figures_of(rank, simulated=False, requested_bytes=None)
-    return [name for name in _USABLE if name in told]
-
-
-def counted_of(report: Report) -> Calibration | None:
-    """Return what the runtime's counters of a run tell; None: it has no readings of them."""
-    try:
-        return calibrate(facts_of(best_rank(report), report.run.env))
-    except RunRecordError:
-        return None
+    devices = None if arguments is None else devices_of(arguments, VLLM.devices)
+    source = HardwareSource(
+        name, run.model, run.engine, run.engine_version, run.device, devices, rank.label
+    )
+    return Hardware(
+        source,
+        report,
+        rank,
+        None if arguments is None else [*arguments],
+        None if env is None else {**env},
+        notes,
+    )
 
 
 def _require_type(name: str, report: Report, profile: DeviceProfile) -> None:
@@ -144,26 +143,19 @@ def _require_type(name: str, report: Report, profile: DeviceProfile) -> None:
     Raises:
         RunRecordError: with the profile to use.
     """
-    bases = {each.device.soc_name: each for each in list_profiles()}
-    own = bases.get(profile.device.soc_name)
-    soc = profile_of_soc(report.run.device)
-    if soc is not None and own is not None and soc != own.name:
-        raise RunRecordError(
-            f"{name} ran on {report.run.device}, which is no {own.name}", f"--device sim:{soc}"
-        )
     total = next((rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), 0)
-    if soc is not None or own is None or not total:
-        return
-    alike = [each for each in bases.values() if _is_total_of(each, total)]
-    if alike and own not in alike and not _is_total_of(profile, total):
+    soc, where = profile_of_soc(report.run.device), report.run.device
+    profiles = [*list_profiles(), profile]
+    if soc is not None:
+        alike = [each for each in profiles if each.name == soc]
+    else:
+        alike = [each for each in profiles if abs(total - each.device.total_bytes) <= _SAME_TOTAL]
+        where = f"a device with {format_gib(total)} GiB"
+    if alike and profile.device.soc_name not in {each.device.soc_name for each in alike}:
         raise RunRecordError(
-            f"{name} is of a device with {total / 2**30:.2f} GiB: {alike[0].title}, no {own.title}",
+            f"{name} ran on {where}: {alike[0].title}, no {profile.title}",
             f"--device sim:{alike[0].name}",
         )
-
-
-def _is_total_of(profile: DeviceProfile, total: int) -> bool:
-    return abs(total - profile.device.total_bytes) <= _SAME_TOTAL
 
 
 def own_plan(hardware: Hardware, asked: Plan) -> tuple[Plan | None, list[str]]:
@@ -172,9 +164,9 @@ def own_plan(hardware: Hardware, asked: Plan) -> tuple[Plan | None, list[str]]:
     Returns:
         The plan, None where it cannot be planned; and notes, the reason among them.
     """
-    stack, notes = _stack_of(hardware, asked)
     if hardware.arguments is None:
-        return None, notes
+        return None, []
+    stack, notes = _stack_of(hardware, asked)
     try:
         model = _model_of(hardware, asked)
     except MemprofError as error:
@@ -188,41 +180,34 @@ def own_plan(hardware: Hardware, asked: Plan) -> tuple[Plan | None, list[str]]:
         number = 1 if crowded and len(hardware.report.ranks) > 1 else 0
     if number:
         own["rank"] = str(number)
-    plan = replace(asked, model=model, engine_args=hardware.arguments, own=own, values={})
-    return plan, notes
+    return replace(asked, model=model, engine_args=hardware.arguments, own=own, values={}), notes
 
 
 def _stack_of(hardware: Hardware, asked: Plan) -> tuple[str, list[str]]:
     """Return the stack for the hardware's release: the same one, else one with its equation."""
     wanted = load_stack(asked.own.get("stack"))
-    version, equation = hardware.report.run.engine_version, hardware.rank.budget.equation
+    version, equation = hardware.source.engine_version, hardware.rank.budget.equation
+
+    def like(stack: Stack) -> tuple[bool, bool, bool]:
+        row, _ = select(stack.engine, stack.engine_version)
+        same = minor(stack.engine_version) == minor(version)
+        return same, row is not None and row.id == equation, stack.name == wanted.name
+
     ready = [
         stack
-        for stack in [wanted, *(each for each in list_stacks() if each.name != wanted.name)]
+        for stack in list_stacks()
         if stack.engine == wanted.engine
         and stack_state(stack, default_prefix(stack.name)) == "ready"
     ]
-    release = (version or "").split(".")[:2]
-    for stack in ready:
-        if version and stack.engine_version.split(".")[:2] == release:
-            return stack.name, []
-    known = version or text("not known")
-    for stack in ready:
-        row, _ = select(stack.engine, stack.engine_version)
-        if equation is not None and row is not None and row.id == equation:
-            note = text(
-                "its release is {version}; its command is planned on {stack}, whose equation is "
-                "the same",
-                version=known,
-                stack=stack.name,
-            )
-            return stack.name, [note]
+    best = max(ready, key=like, default=wanted)
+    if like(best)[0]:
+        return best.name, []
     note = text(
         "its release is {version}; its command is planned on {stack}",
-        version=known,
-        stack=wanted.name,
+        version=version or text("not known"),
+        stack=best.name,
     )
-    return wanted.name, [note]
+    return best.name, [note]
 
 
 def _model_of(hardware: Hardware, asked: Plan) -> str:
@@ -233,42 +218,33 @@ def _model_of(hardware: Hardware, asked: Plan) -> str:
     Raises:
         MemprofError: it is not at hand.
     """
-    name = hardware.report.run.model.rstrip("/")
-    parts = [part for part in name.split("/") if part]
-    if parts[-1:] == [part for part in asked.model.rstrip("/").split("/") if part][-1:]:
+    parts = hardware.source.model.rstrip("/").split("/")
+    if parts[-1] == asked.model.rstrip("/").split("/")[-1]:
         return asked.model
-    names = [name] if not name.startswith("/") else []
-    names += ["/".join(parts[-2:])] if len(parts) > 2 or name.startswith("/") else []
-    failed: MemprofError = UsageError(f"no model {name}")
-    for each in names:
-        try:
-            resolve_model(each, hardware.arguments or [])
-        except MemprofError as error:
-            failed = error
-            continue
-        return each
-    raise failed
+    name = "/".join(parts if len(parts) < 3 else parts[-2:])
+    resolve_model(name, hardware.arguments or [])
+    return name
 
 
 def unlike(hardware: Hardware, own: Plan | None, asked: Plan) -> list[str]:
     """Return what makes the hardware run another kind of run than the plan, a sentence each."""
     notes: list[str] = []
-    if hardware.devices is not None and hardware.devices != asked.devices:
+    devices = hardware.source.devices
+    if devices is not None and devices != asked.devices:
         notes.append(
             text(
                 "it ran on {devices} devices, the plan on {planned}: communicators differ in size "
                 "and number",
-                devices=hardware.devices,
+                devices=devices,
                 planned=asked.devices,
             )
         )
-    if own is None:
-        return notes
     kinds = [
         (model_config(plan.model, plan.engine_args) or {}).get("model_type")
         for plan in (own, asked)
+        if plan is not None
     ]
-    if None not in kinds and kinds[0] != kinds[1]:
+    if None not in kinds and len({*kinds}) > 1:
         notes.append(
             text(
                 "it is of another family of models, {own}; the plan is of {asked}: with published "

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from functools import partial
+from typing import NamedTuple
 
 from vllm_memprof.errors import UsageError
 from vllm_memprof.options import long_name, value_of
 from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH
-from vllm_memprof.plans.wants import Miss
+from vllm_memprof.plans.rows import Miss
 from vllm_memprof.text import text
 
 #: Sizes of tensor parallelism that are tried unless --between says otherwise.
 MOST_DEVICES = 64
 DEVICES = "devices"
-#: Types of a KV cache's elements, most bytes per element first; the bytes of each. "auto" is that
-#: of the model. Those of one accelerator or one model alone are left out.
+#: Types of a KV cache's elements, most bytes per element first. "auto" is that of the model. Those
+#: of one accelerator or one model alone are left out.
 #: (vllm 0.23.0, vllm/config/cache.py::CacheDType; a release without one of them refuses it)
 KV_DTYPES = (
-    ("auto", 2),
-    ("bfloat16", 2),
-    ("float16", 2),
-    ("fp8", 1),
-    ("fp8_e4m3", 1),
-    ("fp8_e5m2", 1),
-    ("fp8_per_token_head", 1),
-    ("int8_per_token_head", 1),
-    ("nvfp4", 0.5),
+    "auto",
+    "bfloat16",
+    "float16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_per_token_head",
+    "int8_per_token_head",
+    "nvfp4",
 )
-#: Values of one search beyond this number are refused.
-_MOST_VALUES = 1_000_000
 #: ``config.json`` of a model; None where only the engine knows it.
 ModelConfig = Mapping[str, object] | None
-_RANGE = re.compile(r"(-?[0-9.]+)\s*:\s*(-?[0-9.]+)")
+_NUMBER = r"-?\d+(?:\.\d+)?"
 _NAME = re.compile(r"[a-z][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?")
 
 #: How the values of a knob are searched: by bisection; from the first on until one passes; each of
@@ -43,23 +43,19 @@ BISECT, UNTIL_ONE, EACH = "bisect", "until one", "each"
 SMALLEST, LARGEST = "smallest", "largest"
 
 
-@dataclass(frozen=True)
-class SearchRequest:
+class SearchRequest(NamedTuple):
     """What the values of a search are made of, None where it was not given."""
 
-    config: ModelConfig = None
     low: Decimal | None = None
     high: Decimal | None = None
     step: Decimal | None = None
+    config: ModelConfig = None
 
 
-@dataclass(frozen=True)
-class SearchRange:
-    """The values of one search in the order of ambition, the most ambitious last."""
+class SearchRange(NamedTuple):
+    """The values of one search from the lowest on, and what lies between them, in words."""
 
     values: list[str]
-    low: str
-    high: str
     step: str
 
 
@@ -68,12 +64,11 @@ class FitKnob:
     """One option that can be searched for."""
 
     name: str  # devices, or the option; behind a dot the key of a JSON value
-    goal: str  # smallest | largest
     #: Kinds of misses that a larger value mends; None: which way a miss points is not known, a more
     #: modest value is tried.
     larger_mends: tuple[str, ...] | None
-    #: The values to try, in the order of a goal "largest" where it is bisected.
-    space: Callable[[SearchRequest], SearchRange]
+    space: Callable[[SearchRequest], SearchRange]  # the values to try
+    goal: str = LARGEST
     search: str = BISECT
     needless_with: str | None = None  # an option that leaves nothing to search for
 
@@ -82,7 +77,7 @@ class FitKnob:
         """The option of the engine."""
         return "--tensor-parallel-size" if self.name == DEVICES else f"--{self.name}"
 
-    def verdict(self, missing: list[Miss]) -> int:
+    def verdict(self, missing: Sequence[Miss]) -> int:
         """Return the verdict on a value, from what its plan lacks."""
         if not missing:
             return HOLDS
@@ -91,127 +86,71 @@ class FitKnob:
         too_small = all(miss.kind in self.larger_mends for miss in missing)
         return TOO_LITTLE if too_small is (self.goal == LARGEST) else TOO_MUCH
 
-    def values(self, asked: SearchRequest) -> SearchRange:
-        """Return the values to try, by their ambition.
 
-        Raises:
-            UsageError: a range or a step that this option does not have.
-        """
-        space = self.space(asked)
-        if self.search == BISECT and self.goal == SMALLEST:
-            return replace(space, values=space.values[::-1])
-        return space
-
-
-def parse_range(text: str | None) -> tuple[Decimal | None, Decimal | None]:
-    """Return (low, high) of ``LOW:HIGH``.
+def search_request(between: str | None, step: str | None) -> SearchRequest:
+    """Return what ``--between LOW:HIGH`` and ``--step`` ask for.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: they are something else.
     """
-    if text is None:
-        return None, None
-    match = _RANGE.fullmatch(text.strip())
-    low, high = (_number(part) for part in match.groups()) if match else (None, None)
-    if low is None or high is None or low > high:
-        raise UsageError(
-            f"--between {text!r} is not a range", hint="LOW:HIGH, e.g. --between 1024:65536"
-        )
-    return low, high
+    low, high, each = None, None, None
+    if between is not None:
+        match = re.fullmatch(rf"\s*({_NUMBER})\s*:\s*({_NUMBER})\s*", between)
+        low, high = map(Decimal, match.groups() if match else ("1", "0"))
+        if low > high:
+            hint = "LOW:HIGH, e.g. --between 1024:65536"
+            raise UsageError(f"--between {between!r} is not a range", hint)
+    if step is not None:
+        each = Decimal(step if re.fullmatch(_NUMBER, step) else 0)
+        if each <= 0:
+            raise UsageError(f"--step: {step!r} is not a number above 0")
+    return SearchRequest(low, high, each)
 
 
-def parse_step(text: str | None) -> Decimal | None:
-    """Return a number above 0.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    step = None if text is None else _number(text)
-    if text is not None and (step is None or step <= 0):
-        raise UsageError(f"--step: {text!r} is not a number above 0")
-    return step
+def _in_config(config: ModelConfig, name: str) -> int | None:
+    """Return a whole number of a configuration, first of its language model's."""
+    config = config or {}
+    for part in (config.get("text_config"), config.get("llm_config"), config):
+        value = part.get(name) if isinstance(part, Mapping) else None
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
 
 
-def _number(text: str) -> Decimal | None:
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        return None
-    return number if number.is_finite() else None
-
-
-def _text_config(config: ModelConfig) -> Mapping[str, object]:
-    """Return the configuration of a model's language model."""
-    if config is None:
-        return {}
-    for name in ("text_config", "llm_config"):
-        inner = config.get(name)
-        if isinstance(inner, dict):
-            return {**config, **inner}
-    return config
-
-
-def _positive(config: Mapping[str, object], name: str) -> int | None:
-    value = config.get(name)
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def tensor_parallel_sizes(config: ModelConfig, most: int = MOST_DEVICES) -> list[int]:
+def tensor_parallel_sizes(config: ModelConfig, most: int) -> list[int]:
     """Return the sizes that the attention and KV heads allow; powers of 2 if they are unknown.
 
     (vllm/config/model.py::ModelConfig.verify_with_parallel_config;
     vllm/model_executor/models/qwen3.py::Qwen3Attention)
     """
-    of_text = _text_config(config)
-    heads = _positive(of_text, "num_attention_heads")
-    kv_heads = _positive(of_text, "num_key_value_heads") or heads
-    sizes = range(1, most + 1)
-    if heads is None or kv_heads is None:
-        return [size for size in sizes if size & (size - 1) == 0]
+    heads = _in_config(config, "num_attention_heads") or 1 << 20
+    kv_heads = _in_config(config, "num_key_value_heads") or heads
     return [
         size
-        for size in sizes
+        for size in range(1, most + 1)
         if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
     ]
 
 
-def _range(values: list[str], step: str) -> SearchRange:
-    return SearchRange(values, values[0], values[-1], step)
-
-
 def _devices(asked: SearchRequest) -> SearchRange:
     if asked.step is not None:
-        hint = "the sizes are those that the heads allow"
-        raise UsageError("--step means nothing with --find devices", hint=hint)
-    low, high = _bounds(asked, 1, MOST_DEVICES)
-    sizes = [str(size) for size in tensor_parallel_sizes(asked.config, high) if size >= low]
-    if not sizes:
-        raise UsageError(
-            f"--between {low}:{high} has no tensor-parallel size that the model's heads allow"
-        )
-    return _range(sizes, text("the sizes that the heads allow: {sizes}", sizes=", ".join(sizes)))
+        raise UsageError("--step means nothing with --find devices")
+    low, high = int(asked.low or 1), int(asked.high or MOST_DEVICES)
+    sizes = tensor_parallel_sizes(asked.config, high)
+    return _listed(sizes, low, high, text("the sizes that the heads allow"))
 
 
 def _kv_dtypes(asked: SearchRequest) -> SearchRange:
-    if (asked.low, asked.high, asked.step) != (None, None, None):
-        raise UsageError(
-            "--between and --step mean nothing with --find kv-cache-dtype",
-            hint="its values are names: memprof sweep --over kv-cache-dtype=auto,fp8",
-        )
-    each = text("each of them, most bytes per element first")
-    return _range([name for name, _ in KV_DTYPES], each)
+    if asked[:3] != (None, None, None):
+        hint = "its values are names: memprof sweep --over kv-cache-dtype=auto,fp8"
+        raise UsageError("--between and --step mean nothing with --find kv-cache-dtype", hint)
+    return SearchRange([*KV_DTYPES], text("each of them, most bytes per element first"))
 
 
 def _max_model_len(asked: SearchRequest) -> SearchRange:
-    longest = _positive(_text_config(asked.config), "max_position_embeddings") or 131072
-    each = 1024 if longest > 8192 else 128
-    return _grid(asked, min(each, longest), longest, each)
-
-
-def _utilization(asked: SearchRequest) -> SearchRange:
-    if asked.high is not None and asked.high > 1:
-        raise UsageError(f"--between: gpu-memory-utilization is at most 1, got {asked.high}")
-    return _grid(asked, "0.10", "0.99", "0.01", whole=False)
+    longest = _in_config(asked.config, "max_position_embeddings") or 131072
+    step = 1024 if longest > 8192 else 128
+    return _grid(asked, min(step, longest), longest, step)
 
 
 def _capture_sizes(asked: SearchRequest) -> SearchRange:
@@ -221,129 +160,96 @@ def _capture_sizes(asked: SearchRequest) -> SearchRange:
     """
     if asked.step is not None:
         return _grid(asked, 8, 512, 1)
-    low, high = _bounds(asked, 8, 512)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, high + 1, 16)]
-    values = [str(size) for size in sizes if low <= size <= high]
-    if not values:
-        raise UsageError(f"--between {low}:{high} has no size that the engine captures")
-    return _range(values, text("sizes that the engine captures"))
-
-
-def _by(low: int, high: int, step: int) -> Callable[[SearchRequest], SearchRange]:
-    """Return a grid of whole numbers from 1 on, with what it is unless it was asked for."""
-    return lambda asked: _grid(asked, low, high, step)
+    low, high = int(asked.low or 8), int(asked.high or 512)
+    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, high + 1, 16))
+    return _listed(sizes, low, high, text("sizes that the engine captures"))
 
 
 def _other(asked: SearchRequest) -> SearchRange:
     """Return the values of an option that the table does not have: ``--between`` was given."""
-    given = [each for each in (asked.low, asked.high, asked.step) if each is not None]
-    whole = all(each == int(each) for each in given)
-    return _grid(asked, 0, 0, 1 if whole else "0.01", whole, least=None)
+    whole = all(number is None or number % 1 == 0 for number in asked[:3])
+    return _grid(asked, 0, 0, 1 if whole else "0.01")
 
 
-def _bounds(asked: SearchRequest, low: int, high: int) -> tuple[int, int]:
-    """Return the ends of a range of whole numbers."""
-    found = _grid(asked, low, high, 1)
-    return int(found.low), int(found.high)
+def _listed(sizes: Iterable[int], low: int, high: int, step: str) -> SearchRange:
+    """Return those of the sizes that lie within a range."""
+    values = [str(size) for size in sizes if low <= size <= high]
+    if not values:
+        raise UsageError(f"--between {low}:{high} has none of {step}")
+    return SearchRange(values, step)
 
 
-def _grid(
-    asked: SearchRequest,
-    low: int | str,
-    high: int | str,
-    step: int | str,
-    whole: bool = True,
-    least: int | None = 1,
-) -> SearchRange:
+def _grid(asked: SearchRequest, low: int | str, high: int | str, step: int | str) -> SearchRange:
     """Return the values from the lowest by a step, and the highest itself.
 
     Args:
         asked: what replaces the following three.
         low, high, step: unless they were asked for.
-        whole: numbers must be.
-        least: that a whole number may be; any other is above 0. None: any number may be.
     """
-    bottom = Decimal(low) if asked.low is None else asked.low
-    top = Decimal(high) if asked.high is None else asked.high
-    each = asked.step or Decimal(step)
-    if whole and any(number != int(number) for number in (bottom, top, each)):
-        raise UsageError("--between and --step take whole numbers here")
-    if least is not None and (bottom > top or bottom <= 0 or (whole and bottom < least)):
-        hint = f"its values are {'from 1 on' if whole else 'above 0'}"
-        raise UsageError(f"--between {bottom:f}:{top:f} is not a range of this option", hint=hint)
-    if (top - bottom) / each > _MOST_VALUES:
-        raise UsageError(f"--step {each} is too small for a range from {bottom} to {top}")
+    bottom, top, each = (
+        Decimal(own) if given is None else given
+        for given, own in zip(asked[:3], (low, high, step), strict=True)
+    )
     numbers = [bottom + each * i for i in range(int((top - bottom) / each) + 1)]
     numbers += [top] if numbers[-1] < top else []
-    return _range([f"{number.normalize():f}" for number in numbers], f"{each.normalize():,f}")
+    values = [f"{number.normalize():f}" for number in numbers]
+    return SearchRange(values, text("step {step}", step=f"{each.normalize():,f}"))
 
 
-#: A plan that did not start for a value that is too small, by the engine's words.
-_SMALL = ("small",)
 KNOBS = (
-    FitKnob(DEVICES, SMALLEST, None, _devices, UNTIL_ONE),
-    FitKnob("max-model-len", LARGEST, ("length",), _max_model_len),
-    FitKnob("max-num-seqs", LARGEST, (), _by(8, 1024, 8)),
-    FitKnob("max-num-batched-tokens", LARGEST, _SMALL, _by(1024, 131072, 1024)),
+    FitKnob(DEVICES, None, _devices, SMALLEST, UNTIL_ONE),
+    FitKnob("max-model-len", ("length",), _max_model_len),
+    FitKnob("max-num-seqs", (), partial(_grid, low=8, high=1024, step=8)),
+    FitKnob("max-num-batched-tokens", ("small",), partial(_grid, low=1024, high=131072, step=1024)),
     FitKnob(
         "gpu-memory-utilization",
-        LARGEST,
         ("tokens", "concurrency", "kv-cache", "room"),
-        _utilization,
+        partial(_grid, low="0.10", high="0.99", step="0.01"),
     ),
-    FitKnob("limit-mm-per-prompt.image", LARGEST, (), _by(1, 64, 1)),
-    FitKnob(
-        "max-cudagraph-capture-size",
-        LARGEST,
-        (),
-        _capture_sizes,
-        needless_with="--enforce-eager",
-    ),
-    FitKnob("kv-cache-dtype", LARGEST, (), _kv_dtypes, EACH),
+    FitKnob("limit-mm-per-prompt.image", (), partial(_grid, low=1, high=64, step=1)),
+    FitKnob("max-cudagraph-capture-size", (), _capture_sizes, needless_with="--enforce-eager"),
+    FitKnob("kv-cache-dtype", (), _kv_dtypes, search=EACH),
 )
 #: Other names of the same options.
 _ALIASES = {"tensor-parallel-size": DEVICES, "tp": DEVICES}
 
 
-def find_knob(name: str, between: str | None = None, goal: str | None = None) -> FitKnob:
+def find_knob(
+    name: str,
+    between: str | None = None,
+    goal: str | None = None,
+    engine_args: Sequence[str] = (),
+) -> FitKnob:
     """Return the knob of that name: a row of the table, or any option with a range.
 
     Args:
         name: as typed.
         between: ``LOW:HIGH`` as typed; an option that the table does not have needs it.
         goal: smallest or largest; None: that of the row, else largest.
+        engine_args: the command, in which another option may switch this one off.
 
     Raises:
-        UsageError: no such goal; or an option that is not in the table, and no range.
+        UsageError: no such goal; an option that is not in the table, and no range; or one that has
+            no effect.
     """
-    if goal not in (None, SMALLEST, LARGEST):
-        raise UsageError(f"--goal {goal!r} is not known", hint="largest or smallest")
     option, dot, key = long_name(name.strip()).removeprefix("--").partition(".")
     asked = option.lower() + dot + key
     asked = _ALIASES.get(asked, asked)
     found = next((knob for knob in KNOBS if knob.name == asked), None)
-    if found is not None:
-        if goal not in (None, found.goal) and found.search != BISECT:
-            raise UsageError(f"--goal {goal} does not go with --find {found.name}")
-        return replace(found, goal=goal or found.goal)
-    known = ", ".join(knob.name for knob in KNOBS)
-    if not _NAME.fullmatch(asked):
-        raise UsageError(f"--find {name!r} is no option", hint=known)
-    if between is None:
-        raise UsageError(
-            f"--find {asked}: which values to try is not known; a numeric option of the engine "
-            "takes --between LOW:HIGH",
-            hint=f"known without it: {known}; names instead of numbers: memprof sweep --over "
-            f"{asked}=A,B",
-        )
-    return FitKnob(asked, goal or LARGEST, None, _other)
-
-
-def refuse_needless(knob: FitKnob, engine_args: list[str]) -> None:
-    """Refuse a search of an option that another one of the command switches off.
-
-    Raises:
-        UsageError: with which.
-    """
-    if knob.needless_with is not None and value_of(engine_args, knob.needless_with) is not None:
-        raise UsageError(f"--find {knob.name} has no effect with {knob.needless_with}")
+    if found is None:
+        if between is None or not _NAME.fullmatch(asked):
+            known = ", ".join(knob.name for knob in KNOBS)
+            raise UsageError(
+                f"--find {name}: which values to try is not known; a numeric option of the engine "
+                "takes --between LOW:HIGH",
+                hint=f"known without it: {known}; names instead of numbers: memprof sweep --over "
+                "OPTION=A,B",
+            )
+        found = FitKnob(asked, None, _other)
+    goals = (SMALLEST, LARGEST) if found.search == BISECT else (found.goal,)
+    if goal is not None and goal not in goals:
+        hint = " or ".join(goals)
+        raise UsageError(f"--goal {goal} does not go with --find {found.name}", hint)
+    if found.needless_with and value_of(engine_args, found.needless_with) is not None:
+        raise UsageError(f"--find {found.name} has no effect with {found.needless_with}")
+    return replace(found, goal=goal or found.goal)

@@ -1,4 +1,8 @@
-"""Makes plans side by side on this machine: plans enter, rows leave in the order of their ends.
+"""Makes plans side by side: plans enter, rows leave in the order of their ends.
+
+A plan is ``memprof plan`` in a group of its own, ended when its time is up. It has simulated
+devices of its own, and ends the engine's processes; this module ends ``memprof plan``: a signal to
+its main process is passed on to the engine, a second one hastens.
 
 One loop in one thread: children die with the thread that started them. SIGINT and SIGTERM end the
 plans under way, each at most once asked; what had ended before is kept.
@@ -6,19 +10,30 @@ plans under way, each at most once asked; what had ended before is kept.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import psutil
 
 from vllm_memprof.launch import warm
+from vllm_memprof.launch.engine import end_with_parent
 from vllm_memprof.launch.signals import catch_signals, signal_name
-from vllm_memprof.plans.process import TICK_S, PlanProcess
 from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import PlanRow, Sweep
+from vllm_memprof.plans.store import OUTPUT_FILE, output_of, row_of
 
+#: Seconds beyond the engine's own deadline, for the start and the end of ``memprof plan``.
+GRACE_S = 90.0
+#: Seconds between two signals to a plan that is to end; the last is SIGKILL.
+_STEP_S = 5.0
+#: Seconds between two looks at a plan under way.
+TICK_S = 0.05
 #: Host memory that the engine takes per plan and, with a process for each, per further rank.
 ENGINE_HOST_BYTES = 1600 << 20
 RANK_HOST_BYTES = 1100 << 20
@@ -57,6 +72,94 @@ class Silent(Progress):
 Pool = Callable[[Sequence[Task], Progress], Iterator[tuple[Task, PlanRow]]]
 
 
+class PlanProcess:
+    """A plan under way.
+
+    Args:
+        task: its request; the parent of its run folder exists.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.started_s = time.monotonic()
+        self.ended: str | None = None  # why memprof ended it
+        self.start()
+
+    def start(self) -> None:
+        """Start it."""
+        self._signals, self._next_s = list[int](), 0.0
+        with output_of(self.task.run_dir).open("wb") as output:
+            self._process = subprocess.Popen(
+                self.task.plan.command(self.task.run_dir),
+                env=os.environ if self.task.environ is None else self.task.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=end_with_parent(),
+            )
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def poll(self) -> bool:
+        """Return True when it has ended; end it at its deadline, send the next signal."""
+        if self._process.poll() is not None:
+            return True
+        limit_s = self.task.plan.timeout_s + GRACE_S
+        if self.ended is None and self.seconds > limit_s:
+            self.end(f"not ended within {limit_s:g} s")
+        if self._signals and time.monotonic() >= self._next_s:
+            number = self._signals.pop(0)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if number == signal.SIGKILL:  # the kernel tells the engine that its parent died
+                    os.killpg(self._process.pid, number)
+                else:
+                    self._process.send_signal(number)
+            self._next_s = time.monotonic() + _STEP_S
+        return False
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        while not self.poll():
+            time.sleep(TICK_S)
+
+    def end(self, why: str) -> None:
+        """Ask it to end; called again, send the next signal at once."""
+        if self.ended is None:
+            self.ended = why
+            self._signals = [signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGKILL]
+        self._next_s = 0.0
+        self.poll()
+
+    def row(self) -> PlanRow:
+        """Return its row, once it has ended; its output is kept in the run folder."""
+        run_dir, output = self.task.run_dir, output_of(self.task.run_dir)
+        row = row_of(self.task.plan, run_dir, self._process.returncode, self.ended)
+        if run_dir.is_dir():
+            output.replace(run_dir / OUTPUT_FILE)
+        else:
+            output.unlink(missing_ok=True)
+        return row
+
+
+def run_plan(plan: Plan, run_dir: Path, environ: Mapping[str, str] | None = None) -> PlanRow:
+    """Make one plan. KeyboardInterrupt ends it and is raised again once it has ended."""
+    process = PlanProcess(Task(0, plan, run_dir, environ=environ))
+    try:
+        process.wait()
+    except BaseException:
+        process.end("interrupted")
+        process.wait()
+        process.row()
+        raise
+    return process.row()
+
+
 def default_jobs(plans: Sequence[Plan]) -> int:
     """Return the number of plans at a time: by cores and free memory; 1 on real devices."""
     if not all(plan.shares_nothing for plan in plans):
@@ -71,7 +174,10 @@ def default_jobs(plans: Sequence[Plan]) -> int:
 
 
 def run_here(
-    tasks: Sequence[Task], progress: Progress, jobs: int = 1
+    tasks: Sequence[Task],
+    progress: Progress,
+    jobs: int = 1,
+    start: Callable[[Task], PlanProcess] = PlanProcess,
 ) -> Iterator[tuple[Task, PlanRow]]:
     """Make the plans, ``jobs`` at a time.
 
@@ -79,40 +185,31 @@ def run_here(
         Interrupted: by a signal, after the plans under way have ended; their rows are not given.
     """
     waiting, under_way = list(tasks), list[PlanProcess]()
-    signals: list[int] = []
+    signals, passed_on = list[int](), 0
     with catch_signals(signals.append):
         try:
             while waiting or under_way:
                 while waiting and len(under_way) < jobs and not signals:
-                    under_way.append(PlanProcess(waiting.pop(0)))
+                    under_way.append(start(waiting.pop(0)))
                     progress.started(under_way[-1].task)
-                progress.running([(process.task, process.seconds) for process in under_way])
-                for process in [process for process in under_way if process.poll()]:
-                    under_way.remove(process)
-                    row = process.row()
-                    if process.ended is None or not signals:
-                        yield process.task, row
-                if signals:
+                progress.running([(plan.task, plan.seconds) for plan in under_way])
+                for plan in [plan for plan in under_way if plan.poll()]:
+                    under_way.remove(plan)
+                    row = plan.row()
+                    if plan.ended is None or not signals:
+                        yield plan.task, row
+                if len(signals) > passed_on:
                     waiting.clear()
-                    _end(under_way, signals, progress)
+                    passed_on = len(signals)
+                    progress.ending(f"ending plans: {len(under_way)}; again to hasten")
+                    for plan in under_way:
+                        plan.end("interrupted")
                 time.sleep(TICK_S)
         finally:
-            for process in under_way:  # the caller stopped taking rows
-                process.end("interrupted")
-            for process in under_way:
-                process.wait()
+            for plan in under_way:  # the caller stopped taking rows
+                plan.end("interrupted")
+            for plan in under_way:
+                plan.wait()
         if signals:
             warm.stop_all()
             raise Interrupted(signals[0])
-
-
-def _end(under_way: Sequence[PlanProcess], signals: list[int], progress: Progress) -> None:
-    """End the plans, once for each signal that came."""
-    if any(process.ended is None for process in under_way):
-        plural = "s" if len(under_way) > 1 else ""
-        progress.ending(f"ending {len(under_way)} plan{plural}; again to hasten")
-    elif len(signals) < 2:
-        return
-    del signals[1:]
-    for process in under_way:
-        process.end("interrupted")

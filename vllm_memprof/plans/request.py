@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,9 +10,8 @@ from pathlib import Path
 
 from vllm_memprof.engines import engine_row
 from vllm_memprof.launch.request import DeviceChoice, parse_device
-from vllm_memprof.options import devices_of, normal_form, with_option
+from vllm_memprof.options import devices_of, with_option
 from vllm_memprof.redact import redact_value
-from vllm_memprof.version import __version__
 
 #: Options of memprof that a sweep may vary as well.
 OWN_OPTIONS = ("device", "stack", "python")
@@ -37,11 +34,7 @@ class Plan:
 
     @classmethod
     def asked(
-        cls,
-        model: str,
-        engine_args: Sequence[str],
-        own: Mapping[str, object],
-        timeout_s: float,
+        cls, model: str, engine_args: Sequence[str], own: Mapping[str, object], timeout_s: float
     ) -> Plan:
         """Return a plan with those options of memprof that were given and say no default."""
         said = {
@@ -56,9 +49,8 @@ class Plan:
         values = {**self.values, name: redact_value(name, value)}
         if name in OWN_OPTIONS:
             return replace(self, own={**self.own, name: value}, values=values)
-        engine_args = with_option(
-            self.engine_args, name, value, engine_row(self.engine).arguments.negatable
-        )
+        negatable = engine_row(self.engine).arguments.negatable
+        engine_args = with_option(self.engine_args, name, value, negatable)
         return replace(self, engine_args=engine_args, values=values)
 
     @property
@@ -111,20 +103,8 @@ class Task:
     key: str | None = None  # of its content (`store.key_of`)
     environ: Mapping[str, str] | None = None  # of its process; None: this process's
 
-    @property
-    def mark(self) -> str:
-        """What its folder is known by; a plan without a key, by the request and the release."""
-        plan = self.plan
-        asked = [__version__, plan.model, normal_form(plan.engine_args), sorted(plan.own.items())]
-        digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-        return self.key or f"asked-{digest[:26]}"
 
-
-def folder_names(plans: Sequence[Plan]) -> list[str]:
-    """Return a folder name for each plan: its number and its values, in safe characters."""
-    width = max(2, len(str(len(plans))))
-    names = []
-    for number, plan in enumerate(plans, start=1):
-        values = re.sub(r"[^A-Za-z0-9._=-]+", "-", plan.title).strip("-.")[:100]
-        names.append(f"{number:0{width}d}-{values or 'plan'}")
-    return names
+def folder_name(number: int, plan: Plan, width: int = 2) -> str:
+    """Return the name of a plan's folder: its number and its values, in safe characters."""
+    values = re.sub(r"[^A-Za-z0-9._=-]+", "-", plan.title).strip("-.")[:100]
+    return f"{number:0{width}d}-{values or 'plan'}"

@@ -6,20 +6,19 @@ The keys of their JSON are read by programs (``memprof.sweep/3``, ``memprof.fit/
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from vllm_memprof.accounting.budget.decomposition import granted_bytes
 from vllm_memprof.accounting.budget.kv import concurrency_at
-from vllm_memprof.accounting.model import Budget, Report
-from vllm_memprof.record.codec import OPTIONAL, computed
+from vllm_memprof.accounting.model import Oom, Report
+from vllm_memprof.plans.request import Plan
+from vllm_memprof.record.codec import computed
 from vllm_memprof.record.loader import Run
+from vllm_memprof.record.schema import FullStep
 from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.units import one_line
 
-SWEEP_SCHEMA = "memprof.sweep/3"
-FIT_SCHEMA = "memprof.fit/3"
 #: Where a plan stops: at the KV plan; or it goes on, and runs its largest batches.
 KV, READY = "kv", "ready"
 #: Terms of the budget that a row has, of the rank with the least KV cache.
@@ -60,17 +59,23 @@ class PlanRow:
     simulated: bool = False
     equation: str | None = None
     balanced: bool | None = None
-    until: str | None = field(default=None, metadata={"json": OPTIONAL})  # kv | ready
-    #: Of a plan until ready that came up: its largest batches were run to their end. None: unknown.
-    survived: bool | None = field(default=None, metadata={"json": OPTIONAL})
-    not_run: str | None = field(default=None, metadata={"json": OPTIONAL})  # why they were not
-    #: Of a plan until ready: tokens of its largest step, and ``max_num_batched_tokens``.
-    step_tokens: int | None = field(default=None, metadata={"json": OPTIONAL})
-    step_limit: int | None = field(default=None, metadata={"json": OPTIONAL})
+    until: str | None = None  # kv | ready
+    step: FullStep | None = None  # of a plan until ready: its largest batches
 
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+    @property
+    def title(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.values.items())
+
+    @property
+    @computed
+    def survived(self) -> bool:
+        """It came up, and its largest batches were run to their end."""
+        step = self.step
+        return self.ok and step is not None and step.not_run is None and bool(step.prefill_tokens)
 
 
 @dataclass(frozen=True)
@@ -81,17 +86,34 @@ class Knob:
     values: list[str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command that makes plans has found."""
+
+    command: list[str] = field(default_factory=list)  # as typed, secrets redacted
+    seconds: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Answer):
     """All combinations of the knobs' values, in the order in which the last knob varies fastest."""
 
     model: str
-    command: list[str]
     knobs: list[Knob]
     rows: list[PlanRow]
-    seconds: float | None = None
-    notes: list[str] = field(default_factory=list)
-    SCHEMA: ClassVar[str] = SWEEP_SCHEMA
+    SCHEMA: ClassVar[str] = "memprof.sweep/3"
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A condition that a plan does not meet."""
+
+    text: str
+    #: Of the want; length: of requests; plan: it failed; room: none for a KV cache; small: of a
+    #: batch; refused: no value would do.
+    kind: str
+    short_bytes: int | None = None  # None: not a matter of bytes, or not known
 
 
 @dataclass(frozen=True)
@@ -99,9 +121,13 @@ class Try:
     """One plan of a search."""
 
     value: str
-    row: PlanRow = field(metadata={"json": "plan"})
-    holds: bool
-    missing: list[str]  # conditions that it does not meet, in words; empty where it passes
+    plan: PlanRow
+    missing: list[Miss]  # empty where it passes
+
+    @property
+    @computed
+    def holds(self) -> bool:
+        return not self.missing
 
 
 @dataclass(frozen=True)
@@ -134,10 +160,7 @@ class FirstFailure:
     #: Bytes that it lacks; None: not a matter of bytes, not known, or free in pieces.
     short_bytes: int | None = None
     at_least: bool = False  # short_bytes is what is known to lack: it may be more
-    requested_bytes: int | None = None  # oom: what was asked for
-    free_bytes: int | None = None  # oom: what was free of the device then
-    phase: str | None = None  # oom: what was under way
-    site: str | None = None  # oom: file:line
+    oom: Oom | None = None
     modelled: bool = (
         False  # what was free, or the headroom, follows from a simulated device's profile
     )
@@ -146,101 +169,81 @@ class FirstFailure:
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(Answer):
     """A search for the best value of one option."""
 
     model: str
-    command: list[str]
     knob: str  # devices, or an option without dashes
     option: str  # that the engine takes, with dashes
     goal: str  # smallest | largest
     wanted: list[str]  # in words
     low: str  # range of the search, both ends included
     high: str
-    step: str  # from a value to the next: a number, or in words
+    step: str  # from a value to the next, in words
     tries: list[Try]  # in their order
     answer: str | None  # None: no value tried holds
-    ordered: bool = (
-        True  # False: a value holds beyond one that does not, so that there may be a better one
-    )
-    seconds: float | None = None
-    notes: list[str] = field(default_factory=list)
+    ordered: bool  # False: a value beyond one that does not hold does, there may be a better one
     flag: str | None = None  # what to give the engine for the answer
     #: What a plan had to reach: kv, its KV plan; ready, the end of its largest batches.
-    until: str = field(default=KV, metadata={"json": OPTIONAL})
-    beyond: FirstFailure | None = field(default=None, metadata={"json": OPTIONAL})
-    SCHEMA: ClassVar[str] = FIT_SCHEMA
+    until: str = KV
+    beyond: FirstFailure | None = None
+    SCHEMA: ClassVar[str] = "memprof.fit/3"
 
     @property
     def best(self) -> Try | None:
         return next((each for each in self.tries if each.value == self.answer), None)
 
 
-def plan_row(
-    run: Run, report: Report, values: Mapping[str, str], lengths: Sequence[int] = ()
-) -> PlanRow:
-    """Return the row of a plan.
-
-    Args:
-        run: the loaded run folder.
-        report: of the run.
-        values: option -> value, as asked for.
-        lengths: tokens of a request for which the concurrency is wanted.
-    """
-    head, step, status = report.run, run.info.full_step, report.run.outcome
-    survived = None  # whether the largest batches were run to their end
-    if head.until == READY and status == "ok" and step is not None:
-        survived = step.not_run is None and step.prefill_tokens is not None
+def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
+    """Return the row of a plan that has left a run folder, and its report."""
+    head, outcome = report.run, report.run.outcome
+    totals = (rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes)
     row = PlanRow(
-        values=dict(values),
-        status="failed" if status not in ("ok", "oom") else status,
-        reason=None if status == "ok" else one_line(head.exit_reason or status),
+        values=dict(plan.values),
+        status=outcome if outcome in ("ok", "oom") else "failed",
+        reason=None if outcome == "ok" else one_line(head.exit_reason or outcome),
+        devices=plan.devices,
         run_id=head.id,
         seconds=head.seconds,
         simulated=head.simulated,
         until=head.until,
-        survived=survived,
-        not_run=None if step is None else step.not_run,
-        step_tokens=None if step is None else step.prefill_tokens,
-        step_limit=None if step is None else step.max_num_batched_tokens,
-        device_total_bytes=next(
-            (rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), None
-        ),
+        step=head.full_step,
+        device_total_bytes=next(totals, None),
     )
     granted = [rank for rank in report.ranks if granted_bytes(rank) is not None]
     if not granted:
         return row
     least = min(granted, key=lambda rank: granted_bytes(rank) or 0)
-    budget, kv = least.budget, least.kv
-    budgets = [rank.budget for rank in report.ranks]
-    headroom = _least(budgets, "headroom_bytes") if row.ok else None
-    hows = [known for each in budgets if (known := each.how.get("headroom_bytes")) is not None]
-    plan = next((process.kv_plan for process in run.processes if process.kv_plan is not None), None)
+    budget, kv, budgets = least.budget, least.kv, [rank.budget for rank in report.ranks]
     balanced = [each.balanced for each in budgets]
+    kv_plan = next((process.kv_plan for process in run.processes if process.kv_plan), None)
+
+    def least_of(name: str) -> int | None:
+        """Return the least of a figure of all ranks; None where one of them is unknown."""
+        sizes = [getattr(each, name) for each in budgets]
+        return None if None in sizes else min(sizes)
+
+    spare = least_of("headroom_bytes") if row.ok else None
+    hows = [each.how["headroom_bytes"] for each in budgets if "headroom_bytes" in each.how]
     return replace(
         row,
         gpu_memory_utilization=budget.gpu_memory_utilization,
         requested_bytes=budget.requested_bytes,
         terms={name: budget.term(name) for name in TERMS},
         kv_cache_bytes=granted_bytes(least),
-        fits_request_bytes=_least(budgets, "fits_request_bytes"),
+        fits_request_bytes=least_of("fits_request_bytes"),
         tokens=kv.tokens,
-        fits_request_tokens=_least(budgets, "fits_request_tokens"),
+        fits_request_tokens=least_of("fits_request_tokens"),
         max_model_len=kv.max_model_len,
         max_concurrency=kv.max_concurrency,
         concurrency_at={
-            length: None if plan is None else concurrency_at(plan, length) for length in lengths
+            length: None if kv_plan is None else concurrency_at(kv_plan, length)
+            for length in plan.lengths
         },
-        fits_device_bytes=_least(budgets, "fits_device_bytes"),
-        fits_device_tokens=_least(budgets, "fits_device_tokens"),
-        headroom_bytes=headroom,
-        headroom_how=None if headroom is None else weakest(hows),
+        fits_device_bytes=least_of("fits_device_bytes"),
+        fits_device_tokens=least_of("fits_device_tokens"),
+        headroom_bytes=spare,
+        headroom_how=None if spare is None else weakest(hows),
         equation=budget.equation,
         balanced=None if None in balanced else all(balanced),
     )
-
-
-def _least(budgets: Sequence[Budget], name: str) -> int | None:
-    """Return the least of a figure of all ranks; None where one of them is unknown."""
-    sizes = [getattr(each, name) for each in budgets]
-    return None if None in sizes else min(sizes)

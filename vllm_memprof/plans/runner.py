@@ -13,11 +13,10 @@ from pathlib import Path
 
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.plans.plan_folder import report_of, write_row
 from vllm_memprof.plans.pool import Pool, Progress, Silent, run_here
 from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.store import Store, key_of
+from vllm_memprof.plans.store import Store, key_of, report_of, write_row
 
 PLANS_DIR = "plans"
 
@@ -45,9 +44,7 @@ class PlanRunner:
         """
         rest = []
         for task in tasks:
-            row = None
-            if self.store is not None:
-                row = self.store.take(task.key, task.plan, task.run_dir)
+            row = None if self.store is None else self.store.take(task)
             if row is None:
                 rest.append(task)
             else:
@@ -71,9 +68,9 @@ class PlanRunner:
         run = str(task.run_dir.relative_to(self.folder))
         row = replace(row, values=dict(task.plan.values), run=run)
         if how == "made":
-            write_row(task.run_dir, task.mark, row)
+            write_row(task.run_dir, task.key, row)
             if self.store is not None:
-                self.store.keep(task.key, row, task.run_dir)
+                self.store.keep(task, row)
         self.progress.finished(task.place, row, how)
         return row
 

@@ -1,6 +1,8 @@
-"""Several instances on one device, computed: figures of each alone enter, their shares leave. Pure.
+"""Several instances on one device (``memprof.share/1``): what each takes, and shares of it. Pure.
 
-Equations treat neighbours in three ways (``accounting.budget.equations``):
+*Computed* figures come from a plan of each instance alone and the engine's equation; *observed*
+ones from starts of all of them beside each other (``share_starts``). Bytes are integers, None is
+unknown. Equations treat neighbours in three ways (``accounting.budget.equations``):
 
 * E4 subtracts its own memory alone, and refuses to start where less is free than it requests;
 * E2 subtracts all that is used on the device, and checks nothing at its start;
@@ -14,34 +16,150 @@ much as still passes. Then they are rounded to hundredths.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import TypeVar
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, ClassVar
 
-from vllm_memprof.accounting.budget.equations import form_of
-from vllm_memprof.plans.share_rows import Flags, SharingPlan, SoloPlan, UtilizationStep
-from vllm_memprof.record.schema import READY, SERVED
-from vllm_memprof.text import Text, text
+from vllm_memprof.errors import UsageError
+from vllm_memprof.plans.rows import Answer, PlanRow, Try
+from vllm_memprof.record.codec import computed, from_json, one_of
+from vllm_memprof.record.schema import MOMENTS, READY, SERVED
+from vllm_memprof.text import text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 #: Equations for which shares are computed. E4p (310P) halves what is left and E5, E6 are of vLLM on
 #: CUDA devices: neither can be started here.
 EQUATIONS = ("E2", "E3", "E4")
-#: A step more, of which ``UtilizationStep`` tells the effect; in hundredths.
-STEP = 2
+#: A step more of utilization, whose effect ``Flags`` tell.
+STEP = 0.02
 
 
 @dataclass(frozen=True)
-class SharingRule:
-    """How an equation treats the memory of others on the device."""
+class Figures:
+    """What one instance takes of a device that it has to itself."""
 
-    subtracts: bool  # from the KV cache
-    checks: bool  # at the start: that the request is free
+    subtracted_bytes: int  # from the request, by the engine's equation
+    #: Held beside the KV cache when the engine is ready, and at the serving peak.
+    ready_bytes: int
+    peak_bytes: int
+    context_bytes: int  # used on the device when the engine first looks
+    #: KV cache that it needs: a request of max_model_len, which the engine requires, or its wants.
+    need_bytes: int
+    block_bytes: int
+    _: KW_ONLY
+    block_tokens: float | None = None
+    fixed_utilization: float | None = None  # given by the user, and kept; None: memprof chooses it
 
-    @classmethod
-    def of(cls, equation: str) -> SharingRule:
-        row = form_of(equation)
-        assert row is not None
-        return cls(row.subtracts_neighbours, row.checks_free)
+
+@dataclass(frozen=True)
+class SoloPlan:
+    """One instance, from a plan in which it had the device to itself."""
+
+    name: str  # A, B, ... in the order as typed
+    model: str
+    engine_args: list[str]  # secrets redacted
+    wanted: list[str]  # conditions of its own, in words
+    plan: PlanRow
+    figures: Figures | None = None  # None: one of them is unknown
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What one instance is started with, and what that gives it; computed."""
+
+    name: str
+    gpu_memory_utilization: float
+    num_gpu_blocks_override: int | None = None
+    #: Least KV cache in any order of starting that the answer is for, whole blocks.
+    kv_cache_bytes: int | None = None
+    tokens: int | None = None
+    #: With ``STEP`` more of utilization all of them still start and survive; and why.
+    more_starts: bool = False
+    more: str = ""
+
+    @property
+    @computed
+    def flags(self) -> str:
+        """As the engine takes them."""
+        given = f"--gpu-memory-utilization {self.gpu_memory_utilization:.2f}"
+        if self.num_gpu_blocks_override is None:
+            return given
+        return f"{given} --num-gpu-blocks-override {self.num_gpu_blocks_override}"
+
+
+@dataclass(frozen=True)
+class InstanceStart:
+    """All instances, started one after the other on one device; observed."""
+
+    order: list[str]
+    #: What the earlier ones had done when the next was started: become ready, or served their
+    #: largest batches. At the end all have served them, and hold what that took at once.
+    neighbours: Annotated[str, one_of(*MOMENTS)]
+    #: By their names; the KV cache is that of the blocks that the engine made. Those behind one
+    #: that failed were not started.
+    results: list[Try]
+    least_free_bytes: int | None = None  # of the device, at any reading of any of them
+
+    @property
+    @computed
+    def passes(self) -> bool:
+        return len(self.results) == len(self.order) and all(each.holds for each in self.results)
+
+
+@dataclass(frozen=True)
+class SharingPlan:
+    """One way to share the device, for one order of starting or for all."""
+
+    name: Annotated[str, one_of("utilization", "blocks")]  # what divides the KV cache
+    order: list[str] | None  # None: any
+    flags: list[Flags]  # empty: none
+    #: Where there are none: why, and how many bytes are missing.
+    why_none: str | None = None
+    short_bytes: int | None = None
+    starts: list[InstanceStart] = field(default_factory=list)
+
+    @property
+    @computed
+    def holds(self) -> bool:
+        """There are flags, and every start with them passed."""
+        return bool(self.flags and self.starts) and all(start.passes for start in self.starts)
+
+
+@dataclass(frozen=True)
+class DeviceShare(Answer):
+    """Several instances on one device: the shares with which all start and survive."""
+
+    instances: list[SoloPlan]
+    equation: str | None  # of the engine, as ``accounting.budget.equations`` names it
+    device_total_bytes: int | None
+    beside_bytes: int  # held by somebody else, before the first instance starts
+    headroom_bytes: int  # that must stay free
+    ways: list[SharingPlan] = field(default_factory=list)
+    why_none: str | None = None  # where nothing could be computed
+    SCHEMA: ClassVar[str] = "memprof.share/1"
+
+    @property
+    @computed
+    def found(self) -> bool:
+        return any(way.holds for way in self.ways)
+
+
+@dataclass(frozen=True)
+class SharedDevice:
+    """The device that is shared, and the instances on it by name; bytes."""
+
+    total: int
+    instances: Mapping[str, Figures]
+    subtracts: bool  # the equation subtracts the memory of others from the KV cache
+    checks: bool  # the engine checks at its start that the request is free
+    beside: int = 0  # held by somebody else from before the first start
+    headroom: int = 0  # to stay free at the end
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -51,56 +169,6 @@ class SharingRule:
         and grows afterwards. Elsewhere, one that has served is the harder case.
         """
         return (SERVED, READY) if self.subtracts else (SERVED,)
-
-
-@dataclass(frozen=True)
-class SharedDevice:
-    """The device that is shared; bytes."""
-
-    total: int
-    rule: SharingRule
-    beside: int = 0  # held by somebody else from before the first start
-    headroom: int = 0  # to stay free at the end
-
-
-@dataclass(frozen=True)
-class Figures:
-    """One instance, all known; bytes as in ``SoloPlan``."""
-
-    name: str
-    subtracted: int
-    ready: int
-    peak: int
-    context: int
-    need: int
-    block: int
-    _: KW_ONLY
-    block_tokens: float | None = None
-    fixed: float | None = None  # utilization
-
-    @classmethod
-    def of(cls, row: SoloPlan) -> Figures | None:
-        """Return the figures of a row; None where one is unknown."""
-        sizes = [
-            row.subtracted_bytes, row.held_ready_bytes, row.held_peak_bytes, row.context_bytes,
-            row.need_bytes, row.bytes_per_block,
-        ]  # fmt: skip
-        if None in sizes or not row.bytes_per_block:
-            return None
-        tokens, fixed = row.tokens_per_block, row.fixed_utilization
-        return cls(row.name, *(size or 0 for size in sizes), block_tokens=tokens, fixed=fixed)
-
-    def whole(self, size: int) -> int:
-        """Return the bytes of the whole blocks in a size."""
-        return size // self.block * self.block
-
-
-@dataclass(frozen=True)
-class InstanceSize:
-    """What an instance is started with: utilization, and blocks where they are fixed."""
-
-    utilization: float
-    blocks: int | None = None
 
 
 _WHY = {
@@ -115,31 +183,29 @@ _WHY = {
 }
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Why starts in one order do not pass."""
+class Problem(Exception):
+    """Why starts in one order do not pass.
 
-    kind: str  # of _WHY
-    name: str  # of the instance at which it is seen
-    short: int  # bytes
-    order: tuple[str, ...] = ()
+    Args:
+        kind: of _WHY.
+        name: of the instance at which it is seen.
+        short: bytes.
+        order: names.
+    """
 
-    @property
-    def why(self) -> Text:
-        order = ", ".join(self.order)
-        return text(_WHY[self.kind], order=order, name=self.name, size=self.short)
-
-
-_Instance = TypeVar("_Instance")
-#: KV cache of each instance, or why there is none.
-Outcome = dict[str, int] | Problem
-Orders = Sequence[Sequence[Figures]]
-Settings = Mapping[str, InstanceSize]
-#: What gives each instance its KV cache, from the bytes wanted; or why it cannot be had.
-Giving = Callable[[Mapping[str, int]], Settings | Problem]
+    def __init__(self, kind: str, name: str, short: float, order: Sequence[str]) -> None:
+        self.kind, self.name, self.short = kind, name, math.ceil(short)
+        self.why = text(_WHY[kind], order=", ".join(order), name=name, size=self.short)
+        super().__init__(self.why)
 
 
-def predict(card: SharedDevice, order: Sequence[Figures], given: Settings, moment: str) -> Outcome:
+Orders = Sequence[Sequence[str]]
+Settings = Mapping[str, Flags]
+
+
+def predict(
+    card: SharedDevice, order: Sequence[str], given: Settings, moment: str
+) -> dict[str, int]:
     """Follow instances through their starts, one after the other.
 
     Args:
@@ -149,222 +215,246 @@ def predict(card: SharedDevice, order: Sequence[Figures], given: Settings, momen
         moment: what those before have done when the next is started: READY or SERVED.
 
     Returns:
-        The KV cache of each, bytes of whole blocks; or the first problem.
+        The KV cache of each, bytes of whole blocks.
+
+    Raises:
+        Problem: the first that is met.
     """
-    names = tuple(each.name for each in order)
     held, granted = card.beside, dict[str, int]()
-    for each in order:
-        setting = given[each.name]
-        asked = card.total * setting.utilization
-        if setting.utilization > 1:
-            return Problem("share", each.name, math.ceil(asked - card.total), names)
-        free = card.total - held - each.context
-        if card.rule.checks and asked > free:
-            return Problem("refused", each.name, math.ceil(asked - free), names)
-        available = int(asked - each.subtracted - (held if card.rule.subtracts else 0))
-        if available < each.need:
-            return Problem("no-room", each.name, each.need - available, names)
-        fixed = setting.blocks
-        granted[each.name] = each.whole(available) if fixed is None else fixed * each.block
-        if granted[each.name] < each.need:
-            return Problem("no-room", each.name, each.need - granted[each.name], names)
-        held += granted[each.name] + (each.peak if moment == SERVED else each.ready)
-    most = card.beside + sum(granted[each.name] + each.peak for each in order)
-    if most + card.headroom > card.total:
-        return Problem("device", order[-1].name, most + card.headroom - card.total, names)
+    for name in order:
+        each, flags = card.instances[name], given[name]
+        asked = card.total * flags.gpu_memory_utilization
+        subtracted = each.subtracted_bytes + (held if card.subtracts else 0)
+        available = int(asked - subtracted)
+        free = card.total - held - each.context_bytes
+        blocks = flags.num_gpu_blocks_override
+        size = (available // each.block_bytes if blocks is None else blocks) * each.block_bytes
+        for kind, short in (
+            ("share", asked - card.total),
+            ("refused", asked - free if card.checks else 0),
+            ("no-room", each.need_bytes - available),
+            ("no-room", each.need_bytes - size),
+        ):
+            if short > 0:
+                raise Problem(kind, name, short, order)
+        granted[name] = size
+        held += size + (each.peak_bytes if moment == SERVED else each.ready_bytes)
+    most = sum(granted[name] + card.instances[name].peak_bytes for name in order)
+    short = card.beside + most + card.headroom - card.total
+    if short > 0:
+        raise Problem("device", order[-1], short, order)
     return granted
 
 
-def rotations(instances: Sequence[_Instance]) -> list[list[_Instance]]:
+def rotations(names: Sequence[str]) -> list[list[str]]:
     """Return orders in which each instance is the last once, the others as they are.
 
     Whoever is last meets the most: what passes there passes earlier as well.
     """
-    return [[*(each for each in instances if each is not last), last]
-            for last in reversed(instances)]  # fmt: skip
+    return [[*(each for each in names if each != last), last] for last in reversed(names)]
 
 
-def predict_all(card: SharedDevice, orders: Orders, given: Settings) -> Outcome:
-    """Return the least KV cache of each over orders and moments; or the first problem."""
-    least: dict[str, int] = {}
-    for order in orders:
-        for moment in card.rule.moments:
-            found = predict(card, order, given, moment)
-            if isinstance(found, Problem):
-                return found
-            for name, size in found.items():
-                least[name] = min(size, least.get(name, size))
-    return least
+def predict_all(card: SharedDevice, orders: Orders, given: Settings) -> dict[str, int]:
+    """Return the least KV cache of each over orders and moments.
+
+    Raises:
+        Problem: the first that is met.
+    """
+    found = [predict(card, order, given, moment) for order in orders for moment in card.moments]
+    return {name: min(sizes[name] for sizes in found) for name in given}
 
 
-def ways(card: SharedDevice, figures: Sequence[Figures]) -> list[SharingPlan]:
+def ways(card: SharedDevice) -> list[SharingPlan]:
     """Return the ways in which instances can share a device, each with its flags or without.
 
     By utilization alone: in any order of starting where the equation subtracts no neighbour; else
     the shares are those of one order (of two instances, of both). There the number of blocks, given
     as a flag, divides the device in any order.
     """
-    every = rotations(figures)
-    if not card.rule.subtracts:
-        return [_way(card, figures, every, "utilization", None, _by_utilization(card, figures))]
-    found = [_none_in_any_order(figures)] if len(figures) > 1 else []
-    for order in every if len(figures) == 2 else [list(figures)]:
-        names = [each.name for each in order]
-        found.append(_way(card, order, [order], "utilization", names, _by_utilization(card, order)))
-    if len(figures) > 1:
-        found.append(_way(card, figures, every, "blocks", None, _by_blocks(card, figures)))
+    names = [*card.instances]
+    every = rotations(names)
+    if not card.subtracts:
+        return [_way(card, every, "utilization", None)]
+    found = []
+    if len(names) > 1:
+        found.append(_none_in_any_order([*card.instances.values()]))
+    for order in every if len(names) == 2 else [names]:
+        found.append(_way(card, [order], "utilization", order))
+    if len(names) > 1:
+        found.append(_way(card, every, "blocks", None))
     return found
 
 
-def more_of(card: SharedDevice, orders: Orders, given: Settings) -> list[UtilizationStep]:
-    """Return what ``STEP`` more does to each instance, all else as it is."""
-    before, rows = predict_all(card, orders, given), []
-    assert not isinstance(before, Problem)
-    for name, setting in given.items():
-        utilization = round(setting.utilization + STEP / 100, 2)
-        more = {**given, name: replace(setting, utilization=utilization)}
-        after = predict_all(card, orders, more)
-        why = text("still starts")
-        if isinstance(after, Problem):
-            why = after.why
-        elif setting.blocks is not None:
-            why = text("still starts: the number of blocks is fixed")
-        elif losers := [other for other in after if other != name and after[other] < before[other]]:
-            why = text(
-                "still starts, at the cost of others: {size:gib} GiB of KV cache of {names}",
-                size=sum(before[other] - after[other] for other in losers),
-                names=", ".join(losers),
-            )
-        rows.append(UtilizationStep(name, utilization, not isinstance(after, Problem), why))
-    return rows
+def _more(card: SharedDevice, orders: Orders, given: Settings, each: Flags) -> Flags:
+    """Return flags of an instance with what ``STEP`` more does, all else as it is."""
+    before = predict_all(card, orders, given)
+    try:
+        after = predict_all(card, orders, _raised(given, each.name, STEP))
+    except Problem as problem:
+        return replace(each, more=problem.why)
+    why = text("still starts")
+    losers = [other for other in after if other != each.name and after[other] < before[other]]
+    if each.num_gpu_blocks_override is not None:
+        why = text("still starts: the number of blocks is fixed")
+    elif losers:
+        why = text(
+            "still starts, at the cost of others: {size:gib} GiB of KV cache of {names}",
+            size=sum(before[other] - after[other] for other in losers),
+            names=", ".join(losers),
+        )
+    return replace(each, more_starts=True, more=why)
 
 
-def _way(
-    card: SharedDevice,
-    figures: Sequence[Figures],
-    orders: Orders,
-    name: str,
-    order: list[str] | None,
-    giving: Giving,
-) -> SharingPlan:
+def _raised(given: Settings, name: str, step: float) -> dict[str, Flags]:
+    """Return the same flags with a step more of utilization for one instance."""
+    utilization = round(given[name].gpu_memory_utilization + step, 2)
+    return {**given, name: replace(given[name], gpu_memory_utilization=utilization)}
+
+
+def _way(card: SharedDevice, orders: Orders, name: str, order: list[str] | None) -> SharingPlan:
     """Return the largest equal addition to what each needs that passes, rounded to hundredths."""
+    giving = _by_blocks if name == "blocks" else _by_utilization
 
-    def attempt(addition: int) -> tuple[Settings, Outcome]:
-        found = giving({each.name: each.need + addition for each in figures})
-        if isinstance(found, Problem):
-            return {}, found
-        return found, predict_all(card, orders, found)
+    def attempt(addition: int) -> Settings:
+        wanted = {name: each.need_bytes + addition for name, each in card.instances.items()}
+        given = giving(card, orders[0], wanted)
+        predict_all(card, orders, given)
+        return given
 
-    _, first = attempt(0)
-    if isinstance(first, Problem):
-        needed = sum(each.need + each.peak for each in figures) + card.beside + card.headroom
-        if needed > card.total:  # in any order, by any shares
-            names = tuple(each.name for each in figures)
-            first = Problem("device", names[-1], needed - card.total, names)
-        return SharingPlan(name, order, [], first.why, first.short)
-    low, high = 0, card.total
-    while high - low > 1:
-        middle = (low + high) // 2
-        passes = not isinstance(attempt(middle)[1], Problem)
-        low, high = (middle, high) if passes else (low, middle)
-    found = _rounded(card, figures, orders, attempt(low)[0])
-    if isinstance(found, Problem):
+    try:
+        given, low, high = attempt(0), 0, card.total
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                given, low = attempt(middle), middle
+            except Problem:
+                high = middle
+        given = _rounded(card, orders, given)
+        sizes = predict_all(card, orders, given)
+    except Problem as problem:
+        found, names = problem, [*card.instances]
+        together = (each.need_bytes + each.peak_bytes for each in card.instances.values())
+        short = sum(together) + card.beside + card.headroom - card.total
+        if short > 0:  # in any order, by any shares
+            found = Problem("device", names[-1], short, names)
         return SharingPlan(name, order, [], found.why, found.short)
-    given, sizes = found
     flags = []
-    for each in figures:
-        setting, size = given[each.name], sizes[each.name]
-        per_block = each.block_tokens
-        tokens = None if per_block is None else int(size // each.block * per_block)
-        flags.append(Flags(each.name, setting.utilization, setting.blocks, size, tokens))
-    return SharingPlan(name, order, flags, more=more_of(card, orders, given))
+    for each in given.values():
+        figures, size = card.instances[each.name], sizes[each.name]
+        rate, tokens = figures.block_tokens, None
+        if rate is not None:
+            tokens = int(size // figures.block_bytes * rate)
+        whole = replace(each, kv_cache_bytes=size, tokens=tokens)
+        flags.append(_more(card, orders, given, whole))
+    return SharingPlan(name, order, flags)
 
 
-def _rounded(
-    card: SharedDevice, figures: Sequence[Figures], orders: Orders, exact: Settings
-) -> tuple[Settings, dict[str, int]] | Problem:
-    """Return utilizations in hundredths, and the KV caches: rounded down, or up where an instance
-    then lacks what it needs; then each a hundredth more where that costs no other any KV cache."""
-    given, free = dict(exact), [each.name for each in figures if each.fixed is None]
+def _rounded(card: SharedDevice, orders: Orders, exact: Settings) -> Settings:
+    """Return utilizations in hundredths: rounded down, or up where an instance then lacks what it
+    needs; then each a hundredth more where that costs no other any KV cache.
+
+    Raises:
+        Problem: they do not pass.
+    """
+    free = [name for name in exact if card.instances[name].fixed_utilization is None]
+    given = dict(exact)
     for name in free:  # 0.58 is not 0.57 for its last binary digit
-        hundredths = math.floor(given[name].utilization * 100 + 1e-9)
-        given[name] = replace(given[name], utilization=hundredths / 100)
-
-    def raised(name: str) -> dict[str, InstanceSize]:
-        utilization = round(given[name].utilization + 0.01, 2)
-        return {**given, name: replace(given[name], utilization=utilization)}
-
+        hundredths = math.floor(given[name].gpu_memory_utilization * 100 + 1e-9)
+        given[name] = replace(given[name], gpu_memory_utilization=hundredths / 100)
+    for _ in given:
+        try:
+            predict_all(card, orders, given)
+        except Problem as problem:
+            if problem.kind != "no-room" or problem.name not in free:
+                raise
+            given = _raised(given, problem.name, 0.01)
     sizes = predict_all(card, orders, given)
-    for _ in figures:
-        if isinstance(sizes, Problem) and sizes.kind == "no-room" and sizes.name in free:
-            given = raised(sizes.name)
-            sizes = predict_all(card, orders, given)
-    if isinstance(sizes, Problem):
-        return sizes
     for name in reversed(free):
-        if given[name].blocks is not None:
-            continue
-        while not isinstance(after := predict_all(card, orders, raised(name)), Problem):
+        while given[name].num_gpu_blocks_override is None:
+            more = _raised(given, name, 0.01)
+            try:
+                after = predict_all(card, orders, more)
+            except Problem:
+                break
             if any(after[other] < size for other, size in sizes.items()):
                 break
-            given, sizes = raised(name), after
-    return given, sizes
+            given, sizes = more, after
+    return given
 
 
-def _by_utilization(card: SharedDevice, order: Sequence[Figures]) -> Giving:
+def _by_utilization(
+    card: SharedDevice, order: Sequence[str], wanted: Mapping[str, int]
+) -> Settings:
     """A share contains what the equation subtracts: its own memory, and where neighbours are
     subtracted, all that those before hold."""
-
-    def giving(wanted: Mapping[str, int]) -> Settings:
-        held, given = card.beside, dict[str, InstanceSize]()
-        for each in order:
-            subtracted = each.subtracted + (held if card.rule.subtracts else 0)
-            share = each.fixed
-            if share is None:
-                share = (subtracted + wanted[each.name]) / card.total
-            given[each.name] = InstanceSize(share)
-            held += int(card.total * share - subtracted) + each.peak
-        return given
-
-    return giving
+    held, given = card.beside, dict[str, Flags]()
+    for name in order:
+        each = card.instances[name]
+        subtracted = each.subtracted_bytes
+        subtracted += held if card.subtracts else 0
+        share = each.fixed_utilization or (subtracted + wanted[name]) / card.total
+        given[name] = Flags(name, share)
+        held += int(card.total * share - subtracted) + each.peak_bytes
+    return given
 
 
-def _by_blocks(card: SharedDevice, figures: Sequence[Figures]) -> Giving:
+def _by_blocks(card: SharedDevice, order: Sequence[str], wanted: Mapping[str, int]) -> Settings:
     """The KV cache is a number of blocks; the share is what lets the instance start as the last."""
-
-    def giving(wanted: Mapping[str, int]) -> Settings | Problem:
-        blocks, given = dict[str, int](), dict[str, InstanceSize]()
-        for each in figures:  # what it needs may be no whole blocks
-            needed = -(-each.need // each.block)
-            blocks[each.name] = max(wanted[each.name] // each.block, needed)
-        held = {each.name: each.peak + blocks[each.name] * each.block for each in figures}
-        for each in figures:
-            others = card.beside + sum(held.values()) - held[each.name]
-            share = each.fixed
-            if share is None:
-                share = (each.subtracted + others + each.need) / card.total
-                share = math.ceil(share * 100 - 1e-9) / 100
-                if share > 1:
-                    short = math.ceil((share - 1) * card.total)
-                    return Problem("share", each.name, short, tuple(held))
-            given[each.name] = InstanceSize(share, blocks[each.name])
-        return given
-
-    return giving
+    given, instances = dict[str, Flags](), card.instances
+    blocks = {  # what it needs may be no whole blocks
+        name: max(wanted[name] // each.block_bytes, -(-each.need_bytes // each.block_bytes))
+        for name, each in instances.items()
+    }
+    held = {
+        name: each.peak_bytes + blocks[name] * each.block_bytes for name, each in instances.items()
+    }
+    for name in order:
+        each = instances[name]
+        others = card.beside + sum(held.values()) - held[name]
+        share = (each.subtracted_bytes + others + each.need_bytes) / card.total
+        share = each.fixed_utilization or math.ceil(share * 100 - 1e-9) / 100
+        given[name] = Flags(name, share, blocks[name])
+    return given
 
 
-def _none_in_any_order(figures: Sequence[Figures]) -> SharingPlan:
+def _none_in_any_order(instances: Sequence[Figures]) -> SharingPlan:
     """Return why one share each does not serve both orders, and the bytes that are missing.
 
     With B later, (uB - uA) x total >= own B - own A + held A + need B; with A later the same, the
     names changed. Added up: 0 >= held A + held B + need A + need B.
     """
-    short = min(
-        a.peak + b.peak + a.need + b.need for i, a in enumerate(figures) for b in figures[:i]
-    )
+    least, next_to_it = sorted(each.peak_bytes + each.need_bytes for each in instances)[:2]
     why = text(
         "the equation subtracts what a neighbour holds, so that the later one needs the larger "
         "share; with the same shares in both orders {size:gib} GiB are missing",
-        size=short,
+        size=least + next_to_it,
     )
-    return SharingPlan("utilization", None, [], why, short)
+    return SharingPlan("utilization", None, [], why, least + next_to_it)
+
+
+@dataclass(frozen=True)
+class Typed:
+    """One instance, as the user wrote it: a row of a TOML file, or words of the command."""
+
+    model: str
+    args: list[str] = field(default_factory=list)
+    want: list[str] = field(default_factory=list)
+
+
+def read_instances(path: Path) -> list[Typed]:
+    """Return the instances of a TOML file, in their order.
+
+    Raises:
+        UsageError: it cannot be read, or has something else than instances.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        rows = content.pop("instance", [])
+        found = [from_json(Typed, row) for row in rows]
+        unknown = {*content, *(key for row in rows for key in row if key not in vars(found[0]))}
+        if unknown or not found:
+            raise ValueError(f"not known: {', '.join(unknown)}" if unknown else "no [[instance]]")
+    except (OSError, ValueError) as error:
+        hint = '[[instance]] with model = "...", and optional args = [...] and want = [...]'
+        raise UsageError(f"memprof share cannot read {path}: {error}", hint=hint) from error
+    return found

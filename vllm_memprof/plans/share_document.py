@@ -2,71 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from vllm_memprof.document import (
-    BAD,
-    CODE,
-    GOOD,
-    PLAIN,
-    TOTAL,
-    Document,
-    Line,
-    Section,
-)
-from vllm_memprof.plans.share_rows import (
-    DeviceShare,
-    Flags,
-    InstanceStart,
-    SharingPlan,
-    SoloPlan,
-    Started,
-)
+from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line, Section
+from vllm_memprof.plans.rows import Try
+from vllm_memprof.plans.share import STEP, DeviceShare, InstanceStart, SharingPlan, SoloPlan
 from vllm_memprof.record.schema import READY
-from vllm_memprof.tables import COUNT, GIB, GIB4, Column, modelled, number, table, wide_only
+from vllm_memprof.tables import (
+    COUNT,
+    GIB,
+    GIB4,
+    STATUS_WORDS,
+    Column,
+    modelled,
+    number,
+    table,
+    wide_only,
+)
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import one_line
 
 #: From this width on models and reasons have columns of their own.
 _WIDE = 100
 _REASON = 200
-_STATUS = {
-    "ok": text("ok"),
-    "oom": text("oom"),
-    "failed": text("failed"),
-    "not started": text("not started"),
-}
 
 
 def share_document(share: DeviceShare, width: int) -> Document:
     """Return a table of each alone, one of every way to share with its starts, and the flags."""
-    wide = width >= _WIDE
     models = ", ".join(f"{each.name} {each.model}" for each in share.instances)
     head = [
         Line(text("instances"), models, TOTAL),
         Line(text("command"), " ".join(share.command), CODE),
     ]
-    if share.device_total_bytes is not None:
-        head.append(Line(text("device"), text("{total:gib} GiB", total=share.device_total_bytes)))
     if share.equation is not None:
         head.append(Line(text("equation"), share.equation))
-    if share.beside_bytes:
-        head.append(Line(text("beside"), text("{total:gib} GiB", total=share.beside_bytes)))
-    if share.headroom_bytes:
-        head.append(Line(text("headroom"), text("{total:gib} GiB", total=share.headroom_bytes)))
+    for name, size in (
+        (text("device"), share.device_total_bytes),
+        (text("beside"), share.beside_bytes),
+        (text("headroom"), share.headroom_bytes),
+    ):
+        if size:
+            head.append(Line(name, text("{total:gib} GiB", total=size)))
     holding = [way for way in share.ways if way.holds]
-    answer = text("{count} ways, each started", count=len(holding)) if holding else text("none")
-    if len(holding) == 1:
-        answer = text("found and started")
-    tail = [Line(text("answer"), answer, GOOD if holding else BAD)]
+    found = text("found and started") if holding else text("none")
+    answer = Line(text("answer"), found, GOOD if holding else BAD)
+    tail = [answer]
     if share.why_none is not None:
         tail.append(Line(text("why"), share.why_none))
     for way in holding:
         tail.append(Line(text("use"), _title(way), TOTAL))
         tail += [Line("", f"{each.name}: {each.flags}", CODE) for each in way.flags]
     tail += [Line(text("note"), note) for note in share.notes]
-    sections = [_alone(share, wide)]
+    sections = [_alone(share, width >= _WIDE)]
     for way in share.ways:
         sections.append(_way(way))
         if way.starts:
@@ -78,60 +67,48 @@ def share_document(share: DeviceShare, width: int) -> Document:
         sections=sections,
         verdict="",
         tail=tail,
-        badge=Line(text("answer"), text("found") if holding else text("none"), tail[0].style),
+        badge=answer,
         whole="share.json",
-        simulated=share.simulated,
+        simulated=True,
     )
 
 
-def _status(row: SoloPlan | Started) -> str:
-    return _STATUS.get(row.status, row.status)
+def _held(name: str) -> Callable[[SoloPlan], str]:
+    return lambda row: modelled(GIB(getattr(row.figures, name, None)), mark=True)
+
+
+_ALONE = (
+    Column("Instance", "name", right=True),
+    Column("Model", "model", when=wide_only),
+    Column("Subtracted,\nGiB", _held("subtracted_bytes"), right=True),
+    Column("Held when\nready, GiB", _held("ready_bytes"), right=True),
+    Column("Held at the\npeak, GiB", _held("peak_bytes"), right=True),
+    Column("Needs,\nGiB", lambda row: getattr(row.figures, "need_bytes", None), GIB4),
+    Column("Status", lambda row: STATUS_WORDS[row.plan.status]),
+)
 
 
 def _alone(share: DeviceShare, wide: bool) -> Section:
-    notes: list[str] = []
-    for each in share.instances:
-        if each.wanted:
-            wanted = join("; ", each.wanted)
-            notes.append(text("{name} wants: {wanted}", name=each.name, wanted=wanted))
-        if each.fixed_utilization is not None:
-            notes.append(
-                text(
-                    "{name}: --gpu-memory-utilization {share:g} as given",
-                    name=each.name,
-                    share=each.fixed_utilization,
-                )
-            )
+    notes: list[str] = [
+        text("{name} wants: {wanted}", name=each.name, wanted=join("; ", each.wanted))
+        for each in share.instances
+        if each.wanted
+    ]
     notes += [
         text("subtracted: by the engine's equation, with the device to itself"),
         text("held: beside the KV cache; at the peak with the largest batches served"),
         text("needs: KV cache for a request of max_model_len, and for what is wanted"),
+        text("(m): with non-torch memory set by the profile of a simulated device"),
     ]
-    if share.simulated:
-        notes.append(text("(m): with non-torch memory set by the profile of a simulated device"))
 
     def look(row: SoloPlan) -> str:
-        return PLAIN if row.status == "ok" else BAD
+        return PLAIN if row.plan.ok else BAD
 
-    def held(size: int | None) -> str:
-        return modelled(GIB(size), share.simulated)
-
-    columns = (
-        Column("Instance", "name", right=True),
-        Column("Model", "model", when=wide_only),
-        Column("Subtracted,\nGiB", "subtracted_bytes", held),
-        Column("Held when\nready, GiB", "held_ready_bytes", held),
-        Column("Held at the\npeak, GiB", "held_peak_bytes", held),
-        Column("Needs,\nGiB", "need_bytes", GIB4),
-        Column("Status", _status),
-    )
-    return table(text("Each alone"), columns, share.instances, notes, wide, look=look)
+    return table(text("Each alone"), _ALONE, share.instances, notes, wide, look=look)
 
 
 def _title(way: SharingPlan) -> Text:
     if way.order is not None:
-        if len(way.order) == 1:
-            return text("By utilization")
         return text("By utilization, started in the order {order}", order=", ".join(way.order))
     if way.name == "blocks":
         return text("By number of blocks, in any order of starting")
@@ -142,16 +119,14 @@ def _way(way: SharingPlan) -> Section:
     if not way.flags:
         reason = text("none: {reason}", reason=way.why_none or "-")
         return Section(_title(way), [], [], [reason])
-    more = {each.name: each for each in way.more}
     notes: list[str] = [
         text(
             "{name} with {share:.2f}: {why}",
             name=each.name,
-            share=more[each.name].gpu_memory_utilization,
-            why=more[each.name].why,
+            share=each.gpu_memory_utilization + STEP,
+            why=each.more,
         )
         for each in way.flags
-        if each.name in more
     ]
     notes.append(
         text(
@@ -159,12 +134,6 @@ def _way(way: SharingPlan) -> Section:
             "starting; the starts below are observed"
         )
     )
-
-    def with_more(row: Flags) -> str | None:
-        if row.name not in more:
-            return None
-        return text("starts") if more[row.name].starts else text("does not")
-
     columns = (
         Column("Instance", "name", right=True),
         Column("gpu-memory-\nutilization", "gpu_memory_utilization", partial(number, spec=".2f")),
@@ -176,63 +145,49 @@ def _way(way: SharingPlan) -> Section:
         ),
         Column("KV, GiB", "kv_cache_bytes", GIB),
         Column("Tokens", "tokens", COUNT),
-        Column("0.02 more", with_more),
+        Column("0.02 more", lambda row: text("starts") if row.more_starts else text("does not")),
     )
     return table(_title(way), columns, way.flags, notes)
 
 
 class _StartRow(NamedTuple):
-    """An instance in a start; what the start has once stands in its first row."""
+    """An instance in a start."""
 
     start: InstanceStart
-    result: Started
-
-    @property
-    def first(self) -> bool:
-        return self.result is self.start.results[0]
+    result: Try
 
 
 def _before(row: _StartRow) -> str:
-    if not row.first:
-        return ""
     return text("were ready") if row.start.neighbours == READY else text("had served")
 
 
 _STARTS = (
-    Column("Order", lambda row: ", ".join(row.start.order) if row.first else ""),
+    Column("Order", lambda row: ", ".join(row.start.order)),
     Column("Those before", _before),
-    Column("Instance", "result.name", right=True),
-    Column("Status", lambda row: _status(row.result)),
-    Column("KV, GiB", "result.kv_cache_bytes", GIB),
-    Column("Tokens", "result.tokens", COUNT),
-    Column(
-        "Least free,\nGiB",
-        lambda row: GIB(row.start.least_free_bytes) if row.first else "",
-        right=True,
-    ),
+    Column("Instance", "result.value", right=True),
+    Column("Status", lambda row: STATUS_WORDS[row.result.plan.status]),
+    Column("KV, GiB", "result.plan.kv_cache_bytes", GIB),
+    Column("Tokens", "result.plan.tokens", COUNT),
+    Column("Least free,\nGiB", "start.least_free_bytes", GIB),
 )
 
 
 def _starts(starts: list[InstanceStart]) -> Section:
     rows = [_StartRow(start, result) for start in starts for result in start.results]
-    notes: list[str] = []
-    for start, result in rows:
-        reasons = [*([result.reason] if result.reason else []), *result.missing]
-        if reasons and not result.passes:
-            notes.append(
-                text(
-                    "{order}: {name}: {reason}",
-                    order=", ".join(start.order),
-                    name=result.name,
-                    reason=one_line("; ".join(reasons), _REASON),
-                )
-            )
-    if all(start.passes for start in starts):
-        notes.append(
-            text("each start: all came up, and held what serving their largest batches took")
+    notes: list[str] = [
+        text(
+            "{order}: {name}: {reason}",
+            order=", ".join(start.order),
+            name=result.value,
+            reason=one_line("; ".join(miss.text for miss in result.missing), _REASON),
         )
+        for start, result in rows
+        if result.missing
+    ]
+    if not notes:
+        notes = [text("each start: all came up, and held what serving their largest batches took")]
 
     def look(row: _StartRow) -> str:
-        return PLAIN if row.result.passes else BAD
+        return PLAIN if row.result.holds else BAD
 
     return table(text("Starts"), _STARTS, rows, notes, look=look)

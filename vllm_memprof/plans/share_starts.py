@@ -17,50 +17,46 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vllm_memprof.accounting.budget import equations as engines
+from vllm_memprof.accounting.budget import equations
 from vllm_memprof.accounting.budget.kv import blocks_per_request
-from vllm_memprof.accounting.model import Kv, RankReport
+from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.engine import end_with_parent
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.options import value_of
-from vllm_memprof.plans.plan_folder import write_row
-from vllm_memprof.plans.pool import Interrupted
-from vllm_memprof.plans.process import TICK_S, PlanProcess
+from vllm_memprof.plans.pool import TICK_S, Interrupted, PlanProcess
 from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.plans.rows import PlanRow, Try
 from vllm_memprof.plans.runner import PlanRunner
-from vllm_memprof.plans.share import EQUATIONS, Figures, SharedDevice, SharingRule, rotations, ways
-from vllm_memprof.plans.share_rows import (
+from vllm_memprof.plans.share import (
+    EQUATIONS,
     DeviceShare,
+    Figures,
     Flags,
     InstanceStart,
-    SharingPlan,
+    SharedDevice,
     SoloPlan,
-    Started,
+    rotations,
+    ways,
 )
+from vllm_memprof.plans.store import write_row
 from vllm_memprof.plans.wants import Want, misses
 from vllm_memprof.record.schema import ENV_HOLD, HELD_SUFFIX, HOLD_SUFFIX, MOMENTS, READY, SERVED
 from vllm_memprof.record.spans import edges_of, last_of
 from vllm_memprof.redact import redact_command
-from vllm_memprof.sim.runtime import (
-    ENV_STATE,
-    PACKAGE_DIR,
-    own_state_file,
-    prepare_runtime,
-)
+from vllm_memprof.sim.runtime import ENV_STATE, PACKAGE_DIR, own_state_file, prepare_runtime
 from vllm_memprof.text import text
-from vllm_memprof.units import format_gib, minus, one_line, sum_or_none
+from vllm_memprof.units import minus, one_line, sum_or_none
 
 #: Options that fix the KV cache, which is what is to be divided.
-FIXED_SIZE = ("--kv-cache-memory-bytes", "--num-gpu-blocks-override")
+BLOCKS = "--num-gpu-blocks-override"
+FIXED_SIZE = ("--kv-cache-memory-bytes", BLOCKS)
 UTILIZATION = "--gpu-memory-utilization"
 #: Where an engine alone runs out of memory with its own default: what is held beside the KV cache
 #: is found with less of it.
 LESS = "0.75"
-STARTS_DIR = "starts"
 #: What newer releases make of the budget; with one of them a share is not computed.
-STAGES = {stage.name for row in engines.EQUATIONS for stage in row.stages}
+STAGES = {stage.name for row in equations.EQUATIONS for stage in row.stages}
 _BESIDE_S = 60.0
 
 
@@ -93,7 +89,6 @@ class ShareJob:
     instances: list[Instance]
     beside: int  # bytes
     headroom: int  # bytes
-    command: list[str]  # as typed, secrets redacted
 
 
 def check(instances: Sequence[Instance], beside: int) -> None:
@@ -103,23 +98,19 @@ def check(instances: Sequence[Instance], beside: int) -> None:
         UsageError: with what to do instead.
     """
     if len(instances) < 2 and not beside:
-        raise UsageError(
-            "memprof share needs two instances",
-            hint="memprof share MODEL_A [arguments] -- MODEL_B [arguments]; or --beside "
-            "SIZE, held by a process that is no engine",
+        hint = (
+            "memprof share MODEL_A [arguments] -- MODEL_B [arguments]; or --beside SIZE, held by "
         )
+        hint += "a process that is no engine"
+        raise UsageError("memprof share needs two instances", hint)
     for each in instances:
-        name, args = f"instance {each.name} ({each.plan.model})", each.plan.engine_args
+        args, _ = each.plan.engine_args, each.fixed
+        fixed = [option for option in FIXED_SIZE if value_of(args, option) is not None]
+        why = f"{', '.join(fixed)} fixes the KV cache, which is divided" if fixed else ""
         if each.plan.devices != 1:
-            raise UsageError(
-                f"{name} takes {each.plan.devices} devices; memprof share divides one device"
-            )
-        for option in FIXED_SIZE:
-            if value_of(args, option) is not None:
-                raise UsageError(
-                    f"{name}: {option} fixes the KV cache, which memprof share divides"
-                )
-        _ = each.fixed
+            why = f"takes {each.plan.devices} devices; one device is divided"
+        if why:
+            raise UsageError(f"instance {each.name} ({each.plan.model}) {why}")
     if not instances[0].plan.device.simulated:
         raise UsageError(
             "memprof share starts the instances beside each other, on a simulated device alone",
@@ -134,159 +125,115 @@ def run_share(job: ShareJob, runner: PlanRunner) -> DeviceShare:
         MemprofError: the process that holds ``beside`` could not be started.
         Interrupted: by a signal; what was started has ended.
     """
-    started_s = time.monotonic()
-    share = compute(job, runner)
-    every = [[each.name for each in order] for order in rotations(job.instances)]
+    share, card = compute(job, runner)
+    if card is None:
+        return share
     found = []
-    for number, way in enumerate(share.ways):
-        moments = moments_of(share.equation, way)
+    for number, way in enumerate(share.ways, 1):
+        orders = rotations([*card.instances]) if way.order is None else [way.order]
+        # a number of blocks is the same whatever those before have done
+        moments = card.moments if way.name == "utilization" else (SERVED,)
         starts = [
-            start_all(job, number, way.flags, order, moment, runner)
-            for order in ((every if way.order is None else [way.order]) if way.flags else [])
+            start_all(job, f"{number}-{'-'.join(order)}-{moment}", way.flags, order, moment, runner)
+            for order in (orders if way.flags else ())
             for moment in moments
         ]
         found.append(replace(way, starts=starts))
-    seconds = round(time.monotonic() - started_s, 1)
-    return replace(share, ways=found, notes=_notes(share, found), seconds=seconds)
-
-
-def compute(job: ShareJob, runner: PlanRunner) -> DeviceShare:
-    """Plan each instance alone and compute the shares; start nothing with them.
-
-    Raises:
-        Interrupted: by a signal.
-    """
-    planned = [_plan_alone(each, place, runner) for place, each in enumerate(job.instances)]
-    rows = [alone for alone, _ in planned]
-    ranks = [rank for _, rank in planned if rank is not None]
-    equations = {rank.budget.equation for rank in ranks}
-    total = next((rank.device_total_bytes for rank in ranks if rank.device_total_bytes), None)
-    share = DeviceShare(
-        job.command, rows, next(iter(equations), None), total, job.beside, job.headroom,
-        simulated=True,
-    )  # fmt: skip
-    figures = [each for row in rows if (each := Figures.of(row)) is not None]
-    why = _why_not(rows, figures, equations)
-    if why is not None or total is None or share.equation is None:
-        return replace(share, why_none=why)
-    card = SharedDevice(total, SharingRule.of(share.equation), job.beside, job.headroom)
-    return replace(share, ways=ways(card, figures))
-
-
-def moments_of(equation: str | None, way: SharingPlan) -> tuple[str, ...]:
-    """Return what those before have done in the starts of a way.
-
-    A number of blocks is the same whatever they have done.
-    """
-    if equation is None or way.name == "blocks":
-        return (SERVED,)
-    return SharingRule.of(equation).moments
-
-
-def _why_not(
-    rows: list[SoloPlan], figures: list[Figures], equations: set[str | None]
-) -> str | None:
-    for row in rows:
-        if row.status != "ok":
-            return text(
-                "instance {name} does not start alone: {reason}",
-                name=row.name,
-                reason=row.reason or row.status,
-            )
-    if len(equations) > 1 or not equations <= set(EQUATIONS):
-        names = ", ".join(sorted(name or "-" for name in equations))
-        return text("shares are computed for E2, E3 and E4, not for {names}", names=names)
-    if len(figures) < len(rows):
-        lacking = [row.name for row in rows if Figures.of(row) is None]
-        return text("what an instance holds is not known whole: {names}", names=", ".join(lacking))
-    return None
-
-
-def _notes(share: DeviceShare, found: Sequence[SharingPlan]) -> list[str]:
-    if not found:
-        return []
     notes: list[str] = [
         text(
             "the next instance is started when the one before is ready; starts at the same time "
             "see each other's memory half made, and are not answered for"
         )
     ]
-    if len(share.instances) > 2:
-        notes.append(text("orders: each instance was the last once"))
-        if any(way.order is not None for way in found):
-            notes.append(text("by utilization: the order as typed; another one has other shares"))
     if any(way.flags and not way.holds for way in found):
         notes.append(text("computed to pass, and did not: flags whose starts failed are no answer"))
-    return notes
+    return replace(share, ways=found, notes=notes)
 
 
-def _plan_alone(
-    instance: Instance, place: int, runner: PlanRunner
-) -> tuple[SoloPlan, RankReport | None]:
-    """Return the row of an instance that has the device to itself, with its report."""
-    plan, name = replace(instance.plan, values={"instance": instance.name}), instance.name
-    row = runner.make_one(place, plan, name)
-    if row.status == "oom" and instance.fixed is None:
-        plan = replace(plan, engine_args=[*plan.engine_args, UTILIZATION, LESS])
-        row = runner.make_one(place, plan, f"{name}-{LESS}")
-    report = runner.report(row) if row.ok else None
-    alone = SoloPlan(
-        name,
-        plan.model,
-        redact_command(["", *instance.plan.engine_args])[1:],
-        [want.text for want in instance.wants],
-        row.status,
-        row.reason,
-        row.run,
-        instance.fixed,
-    )
-    if report is None:
-        return alone, None
-    rank = report.ranks[0]
-    return with_memory(alone, rank, row, instance.wants), rank
+def compute(job: ShareJob, runner: PlanRunner) -> tuple[DeviceShare, SharedDevice | None]:
+    """Plan each instance alone and compute the shares; start nothing with them.
+
+    Returns:
+        The shares, and the device with the instances on it; None where nothing can be computed.
+
+    Raises:
+        Interrupted: by a signal.
+    """
+    rows, ranks = [], list[RankReport]()
+    for place, each in enumerate(job.instances):
+        plan, name = replace(each.plan, values={"instance": each.name}), each.name
+        row = runner.make_one(place, plan, name)
+        if row.status == "oom" and each.fixed is None:
+            plan = replace(plan, engine_args=[*plan.engine_args, UTILIZATION, LESS])
+            row = runner.make_one(place, plan, f"{name}-{LESS}")
+        report, figures = runner.report(row) if row.ok else None, None
+        if report is not None:
+            ranks.append(report.ranks[0])
+            figures = figures_of(report.ranks[0], row, each)
+        args, wanted = redact_command(["", *each.plan.engine_args])[1:], each.wants
+        rows.append(SoloPlan(name, plan.model, args, [want.text for want in wanted], row, figures))
+    found = {rank.budget.equation for rank in ranks}
+    equation = next(iter(found), None)
+    total = next((rank.device_total_bytes for rank in ranks if rank.device_total_bytes), None)
+    share = DeviceShare(rows, equation, total, job.beside, job.headroom)
+    failed = next((row for row in rows if not row.plan.ok), None)
+    known = {row.name: row.figures for row in rows if row.figures is not None}
+    form = equations.form_of(equation)
+    if failed is not None:
+        why = text(
+            "instance {name} does not start alone: {reason}",
+            name=failed.name,
+            reason=failed.plan.reason or failed.plan.status,
+        )
+    elif len(found) > 1 or equation not in EQUATIONS:
+        names = ", ".join(sorted(name or "-" for name in found))
+        why = text("shares are computed for E2, E3 and E4, not for {names}", names=names)
+    elif len(known) < len(rows) or total is None or form is None:
+        names = ", ".join(row.name for row in rows if row.figures is None)
+        why = text("what an instance holds is not known whole: {names}", names=names)
+    else:
+        rules = form.subtracts_neighbours, form.checks_free
+        card = SharedDevice(total, known, *rules, job.beside, job.headroom)
+        return replace(share, ways=ways(card)), card
+    return replace(share, why_none=why), None
 
 
-def with_memory(alone: SoloPlan, rank: RankReport, row: PlanRow, wants: Sequence[Want]) -> SoloPlan:
-    """Return an instance with what the engine's record says of its memory."""
+def figures_of(rank: RankReport, row: PlanRow, instance: Instance) -> Figures | None:
+    """Return what the engine's record says of an instance's memory; None: not all is known."""
     budget, kv, total = rank.budget, rank.kv, rank.device_total_bytes
-    subtracted = sum_or_none(term.bytes for term in budget.terms if term.subtracted)
-    if any(term.name in STAGES for term in budget.terms):
-        subtracted = None  # the engine counts other bytes than the device holds
+    request, block = blocks_per_request(kv), kv.bytes_per_block
     warm_up = last_of(rank.phases, "warm_up")
     free = None if warm_up is None or warm_up.after is None else warm_up.after.device_free_bytes
-    return replace(
-        alone,
-        subtracted_bytes=subtracted,
-        held_ready_bytes=minus(minus(total, free), kv.planned_bytes),
-        held_peak_bytes=minus(total, budget.fits_device_bytes),
-        context_bytes=minus(total, rank.initial_free_bytes),
-        need_bytes=_needed(kv, row, wants),
-        bytes_per_block=kv.bytes_per_block,
-        tokens_per_block=kv.tokens / kv.blocks if kv.tokens and kv.blocks else None,
-    )
-
-
-def _needed(kv: Kv, row: PlanRow, wants: Sequence[Want]) -> int | None:
-    """Return the bytes of KV cache for a request of max_model_len, and for everything wanted."""
-    request = blocks_per_request(kv)
-    if request is None or not kv.bytes_per_block or not kv.blocks or not kv.tokens:
+    # with a stage the engine counts other bytes than the device holds
+    if any(term.name in STAGES for term in budget.terms) or not (request and block and kv.blocks):
         return None
-    least = request * kv.bytes_per_block
-    for want in wants:
-        size, known = want.least, want.found(row)
+    need = request * block
+    for want in instance.wants:
+        size, held = want.least, want.found(row)
         if want.kind != "kv-cache":
-            if not known:
+            if not held:
                 return None
-            size = math.ceil(size * kv.blocks / known - 1e-9) * kv.bytes_per_block
-        least = max(least, size)
-    return least
+            size = math.ceil(size * kv.blocks / held - 1e-9) * block
+        need = max(need, size)
+    sizes = (
+        sum_or_none(term.bytes for term in budget.terms if term.subtracted),
+        minus(minus(total, free), kv.planned_bytes),
+        minus(total, budget.fits_device_bytes),
+        minus(total, rank.initial_free_bytes),
+        need,
+        block,
+    )
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return None
+    rate = kv.tokens / kv.blocks if kv.tokens else None
+    return Figures(*known, block_tokens=rate, fixed_utilization=instance.fixed)
 
 
 @dataclass
 class _Under:
     """An instance under way."""
 
-    instance: Instance
     process: PlanProcess
     folder: Path  # where it is told to wait
 
@@ -315,7 +262,7 @@ class _Under:
 
 def start_all(
     job: ShareJob,
-    number: int,
+    name: str,
     flags: Sequence[Flags],
     order: Sequence[str],
     moment: str,
@@ -325,7 +272,7 @@ def start_all(
 
     Args:
         job: with the instances.
-        number: of the way, for names of folders.
+        name: of the folder.
         flags: of each instance.
         order: of starting, names.
         moment: at which those before wait: READY or SERVED.
@@ -335,66 +282,62 @@ def start_all(
         MemprofError: the process that holds ``beside`` could not be started.
         Interrupted: by a signal.
     """
-    by_name = {each.name: each for each in job.instances}
+    instances = {each.name: each for each in job.instances}
     given = {each.name: each for each in flags}
-    folder = runner.folder / STARTS_DIR / f"{number + 1}-{'-'.join(order)}-{moment}"
+    folder = runner.folder / "starts" / name
     folder.mkdir(parents=True)
-    state, signals = own_state_file(), list[int]()
-    under: list[_Under] = []
+    state, signals, under = own_state_file(), list[int](), list[_Under]()
+    environ = {**os.environ, ENV_STATE: str(state)}
     with catch_signals(signals.append), tempfile.TemporaryDirectory() as holds:
-        environ = {**os.environ, ENV_STATE: str(state)}
         try:
             with beside(job, environ):
-                for name in order:
-                    waits = Path(holds, name)
+                for each in order:
+                    waits = Path(holds, each)
                     waits.mkdir()
                     for asked in {moment, SERVED}:
                         (waits / f"{asked}{HOLD_SUFFIX}").touch()
-                    plan = _beside_others(by_name[name].plan, given[name], order)
+                    plan = _beside_others(instances[each].plan, given[each], order)
                     held = {**environ, ENV_HOLD: str(waits)}
-                    task = Task(0, plan, folder / name, environ=held)
-                    under.append(_Under(by_name[name], PlanProcess(task), waits))
+                    task = Task(0, plan, folder / each, environ=held)
+                    under.append(_Under(PlanProcess(task), waits))
                     runner.progress.started(task)
                     if not under[-1].reaches(moment, signals):
                         break
                 else:
-                    for each in under if moment == READY else ():
-                        (each.folder / f"{READY}{HELD_SUFFIX}").unlink(missing_ok=True)
-                        if not each.reaches(SERVED, signals):
+                    for one in under if moment == READY else ():
+                        (one.folder / f"{READY}{HELD_SUFFIX}").unlink(missing_ok=True)
+                        if not one.reaches(SERVED, signals):
                             break
-                for each in under:  # the first to end reads the device with all in place
-                    each.end()
+                for one in under:  # the first to end reads the device with all in place
+                    one.end()
             if signals:
                 raise Interrupted(signals[0])
         except BaseException:
-            for each in under:
-                each.process.end("interrupted")
+            for one in under:
+                one.process.end("interrupted")
             raise
         finally:
-            for each in under:
-                each.end()
+            for one in under:
+                one.end()
             state.unlink(missing_ok=True)
     results, frees = [], list[int]()
-    for each in under:
-        run_dir, row = each.process.task.run_dir, each.process.row()
+    for each, one in zip(order, under, strict=False):
+        run_dir, row = one.process.task.run_dir, one.process.row()
         write_row(run_dir, None, row)
         row = replace(row, run=str(run_dir.relative_to(runner.folder)))
-        report, planned = runner.report(row), row.kv_cache_bytes
+        report = runner.report(row)
         for rank in [] if report is None else report.ranks[:1]:
             if rank.kv.planned_bytes is not None:
-                planned = rank.kv.planned_bytes
+                row = replace(row, kv_cache_bytes=rank.kv.planned_bytes)
             seen = (edge.snapshot.device_free_bytes for _, edge in edges_of(rank.phases))
             frees += (size for size in seen if size is not None)
-        missing = [miss.text for miss in misses(row, each.instance.wants)] if row.ok else []
-        name = each.instance.name
-        results.append(Started(name, row.status, row.reason, planned, row.tokens, missing, row.run))
+        results.append(Try(each, row, misses(row, instances[each].wants)))
         runner.progress.finished(0, row, "made")
-    results += [Started(name, "not started") for name in order[len(under) :]]
     least = min(frees, default=None)
     if least is not None and least < job.headroom:
-        short = f"headroom {format_gib(least)} < {format_gib(job.headroom)} GiB"
-        results[-1] = replace(results[-1], missing=[*results[-1].missing, short])
-    return InstanceStart(list(order), moment, results, least)
+        short = Want("headroom", job.headroom).misses(replace(row, headroom_bytes=least))
+        results[-1].missing.extend(short)
+    return InstanceStart([*order], moment, results, least)
 
 
 def _beside_others(plan: Plan, flags: Flags, order: Sequence[str]) -> Plan:
@@ -402,7 +345,7 @@ def _beside_others(plan: Plan, flags: Flags, order: Sequence[str]) -> Plan:
     values = {"start": ",".join(order), "instance": flags.name}
     plan = plan.vary(UTILIZATION, f"{flags.gpu_memory_utilization:g}")
     if flags.num_gpu_blocks_override is not None:
-        plan = plan.vary("--num-gpu-blocks-override", str(flags.num_gpu_blocks_override))
+        plan = plan.vary(BLOCKS, str(flags.num_gpu_blocks_override))
     # those before wait while the others come up
     timeout_s = plan.timeout_s * len(order)
     own = {**plan.own, "share-device": ""}

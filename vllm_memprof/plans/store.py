@@ -1,9 +1,10 @@
-"""Plans that were made before, by content: a plan of the same key is not made again.
+"""The folders of plans: report and row of one, and the plans that were made before, by content.
 
-A key contains everything that the figures of a plan depend on: the model's configuration, the
-engine's arguments in their normal form, variables that bear on memory, the engine stack, the device
-profile, and the sources of memprof that make a record. Only plans on a simulated device have one:
-other processes change the figures of a real device.
+A plan's folder with ``plan.json`` is complete: it is written last. A plan of the same key is not
+made again. A key contains everything that the figures of a plan depend on: the model's
+configuration, the engine's arguments in their normal form, variables that bear on memory, the
+engine stack, the device profile, and memprof's own sources. Only plans on a simulated device have
+one: other processes change the figures of a real device.
 
 ``<cache>/plans/<key>/`` is the run folder; it appears in one step, so that any number of processes
 may share it.
@@ -14,34 +15,46 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from vllm_memprof.errors import UsageError
+from vllm_memprof.accounting.build import build_report
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.files import write_atomically
 from vllm_memprof.options import normal_form, options
-from vllm_memprof.plans.plan_folder import copy_folder, digest_of, read_row, row_of, write_row
-from vllm_memprof.plans.request import Plan
-from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.record.schema import REPORT_JSON
-from vllm_memprof.redact import select_env
-from vllm_memprof.sim.presets import find_preset, generate_model, resolve_model
+from vllm_memprof.plans.request import Plan, Task
+from vllm_memprof.plans.rows import PlanRow, plan_row
+from vllm_memprof.record.codec import from_json, to_json
+from vllm_memprof.record.loader import load_run
+from vllm_memprof.record.schema import REPORT_JSON, RUN_FILE
+from vllm_memprof.redact import redact_data, redact_text, select_env
+from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.profiles import flat_text, load_profile
 from vllm_memprof.sim.runtime import PACKAGE_DIR, fingerprint
 from vllm_memprof.sim.stacks import cache_dir, load_stack, normalize
+from vllm_memprof.units import one_line
 from vllm_memprof.version import __version__
 
-#: Raise it when the content of a key changes.
-FORMAT = 1
-#: Packages of memprof whose change may change a record. Rows are read from it anew where any
-#: source of memprof is another.
-_SOURCES = ("capture", "engines", "launch", "record", "sim")
-_SOURCE_FILES = ("*.py", "*.toml", "*.json")
-#: Files of a model that decide shapes; of the weights the names and sizes.
-_MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.py", "*.model")
-_LARGEST_READ = 64 << 20
+#: Beside the run's own files in its folder; written last, so a folder that has it is complete.
+PLAN_FILE = "plan.json"
+#: Output of the plan's own process, as far as it is not in ``engine.log``.
+OUTPUT_FILE = "memprof.log"
+#: Reasons outside the plan: another try may end otherwise. (Texts of launch.verdict.)
+_CHANCE = re.compile(
+    r"^interrupted by|^not ready within|was killed by|vanished|hung|host memory|could not be ended|"
+    r"memprof itself failed|\bMemoryError|Cannot allocate memory|No space left|"
+    r"(?i:address already in use)|Connection(Reset|Refused)|timed out"
+)
+_SOURCES = (".py", ".toml", ".json")
+#: Files whose content counts, of a model those that decide shapes; of others the sizes do.
+_READ = (*_SOURCES, ".jinja", ".txt", ".model")
+#: Options that ``resolve_model`` reads.
 _MODEL_OPTIONS = (
     "--load-format",
     "--served-model-name",
@@ -51,6 +64,80 @@ _MODEL_OPTIONS = (
 )
 #: Variables of memprof that name places, and none of the plan's figures.
 PLACES = ("MEMPROF_CACHE_DIR", "MEMPROF_RUN_DIR", "MEMPROF_SIM_STATE", "MEMPROF_BROWSER")
+
+
+def report_of(run_dir: Path) -> Report:
+    """Return the report of a plan: what its process wrote; else made from the record, and kept.
+
+    Raises:
+        MemprofError: its record cannot be read.
+    """
+    path = run_dir / REPORT_JSON
+    try:
+        return from_json(Report, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        report = build_report(load_run(run_dir))
+        write_atomically(path, json.dumps(to_json(report)))
+        return report
+
+
+def output_of(run_dir: Path) -> Path:
+    """Return where the output of a plan's process goes while it runs: beside its folder."""
+    return run_dir.with_name(f"{run_dir.name}.{OUTPUT_FILE}")
+
+
+def row_of(
+    plan: Plan, run_dir: Path, exit_code: int | None = 0, ended: str | None = None
+) -> PlanRow:
+    """Return the row of a plan whose process has ended.
+
+    Args:
+        plan: the request.
+        run_dir: where it was to record.
+        exit_code: of its process; None where it could not be collected.
+        ended: why memprof ended it; None where it ended by itself.
+    """
+    row = PlanRow(dict(plan.values), "failed", devices=plan.devices, final=False)
+    if (run_dir / RUN_FILE).exists():
+        try:
+            row = plan_row(load_run(run_dir), report_of(run_dir), plan)
+            row = replace(row, final=row.ok or not _CHANCE.search(row.reason or ""))
+        except MemprofError as error:
+            row = replace(row, reason=one_line(error.message))
+    else:  # a wrong argument, a missing stack: the last line of the output gives the reason
+        path = output_of(run_dir)
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        own = [line.removeprefix("memprof: ") for line in lines if line.startswith("memprof: ")]
+        silent = f"memprof plan ended with status {exit_code} before it made a run folder"
+        reason = one_line(redact_text([silent, *lines[-1:], *own][-1]))
+        row = replace(row, reason=reason, final=exit_code == 2)
+    if ended is None and row.ok and exit_code != 0:
+        ended = f"memprof plan ended with status {exit_code}"
+    return row if ended is None else replace(row, status="failed", reason=ended, final=False)
+
+
+def write_row(run_dir: Path, key: str | None, row: PlanRow) -> None:
+    """Mark a run folder as complete: write its row, and the key of its content.
+
+    Raises:
+        MemprofError: it cannot be written.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    content = {"key": key, "row": redact_data(to_json(row))}
+    write_atomically(run_dir / PLAN_FILE, json.dumps(content, indent=1) + "\n")
+
+
+def read_row(run_dir: Path, key: str | None) -> PlanRow | None:
+    """Return the row of a complete folder of that content; None where there is none.
+
+    None as well where another try may end otherwise.
+    """
+    try:
+        data = json.loads((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
+        row = from_json(PlanRow, data["row"])
+        return row if data["key"] == key and row.final else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class Store:
@@ -63,35 +150,49 @@ class Store:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_dir() / "plans"
 
-    def take(self, key: str | None, plan: Plan, run_dir: Path) -> PlanRow | None:
-        """Copy a plan that was made before to ``run_dir``; return its row, None without one."""
-        if key is None or (kept := read_row(self.folder / key)) is None:
+    def take(self, task: Task) -> PlanRow | None:
+        """Copy a plan that was made before to the task's folder; return its row, None without."""
+        plan, run_dir = task.plan, task.run_dir
+        if task.key is None or (row := read_row(self.folder / task.key, task.key)) is None:
             return None
         try:
-            copy_folder(self.folder / key, run_dir)
+            _copy_folder(self.folder / task.key, run_dir)
         except OSError:
             shutil.rmtree(run_dir, ignore_errors=True)  # incomplete
             return None
-        row = replace(kept.row, values=dict(plan.values), devices=plan.devices, run=None)
-        if not kept.current:
-            (run_dir / REPORT_JSON).unlink(missing_ok=True)  # of other sources: accounted anew
-        if not kept.current or [*row.concurrency_at] != [*plan.lengths]:
+        if [*row.concurrency_at] != [*plan.lengths]:
             row = row_of(plan, run_dir, 0 if row.ok else 1)
-        if not row.final:
-            shutil.rmtree(run_dir, ignore_errors=True)
-            return None
-        row = replace(row, cached=True)
-        write_row(run_dir, key, row)
+        row = replace(row, values=dict(plan.values), devices=plan.devices, run=None, cached=True)
+        write_row(run_dir, task.key, row)
         return row
 
-    def keep(self, key: str | None, row: PlanRow, run_dir: Path) -> None:
+    def keep(self, task: Task, row: PlanRow) -> None:
         """Keep a plan for its key, unless another try may end otherwise."""
-        if key is None or not row.final or row.run_id is None:
+        if task.key is None or not row.final or row.run_id is None:
             return
         try:
-            copy_folder(run_dir, self.folder / key)
+            _copy_folder(task.run_dir, self.folder / task.key)
         except OSError:
             pass  # a full disk costs the cache, not the plan
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder in one step; nothing happens where another process was first.
+
+    Raises:
+        OSError: it cannot be copied.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
+    try:
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
+        temporary.chmod(0o700)
+        os.rename(temporary, target)
+    except OSError:
+        if not target.is_dir():
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
@@ -103,24 +204,22 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
     profile = plan.device.profile
     if profile is None or "python" in plan.own:
         return None
-    # arguments that ``resolve_model`` reads, so that a hub is asked once for a whole sweep
-    named = [held for name, held in options(plan.engine_args) if name in _MODEL_OPTIONS]
+    # only the arguments that count, so that a hub is asked once for a whole sweep
+    named = (held for name, held in options(plan.engine_args) if name in _MODEL_OPTIONS)
     model = _model_key(plan.model, tuple(token for held in named for token in held))
     if model is None:
         return None
-    environ = os.environ if environ is None else environ
-    env = {name: value for name, value in select_env(environ).items() if name not in PLACES}
-    own = {name: value for name, value in plan.own.items() if name not in ("device", "stack")}
-    content = {
-        "format": FORMAT,
-        "memprof": [__version__, _sources_digest()],
-        "model": [plan.model, *model],
-        "arguments": normal_form(plan.engine_args),
-        "own": own,
-        "env": env,
-        "stack": _stack_key(plan.stack),
-        "profile": flat_text(load_profile(profile)),
-    }
+    env = select_env(os.environ if environ is None else environ)
+    content = (
+        __version__,
+        _sources_digest(),
+        model,
+        normal_form(plan.engine_args),
+        {name: value for name, value in plan.own.items() if name not in ("device", "stack")},
+        {name: value for name, value in env.items() if name not in PLACES},
+        _stack_key(plan.stack),
+        flat_text(load_profile(profile)),
+    )
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -132,49 +231,39 @@ def _stack_key(name: str | None) -> list[str]:
 
 @cache
 def _sources_digest() -> str:
-    return digest_of(
-        path
-        for name in _SOURCES
-        for pattern in _SOURCE_FILES
-        for path in (PACKAGE_DIR / name).rglob(pattern)
-    )
+    return _digest(path for path in PACKAGE_DIR.rglob("*") if path.suffix in _SOURCES)
 
 
 @cache
-def _model_key(model: str, engine_args: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the digest of a model's configuration, and of names and sizes of its weights."""
+def _model_key(model: str, engine_args: tuple[str, ...]) -> list[str] | None:
+    """Return a model's name, and a digest of its configuration and of the sizes of its weights."""
     try:
         resolved = resolve_model(model, list(engine_args))
     except UsageError:
         return None  # its plan says why
-    if resolved.source == "preset":
-        preset = find_preset(model)
-        return None if preset is None else ("preset", preset.digest, *resolved.extra_args)
     folder = Path(resolved.path)
     if not folder.is_dir():
         return None
+    return [model, _digest(filter(Path.is_file, folder.iterdir())), *resolved.extra_args]
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    """Return a digest of files: their names and contents; of weights size and time."""
     digest = hashlib.sha256()
-    read = {path for pattern in _MODEL_FILES for path in folder.glob(pattern)}
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        if path in read and size <= _LARGEST_READ:
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-        else:
-            digest.update(str(path.stat().st_mtime_ns).encode())
-    return "folder", digest.hexdigest(), *resolved.extra_args
+    for path in sorted(paths):
+        about = path.stat()
+        content = f"{about.st_size} {about.st_mtime_ns}".encode()
+        if path.suffix in _READ:
+            content = path.read_bytes()
+        digest.update(path.name.encode() + hashlib.sha256(content).digest())
+    return digest.hexdigest()
 
 
 def model_config(model: str, engine_args: list[str]) -> dict[str, object] | None:
     """Return ``config.json`` of a model with a preset or a folder; None where there is none."""
     try:
-        resolved = resolve_model(model, engine_args)
-    except UsageError:
+        path = Path(resolve_model(model, engine_args).path, "config.json")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (UsageError, OSError, ValueError):
         return None  # a real device's engine may find it
-    preset = find_preset(model) if resolved.source == "preset" else None
-    folder = generate_model(preset) if preset is not None else Path(resolved.path)
-    try:
-        data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
     return data if isinstance(data, dict) else None

@@ -20,18 +20,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError, UsageError
-from vllm_memprof.files import write_atomically
-from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
+from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE, FILE_MODE
 from vllm_memprof.options import long_name, normal_form
-from vllm_memprof.plans.plan_folder import OUTPUT_FILE, read_row
 from vllm_memprof.plans.pool import Interrupted
-from vllm_memprof.plans.request import Plan, Task, folder_names
+from vllm_memprof.plans.request import Plan, Task, folder_name
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
 from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
+from vllm_memprof.plans.store import output_of, read_row
 from vllm_memprof.redact import redact_command, redact_value
 
-REQUEST_FILE = "request.json"
-_REQUEST_SCHEMA = "memprof.sweep-request/1"
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
+_BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"))
 
 
 @dataclass
@@ -58,69 +57,58 @@ def parse_over(texts: list[str]) -> list[Knob]:
     Raises:
         UsageError: no knob, no value, or one of them twice.
     """
+    hint = "--over OPTION=VALUE,VALUE, e.g. --over tensor-parallel-size=2,4,8"
     knobs: list[Knob] = []
-    for text in texts:
+    for text in texts or [""]:
         name, equals, values = text.partition("=")
         name = long_name(name.strip()).removeprefix("--")
         if not equals or not re.fullmatch(r"[a-z][a-zA-Z0-9-]*(\.[a-zA-Z0-9_.-]+)?", name):
-            hint = "--over OPTION=VALUE,VALUE, e.g. --over tensor-parallel-size=2,4,8"
             raise UsageError(f"--over {text!r} names no option and its values", hint=hint)
         found = split_values(values)
         if not all(found):
             raise UsageError(f"--over {text!r} has an empty value")
-        twice = {value for value in found if found.count(value) > 1}
-        if twice or name in (knob.name for knob in knobs):
-            what = ", ".join(sorted(twice)) if twice else name
-            raise UsageError(f"--over {text!r}: {what} is given twice")
+        if len({*found}) < len(found) or name in (knob.name for knob in knobs):
+            raise UsageError(f"--over {text!r}: {name} or a value of it is given twice")
         knobs.append(Knob(name, found))
-    if not knobs:
-        raise UsageError(
-            "--over OPTION=VALUE,VALUE is missing", hint="e.g. --over tensor-parallel-size=2,4,8"
-        )
     return knobs
 
 
 def split_values(text: str) -> list[str]:
     """Split at the commas outside brackets and quotes."""
-    values, held, depth, quote = list[str](), "", 0, ""
-    for char in text:
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif char == "," and depth <= 0:
-            values.append(held.strip())
-            held = ""
-            continue
-        held += char
-    return [*values, held.strip()]
+    values = [""]
+    for part in text.split(","):
+        held = f"{values.pop()}{part}"
+        bare = _QUOTED.sub("", held)
+        closed = all(bare.count(a) <= bare.count(b) for a, b in _BRACKETS)
+        whole = closed and not {'"', "'"} & {*bare}
+        values += [held.strip(), ""] if whole else [f"{held},"]
+    return values[:-1]
 
 
 def default_folder(plan: Plan, knobs: Sequence[Knob]) -> Path:
     """Return ``reports/sweep-<model>-<digest>``, the same for the same sweep."""
     model = plan.model.rstrip("/").rsplit("/", 1)[-1]
     base = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:60] or "model"
-    digest = hashlib.sha256(json.dumps(_request(plan, knobs)).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(_request(plan, knobs).encode()).hexdigest()[:8]
     return DEFAULT_PARENT / f"sweep-{base}-{digest}"
 
 
-def _request(plan: Plan, knobs: Sequence[Knob]) -> dict[str, object]:
-    return {
-        "schema": _REQUEST_SCHEMA,
+def _request(plan: Plan, knobs: Sequence[Knob]) -> str:
+    content = {
+        "schema": "memprof.sweep-request/1",
         "model": plan.model,
         "arguments": [redact_command(words) for words in normal_form(plan.engine_args)],
         "own": dict(sorted(plan.own.items())),
-        "knobs": [vars(_shown(knob)) for knob in knobs],
+        "knobs": {knob.name: knob.values for knob in _shown(knobs)},
     }
+    return json.dumps(content, indent=1) + "\n"
 
 
-def _shown(knob: Knob) -> Knob:
-    """Return a knob as it is written, secrets redacted."""
-    return Knob(knob.name, [redact_value(knob.name, value) for value in knob.values])
+def _shown(knobs: Sequence[Knob]) -> list[Knob]:
+    """Return knobs as they are written, secrets redacted."""
+    return [
+        Knob(knob.name, [redact_value(knob.name, value) for value in knob.values]) for knob in knobs
+    ]
 
 
 def run_sweep(job: SweepJob, runner: PlanRunner) -> Sweep:
@@ -133,87 +121,71 @@ def run_sweep(job: SweepJob, runner: PlanRunner) -> Sweep:
         UsageError: the folder holds something else, or another memprof is at it.
         Interrupted: by a signal; what is there so far is in ``sweep`` of the exception.
     """
-    started_s = time.monotonic()
-    rows, notes = dict[int, PlanRow](), list[str]()
-    interrupted: Interrupted | None = None
+    started_s, rows = time.monotonic(), dict[int, PlanRow]()
+
+    def found(*notes: str) -> Sweep:
+        return Sweep(
+            job.plan.model,
+            _shown(job.knobs),
+            [rows[place] for place in sorted(rows)],
+            command=job.command,
+            seconds=round(time.monotonic() - started_s, 1),
+            notes=[*notes],
+        )
+
     with _folder(job, runner.folder):
         try:
             for task, row in _rows(job, runner):
                 rows[task.place] = row
         except Interrupted as error:
-            interrupted = error
-            notes.append(f"{error}: {len(rows)} of {len(job.plans)} plans are made")
-    found = Sweep(
-        model=job.plan.model,
-        command=job.command,
-        knobs=[_shown(knob) for knob in job.knobs],
-        rows=[rows[place] for place in sorted(rows)],
-        seconds=round(time.monotonic() - started_s, 1),
-        notes=notes,
-    )
-    if interrupted is not None:
-        interrupted.args, interrupted.sweep = (*notes,), found
-        raise interrupted
-    return found
+            error.args = (f"{error}: {len(rows)} of {len(job.plans)} plans are made",)
+            error.sweep = found(*error.args)
+            raise
+    return found()
 
 
 def _rows(job: SweepJob, runner: PlanRunner) -> Iterator[tuple[Task, PlanRow]]:
     """Yield the row of every plan, as they come."""
-    first, again = dict[str, Task](), list[Task]()
-    for place, (plan, name) in enumerate(zip(job.plans, folder_names(job.plans), strict=True)):
-        task = runner.task(place, plan, name)
-        found = read_row(task.run_dir)
-        if found is not None and found.key == task.mark and found.row.final:
-            yield task, runner.done(task, found.row, "there already")
-            continue
-        shutil.rmtree(task.run_dir, ignore_errors=True)
-        task.run_dir.with_name(f"{name}.{OUTPUT_FILE}").unlink(missing_ok=True)
-        if runner.store is None or task.key is None:
-            first[name] = task
-        elif first.setdefault(task.key, task) is not task:
-            again.append(task)  # the same plan in other words: in the store by then
-    yield from runner.make([*first.values()])
-    yield from runner.make(again)
+    tasks, width = list[Task](), max(2, len(str(len(job.plans))))
+    for place, plan in enumerate(job.plans):
+        task = runner.task(place, plan, folder_name(place + 1, plan, width))
+        row = read_row(task.run_dir, task.key)
+        if row is None:
+            shutil.rmtree(task.run_dir, ignore_errors=True)
+            output_of(task.run_dir).unlink(missing_ok=True)
+            tasks.append(task)
+        else:
+            yield task, runner.done(task, row, "there already")
+    yield from runner.make(tasks)
 
 
 @contextlib.contextmanager
 def _folder(job: SweepJob, path: Path) -> Iterator[None]:
-    """Make the sweep's folder and lock it for this process.
+    """Make the sweep's folder and lock its request for this process.
 
     Raises:
         UsageError: the folder has other content, or another memprof uses it.
         LaunchError: it cannot be made.
     """
-    held, request = path / REQUEST_FILE, _request(job.plan, job.knobs)
+    held, request = path / "request.json", _request(job.plan, job.knobs)
+    hint = "-o DIR gives another"
     try:
         path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
         if not held.exists() and any(path.iterdir()):
-            raise UsageError(
-                f"{path} is not empty, and holds no sweep", hint="give a new folder with -o DIR"
-            )
+            raise UsageError(f"{path} is not empty, and holds no sweep", hint)
         (path / PLANS_DIR).mkdir(mode=DIR_MODE, exist_ok=True)
-        lock = os.open(path / PLANS_DIR, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(held, os.O_RDWR | os.O_CREAT, FILE_MODE)
     except OSError as error:
-        raise LaunchError(
-            f"cannot make the folder {path}: {error.strerror}", hint="-o DIR gives another"
-        ) from error
-    try:
+        raise LaunchError(f"cannot make the folder {path}: {error.strerror}", hint) from error
+    with open(descriptor, "r+", encoding="utf-8") as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise UsageError(f"another memprof is making the sweep in {path}") from error
-        if held.exists():
-            try:
-                known = dict(json.loads(held.read_text(encoding="utf-8")))
-            except (OSError, ValueError, TypeError):
-                known = {}
-            other = [name for name, value in request.items() if known.get(name) != value]
-            if other or known.keys() - request.keys():
-                hint = "give another folder with -o DIR, or remove this one"
-                text = f"{path} holds another sweep: {', '.join(other)} differ"
-                raise UsageError(text, hint=hint)
-        else:
-            write_atomically(held, json.dumps(request, indent=1) + "\n")
+        known = file.read()
+        if known not in ("", request):
+            raise UsageError(f"{path} holds another sweep, by its {held.name}", hint)
+        if not known:
+            file.write(request)
+            file.flush()
         yield
-    finally:
-        os.close(lock)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.rows import READY, PlanRow
+from vllm_memprof.plans.rows import READY, Miss, PlanRow
 from vllm_memprof.text import text
 from vllm_memprof.units import format_gib, parse_size
 
@@ -14,78 +14,103 @@ HINT = (
     "tokens=500000 (KV cache), concurrency=8@32768 (8 requests of 32768 tokens at once), "
     "concurrency=8 (of --max-model-len), kv-cache=40GiB"
 )
-#: The engine's own advice where the KV cache has no room.
-_MORE_ROOM = re.compile(
-    r"incr\w+ .?gpu[_-]memory[_-]utilization|No available memory for the cache|"
-    r"larger than the available KV cache memory",
-    re.IGNORECASE,
-)
-#: The engine's words where a batch of ``--max-num-batched-tokens`` is too small for the rest.
-#: (vllm 0.23.0, vllm/config/scheduler.py::SchedulerConfig.verify_max_model_len;
-#: vllm/v1/core/encoder_cache_manager.py::compute_mm_encoder_budget)
-_TOO_SMALL = re.compile(
-    r"increase max_num_batched_tokens|"
-    r"max_num_batched_tokens \(\d+\) must be greater than or equal to max_num_seqs",
-    re.IGNORECASE,
-)
-#: What no value changes: an option that the engine's parser does not know, or that takes another
-#: number of values; ranks that cannot be run. A value that it refuses is none of these.
-#: (vllm_memprof/engines/vllm/kv_plan_run.py::run)
-_REFUSED = re.compile(
-    r"^(memprof plan: error: )?--until ready|unrecognized arguments|ambiguous option|"
-    r"expected (one|at least one|0|\d+) argument|ignored explicit argument",
-    re.IGNORECASE,
+#: What an engine says of a plan that failed -> the kind of the miss; the first match counts.
+_KINDS = (
+    # its own advice where the KV cache has no room
+    (
+        r"incr\w+ .?gpu[_-]memory[_-]utilization|No available memory for the cache|"
+        r"larger than the available KV cache memory",
+        "room",
+    ),
+    # a batch of --max-num-batched-tokens is too small for the rest
+    # (vllm 0.23.0, vllm/config/scheduler.py::SchedulerConfig.verify_max_model_len;
+    # vllm/v1/core/encoder_cache_manager.py::compute_mm_encoder_budget)
+    (
+        r"increase max_num_batched_tokens|"
+        r"max_num_batched_tokens \(\d+\) must be greater than or equal to max_num_seqs",
+        "small",
+    ),
+    # what no value changes: an option that the engine's parser does not know, or that takes another
+    # number of values; ranks that cannot be run. A value that it refuses is none of these.
+    # (vllm_memprof/engines/vllm/kv_plan_run.py::run)
+    (
+        r"^(memprof plan: error: )?--until ready|unrecognized arguments|ambiguous option|"
+        r"expected (one|at least one|0|\d+) argument|ignored explicit argument",
+        "refused",
+    ),
 )
 #: Before the reason of a run that failed: which process ended how. (launch.verdict)
 _EXIT = re.compile(
     r"^the engine exited with status -?\d+( \([^()]*\)| before any worker reported)[:\s]+"
 )
-_NUMBER = re.compile(r"[0-9][0-9_,]*")
+_NUMBER = r"[1-9](?:[,_]?\d)*"
+_WANT = re.compile(
+    rf"tokens=(?P<tokens>{_NUMBER})|"
+    rf"concurrency=(?P<concurrency>{_NUMBER})(?:@(?P<length>{_NUMBER}))?|kv[-_]cache=(?P<size>.+)"
+)
+_NAMES = {
+    "tokens": text("KV tokens"),
+    "concurrency": text("concurrency at max_model_len"),
+    "kv-cache": text("KV cache"),
+    "headroom": text("headroom"),
+}
 
 
 @dataclass(frozen=True)
 class Want:
     """One condition that a plan has to meet."""
 
-    kind: str  # tokens | concurrency | kv-cache | headroom
+    kind: str  # of _NAMES
     least: int  # tokens, requests or bytes
     length: int | None = None  # concurrency: tokens of a request; None: of max_model_len
 
-    def found(self, row: PlanRow) -> float | None:
-        """Return what a plan has of it; None: not known."""
-        if self.kind == "concurrency":
-            if self.length is None:
-                return row.max_concurrency
-            return row.concurrency_at.get(self.length)
-        sizes = {"kv-cache": row.kv_cache_bytes, "headroom": row.headroom_bytes}
-        return sizes.get(self.kind, row.tokens)
+    @property
+    def name(self) -> str:
+        if self.length is None:
+            return _NAMES[self.kind]
+        return text("concurrency at {length:,} tokens", length=self.length)
 
     @property
     def text(self) -> str:
-        if self.kind == "tokens":
-            return text("KV tokens >= {least:,}", least=self.least)
-        if self.kind == "concurrency":
-            return text("concurrency >= {least:,} at {length}", least=self.least,
-                       length=_length(self.length))  # fmt: skip
-        size = format_gib(self.least, _digits(self.least))
-        if self.kind == "kv-cache":
-            return text("KV cache >= {size} GiB", size=size)
-        return text("headroom >= {size} GiB", size=size)
+        return text("{name} >= {least}", name=self.name, least=self.shown(self.least))
 
+    @property
+    def of_bytes(self) -> bool:
+        return self.kind in ("kv-cache", "headroom")
 
-@dataclass(frozen=True)
-class Miss:
-    """A condition that a plan does not meet."""
+    def shown(self, figure: float) -> str:
+        """Return a figure of its kind in its unit."""
+        return f"{format_gib(figure, 4)} GiB" if self.of_bytes else f"{round(figure, 2):,}"
 
-    text: str
-    #: Of the want; length: of requests; plan: it failed; room: none for a KV cache; small: of a
-    #: batch; refused: no value would do.
-    kind: str
-    short_bytes: int | None = None  # None: not a matter of bytes, or not known
+    def found(self, row: PlanRow) -> float | None:
+        """Return what a plan has of it; None: not known."""
+        if self.length is not None:
+            return row.concurrency_at.get(self.length)
+        figures = {
+            "tokens": row.tokens,
+            "concurrency": row.max_concurrency,
+            "kv-cache": row.kv_cache_bytes,
+            "headroom": row.headroom_bytes,
+        }
+        return figures[self.kind]
 
-
-#: What the engine says of a plan that failed -> the kind of the miss; the first match counts.
-_KINDS = ((_MORE_ROOM, "room"), (_TOO_SMALL, "small"), (_REFUSED, "refused"))
+    def misses(self, row: PlanRow) -> list[Miss]:
+        """Return why a plan does not meet it; an unknown figure does not."""
+        found, longest = self.found(row), row.max_model_len
+        if self.length is not None and longest is not None and self.length > longest:
+            above = text(
+                "requests of {length:,} tokens are above --max-model-len {limit:,}",
+                length=self.length,
+                limit=longest,
+            )
+            return [Miss(above, "length")]
+        if found is None:
+            return [Miss(text("{name}: not known", name=self.name), self.kind)]
+        if found >= self.least:
+            return []
+        sizes = {"found": self.shown(found), "least": self.shown(self.least)}
+        said = text("{name} {found} < {least}", name=self.name, **sizes)
+        return [Miss(said, self.kind, int(self.least - found) if self.of_bytes else None)]
 
 
 def parse_wants(texts: list[str], headroom: str | None, until: str | None = None) -> list[Want]:
@@ -103,13 +128,10 @@ def parse_wants(texts: list[str], headroom: str | None, until: str | None = None
         UsageError: a want that is none, or the same one twice.
     """
     wants = [_parse(text) for text in texts]
-    for i, want in enumerate(wants):
-        if any((other.kind, other.length) == (want.kind, want.length) for other in wants[:i]):
-            raise UsageError(f"--want {want.kind} is given twice")
-    if headroom is not None:
-        wants.append(Want("headroom", size_option("--headroom", headroom)))
-    elif until != READY:
-        wants.append(Want("headroom", 0))
+    if len({want.name for want in wants}) < len(wants):
+        raise UsageError(f"--want: a condition is given twice: {', '.join(texts)}")
+    if headroom is not None or until != READY:
+        wants.append(Want("headroom", size_option("--headroom", headroom or "0")))
     return wants
 
 
@@ -122,30 +144,17 @@ def size_option(option: str, typed: str) -> int:
     try:
         return parse_size(typed)
     except ValueError as error:
-        raise UsageError(
-            f"{option}: {error}", hint=f"e.g. {option.partition('=')[0]} 2GiB"
-        ) from error
+        raise UsageError(f"{option}: {error}", hint=f"e.g. {option} 2GiB") from error
 
 
-def _parse(text: str) -> Want:
-    kind, equals, value = text.partition("=")
-    kind = kind.strip().lower().replace("_", "-")
-    if not equals or kind not in ("tokens", "concurrency", "kv-cache"):
-        raise UsageError(f"--want {text!r} is not known", hint=HINT)
-    number, at, length = value.partition("@" if kind == "concurrency" else "\0")
-    if kind == "kv-cache":
-        numbers = [size_option(f"--want {text}", value)]
-    else:
-        numbers = []
-        for part in (number, length) if at else (number,):
-            if not _NUMBER.fullmatch(part.strip()):
-                raise UsageError(
-                    f"--want {text!r}: {part.strip()!r} is not a whole number", hint=HINT
-                )
-            numbers.append(int(part.replace(",", "")))  # int() reads "_" itself
-    if min(numbers) < 1:
-        raise UsageError(f"--want {text!r}: it must be at least 1", hint=HINT)
-    return Want(kind, *numbers)
+def _parse(typed: str) -> Want:
+    match = _WANT.fullmatch(typed.strip())
+    if match is None:
+        raise UsageError(f"--want {typed!r} is not known", hint=HINT)
+    if match["size"] is not None:
+        return Want("kv-cache", size_option("--want kv-cache", match["size"]))
+    kind, length = "tokens" if match["tokens"] else "concurrency", match["length"]
+    return Want(kind, parse_size(match[kind]), None if length is None else parse_size(length))
 
 
 def lengths(wants: list[Want]) -> tuple[int, ...]:
@@ -154,56 +163,9 @@ def lengths(wants: list[Want]) -> tuple[int, ...]:
 
 
 def misses(row: PlanRow, wants: list[Want]) -> list[Miss]:
-    """Return the conditions that a plan does not meet; an unknown figure meets none."""
-    if not row.ok:
-        reason = _EXIT.sub("", row.reason or row.status)
-        kind = next((kind for words, kind in _KINDS if words.search(reason)), "plan")
-        return [Miss(reason, kind)]
-    return [miss for want in wants if (miss := _miss(row, want)) is not None]
-
-
-def _miss(row: PlanRow, want: Want) -> Miss | None:
-    found, least, longest = want.found(row), want.least, row.max_model_len
-    if want.length is not None and longest is not None and want.length > longest:
-        above = text(
-            "requests of {length:,} tokens are above --max-model-len {limit:,}",
-            length=want.length,
-            limit=longest,
-        )
-        return Miss(above, "length")
-    if found is not None and found >= least:
-        return None
-    missing = None
-    if want.kind == "tokens":
-        if found is None:
-            said = text("KV tokens not known")
-        else:
-            said = text("KV tokens {found:,} < {least:,}", found=found, least=least)
-    elif want.kind == "concurrency":
-        if found is None:
-            said = text("concurrency at {length} is not known", length=_length(want.length))
-        else:
-            said = text("concurrency {found:,.2f} < {least:,}", found=found, least=least)
-    else:
-        name = text("headroom") if want.kind == "headroom" else text("KV cache")
-        digits = max(_digits(least), 2)
-        shown, limit = format_gib(found, digits), format_gib(least, digits)
-        missing = None if found is None else least - int(found)
-        if found is None:
-            said = text("{name} not known", name=name)
-        elif shown == limit:
-            said = text("{name} {found:bytes} < {least:bytes} bytes", name=name, found=found,
-                       least=least)  # fmt: skip
-        else:
-            said = text("{name} {found} < {least} GiB", name=name, found=shown, least=limit)
-    return Miss(said, want.kind, missing)
-
-
-def _digits(size: int) -> int:
-    return next(
-        (digits for digits in range(5) if float(f"{size / 2**30:.{digits}f}") * 2**30 == size), 4
-    )
-
-
-def _length(length: int | None) -> str:
-    return "max_model_len" if length is None else text("{tokens:,} tokens", tokens=length)
+    """Return the conditions that a plan does not meet."""
+    if row.ok:
+        return [miss for want in wants for miss in want.misses(row)]
+    reason = _EXIT.sub("", row.reason or row.status)
+    kinds = (kind for words, kind in _KINDS if re.search(words, reason, re.IGNORECASE))
+    return [Miss(reason, next(kinds, "plan"))]

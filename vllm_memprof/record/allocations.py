@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from vllm_memprof.record.codec import Allowed
+from vllm_memprof.record.codec import one_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class AliveStack:
 class TraceTotals:
     """What was allocated and stayed while a number of requests ran, in one process."""
 
-    memory: Annotated[str, Allowed(("device", "host"))]
+    memory: Annotated[str, one_of("device", "host")]
     asked: int  # requests, as --trace-allocations says
     requests: int  # that ended while it was traced; fewer where the process ended before
     half_requests: int | None  # that had ended at the reading half-way; None: there was none

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from vllm_memprof.record.codec import Allowed
+from vllm_memprof.record.codec import one_of
 
 #: What a failure may be, and whether memory of any sort was short.
 KINDS = {
@@ -54,7 +54,7 @@ class Cure:
     environment: str | None = None
     action: str | None = None
     value: str | None = None  # where it can be computed
-    enough: Annotated[str, Allowed(ENOUGH)] = "unknown"
+    enough: Annotated[str, one_of(*ENOUGH)] = "unknown"
     engine: str | None = None  # of ``ENGINES``, or torch or torch_npu below it; None: any
     release: str | None = None  # from which on, where that matters
 
@@ -63,10 +63,10 @@ class Cure:
 class NamedFailure:
     """What went wrong first, why memprof thinks so, and what to change."""
 
-    kind: Annotated[str, Allowed(tuple(KINDS))]
+    kind: Annotated[str, one_of(*KINDS)]
     is_memory: bool
     title: str
-    confidence: Annotated[str, Allowed(("certain", "likely", "unrecognised"))]
+    confidence: Annotated[str, one_of("certain", "likely", "unrecognised")]
     evidence: list[EvidenceLine] = field(default_factory=list)
     cures: list[Cure] = field(default_factory=list)
     source: str = ""  # a thread or documentation; "" for none

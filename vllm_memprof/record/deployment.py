@@ -6,24 +6,23 @@ named, and the rest is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 from vllm_memprof.errors import RunRecordError, UsageError
-from vllm_memprof.record.codec import Allowed
-from vllm_memprof.record.loader import ProcessRecord, Run, load_info, load_run
+from vllm_memprof.files import reading
+from vllm_memprof.record.codec import one_of
+from vllm_memprof.record.loader import Run, load_run
 from vllm_memprof.record.schema import EVENTS_DIR, RUN_FILE, DeploymentPart
 from vllm_memprof.text import spans
 
 #: Two run folders of one host name whose clocks are further apart are of two hosts.
 _SAME_CLOCK_NS = 60 * 10**9
 
-GapKind = Annotated[
-    str, Allowed(("no_folder", "unreadable", "given_twice", "truncated", "no_rank"))
-]
+GapKind = Annotated[str, one_of("no_folder", "unreadable", "given_twice", "truncated", "no_rank")]
 
 
 @dataclass(frozen=True)
@@ -37,39 +36,22 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One run folder of a deployment."""
-
-    folder: Path
-    run: Run
-
-    @property
-    def place(self) -> DeploymentPart | None:
-        return self.run.info.part
-
-    @property
-    def group(self) -> str | None:
-        return self.run.info.group
-
-
-@dataclass(frozen=True)
 class Parts:
     """The run folders of one deployment that can be read, and what is missing."""
 
     name: str | None
-    parts: list[Part]  # of each group together, the first host of it first
+    runs: list[Run]  # of each group together, the first host of it first
     gaps: list[Gap] = field(default_factory=list)
 
 
 def run_folders(folder: Path) -> list[Path]:
     """Return the run folders that a folder holds, by name; none of one that is a run itself."""
-    if (folder / RUN_FILE).exists() or (folder / EVENTS_DIR).is_dir():
-        return []
-    try:
-        inside = sorted(path for path in folder.iterdir() if path.is_dir())
-    except OSError as exc:
-        raise RunRecordError(f"cannot list {folder}: {exc.strerror}") from exc
-    return [path for path in inside if (path / RUN_FILE).exists() or (path / EVENTS_DIR).is_dir()]
+
+    def is_run(path: Path) -> bool:
+        return (path / RUN_FILE).exists() or (path / EVENTS_DIR).is_dir()
+
+    with reading(folder):
+        return [] if is_run(folder) else sorted(filter(is_run, folder.iterdir()))
 
 
 def load_parts(folders: Sequence[Path], name: str | None = None, named: bool = True) -> Parts:
@@ -86,28 +68,24 @@ def load_parts(folders: Sequence[Path], name: str | None = None, named: bool = T
         UsageError: they hold several deployments and no name says which, or none of that name.
     """
     gaps: list[Gap] = []
-    chosen: list[Path] = []
-    found: dict[str, str] = {}  # deployment -> the folder that was seen first
     problems: list[RunRecordError] = []
-    seen: dict[str, Path] = {}
+    seen: dict[str, Run] = {}
     for folder in folders:
         try:
-            info = load_info(folder)
+            run = load_run(folder)
         except RunRecordError as error:
             problems.append(error)
             gaps.append(Gap("unreadable", str(folder), error.message))
             continue
-        if info.id in seen:
-            gaps.append(Gap("given_twice", str(folder), f"the run of {seen[info.id]}"))
-            continue
-        seen[info.id] = folder
-        deployment = None if info.part is None else info.part.deployment
-        if deployment is None and not named:
-            deployment = folder.name
-        if deployment is not None:
-            found.setdefault(deployment, str(folder))
-        if name is None or deployment == name or (deployment is None and named):
-            chosen.append(folder)
+        if run is not seen.setdefault(run.info.id, run):
+            reason = f"the run of {seen[run.info.id].folder}"
+            gaps.append(Gap("given_twice", str(folder), reason))
+
+    def deployment_of(run: Run) -> str | None:
+        said = None if run.info.part is None else run.info.part.deployment
+        return said if said is not None or named else run.folder.name
+
+    found = dict.fromkeys(each for each in map(deployment_of, seen.values()) if each is not None)
     if name is not None and found and name not in found:
         hint = f"--deployment {' or '.join(sorted(found))}"
         raise UsageError(f"no run folder is of the deployment {name!r}", hint=hint)
@@ -115,64 +93,52 @@ def load_parts(folders: Sequence[Path], name: str | None = None, named: bool = T
         names = ", ".join(sorted(found)[:8]) + (", ..." if len(found) > 8 else "")
         what = f"the run folders are of {len(found)} deployments: {names}"
         raise UsageError(what, hint="--deployment NAME takes one of them")
-    parts = []
-    for folder in chosen:
-        try:
-            parts.append(Part(folder, load_run(folder)))
-        except RunRecordError as error:
-            problems.append(error)
-            gaps.append(Gap("unreadable", str(folder), error.message))
-    if not parts:
+    runs = [run for run in seen.values() if name is None or deployment_of(run) in (name, None)]
+    if not runs:
         raise problems[0]
-    parts = _ordered(_apart(parts))
-    for part in parts:
-        if part.run.truncated:
-            reason = "; ".join(part.run.notes) or "events are missing"
-            gaps.append(Gap("truncated", str(part.folder), reason, part.group))
-        if not any(process.is_worker for process in part.run.processes):
-            reason = part.run.info.exit_reason or ""
-            gaps.append(Gap("no_rank", str(part.folder), reason, part.group))
-    known = name or next(iter(found), None)
-    return Parts(known, parts, gaps + _missing(parts))
+    runs = _apart(_ordered(runs))
+    for run in runs:
+        if run.truncated:
+            reason = "; ".join(run.notes) or "events are missing"
+            gaps.append(Gap("truncated", str(run.folder), reason, run.info.group))
+        if not any(process.is_worker for process in run.processes):
+            reason = run.info.exit_reason or ""
+            gaps.append(Gap("no_rank", str(run.folder), reason, run.info.group))
+    return Parts(name or next(iter(found), None), runs, gaps + _missing(runs))
 
 
-def _ordered(parts: Iterable[Part]) -> list[Part]:
-    """Return parts by group, within it by the place that the arguments give them."""
-    listed = list(parts)
-    groups = list(dict.fromkeys(part.group for part in listed))
+def _ordered(runs: list[Run]) -> list[Run]:
+    """Return runs by group, within it by the place that the arguments give them."""
+    groups = list(dict.fromkeys(run.info.group for run in runs))
     groups.sort(key=lambda group: group != "prefill")
 
-    def place(part: Part) -> tuple[int, bool, int, int]:
-        at = part.place
-        return (
-            groups.index(part.group),
-            at is not None and at.headless,
-            (at.node_rank or 0) if at is not None else 0,
-            (at.dp_start or 0) if at is not None else 0,
-        )
+    def place(run: Run) -> tuple[int, bool, int, int]:
+        at = run.info.part or DeploymentPart(None, "arguments")
+        return groups.index(run.info.group), at.headless, at.node_rank or 0, at.dp_start or 0
 
-    return sorted(listed, key=place)
+    return sorted(runs, key=place)
 
 
-def _missing(parts: Sequence[Part]) -> list[Gap]:
+def _missing(runs: Sequence[Run]) -> list[Gap]:
     """Return the hosts and engine cores that the arguments promise and that no folder is of."""
     gaps: list[Gap] = []
     groups: dict[str | None, list[DeploymentPart]] = {}
-    for part in parts:
-        if part.place is not None:
-            groups.setdefault(part.group, []).append(part.place)
-    for group, places in groups.items():
-        nodes = max((each.nodes or 1 for each in places), default=1)
-        there = {each.node_rank or 0 for each in places}
-        absent = sorted(set(range(nodes)) - there) if nodes > 1 else []
-        if absent:
+    for part in (run.info.part for run in runs):
+        if part is not None:
+            groups.setdefault(part.group, []).append(part)
+    for group, parts in groups.items():
+        nodes = max(part.nodes or 1 for part in parts)
+        absent = set(range(nodes)) - {part.node_rank or 0 for part in parts}
+        if nodes > 1 and absent:
             gaps.append(Gap("no_folder", f"node rank {spans(absent)} of {nodes}", "", group))
-        size = max((each.dp_size or 1 for each in places), default=1)
-        ranges = [(each.dp_start, each.dp_local) for each in places]
-        if nodes > 1 or size < 2 or any(None in each for each in ranges):
-            continue
-        cores = {start + i for start, local in ranges for i in range(local or 0)}  # type: ignore[operator]
-        if absent := sorted(set(range(size)) - cores):
+        size = max(part.dp_size or 1 for part in parts)
+        cores: set[int] = set()
+        for part in parts:
+            if part.dp_start is None or part.dp_local is None:
+                cores |= set(range(size))  # which run here is not said
+            else:
+                cores |= set(range(part.dp_start, part.dp_start + part.dp_local))
+        if nodes == 1 and size > 1 and (absent := set(range(size)) - cores):
             name = f"data-parallel rank {spans(absent)} of {size}"
             gaps.append(Gap("no_folder", name, "", group))
     return gaps
@@ -188,29 +154,25 @@ def wall_of(run: Run, host: str | None) -> int | None:
     return int(median(read)) if read else None
 
 
-def _apart(parts: Sequence[Part]) -> list[Part]:
-    """Return parts whose hosts have names of their own: one name of two clocks is of two hosts."""
+def _apart(runs: Sequence[Run]) -> list[Run]:
+    """Return runs whose hosts have names of their own: one name of two clocks is of two hosts."""
     clocks: dict[str | None, list[int]] = {}
     found = []
-    for part in parts:
-        names: dict[str | None, str | None] = {}
-        for host in dict.fromkeys(each.identity.host for each in part.run.processes):
-            ahead = wall_of(part.run, host)
+    for run in runs:
+        names: dict[str | None, str] = {}
+        for host in {each.identity.host for each in run.processes}:
+            ahead = wall_of(run, host)
             if ahead is None:
                 continue
             known = clocks.setdefault(host, [])
             if known and all(abs(ahead - other) > _SAME_CLOCK_NS for other in known):
-                names[host] = f"{host} ({part.folder.name})"
+                names[host] = f"{host} ({run.folder.name})"
             known.append(ahead)
-        found.append(replace(part, run=_renamed(part.run, names)) if names else part)
+        processes = [
+            replace(each, identity=replace(who, host=names.get(who.host, who.host)))
+            for each in run.processes
+            for who in (each.identity,)
+        ]
+        info = replace(run.info, host=names.get(run.info.host, run.info.host))
+        found.append(replace(run, info=info, processes=processes))
     return found
-
-
-def _renamed(run: Run, names: dict[str | None, str | None]) -> Run:
-    def of(process: ProcessRecord) -> ProcessRecord:
-        host = process.identity.host
-        renamed = replace(process.identity, host=names.get(host, host))
-        return replace(process, identity=renamed)
-
-    info = replace(run.info, host=names.get(run.info.host, run.info.host))
-    return replace(run, info=info, processes=[of(process) for process in run.processes])

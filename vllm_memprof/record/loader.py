@@ -6,18 +6,18 @@ the run marked truncated; anything that is not a run record is refused with the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_memprof.errors import RunRecordError
+from vllm_memprof.files import reading
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.allocations import AllocationTrace
 from vllm_memprof.record.cause import NamedFailure
-from vllm_memprof.record.codec import from_event, from_json
+from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.failures import Failure
 from vllm_memprof.record.lines import Event, parse_event, parse_events
 from vllm_memprof.record.samples import Served, dropped_of, load_samples
@@ -30,8 +30,9 @@ from vllm_memprof.record.schema import (
     RunInfo,
     Snapshot,
 )
-from vllm_memprof.record.spans import AFTER, BEFORE, Span, edges
-from vllm_memprof.redact import redact_command, redact_data, redact_text
+from vllm_memprof.record.spans import AFTER, BEFORE, Span
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -95,18 +96,16 @@ class ProcessRecord:
 
     file: str  # name within events/
     identity: Identity
-    versions: dict[str, str]
-    argv: list[str]
-    python: str | None
-    phases: list[Span]
-    figures: dict[
-        str, int | float | None
-    ]  # FIGURES; a later event overrides, null never overrides a number
-    kv_plan: dict[str, Any] | None
-    hooks: dict[str, HookState]
-    errors: list[str]  # "where: message" of hooks that failed
-    ready_t_ns: dict[str, int]  # what became ready -> time.monotonic_ns()
-    last_t_ns: int | None
+    versions: dict[str, str] = field(default_factory=dict)
+    phases: list[Span] = field(default_factory=list)
+    #: FIGURES; a later event overrides, null never overrides a number.
+    figures: dict[str, int | float | None] = field(default_factory=dict)
+    kv_plan: dict[str, Any] | None = None
+    hooks: dict[str, HookState] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)  # "where: message" of hooks that failed
+    #: What became ready -> time.monotonic_ns().
+    ready_t_ns: dict[str, int] = field(default_factory=dict)
+    last_t_ns: int | None = None
     dropped_lines: int = 0  # lines that were not a whole JSON object
     figures_half_units: dict[str, int] = field(
         default_factory=dict
@@ -123,10 +122,6 @@ class ProcessRecord:
     t_ns: int | None = None  # CLOCK_MONOTONIC at the same moment
 
     @property
-    def truncated(self) -> bool:
-        return self.dropped_lines > 0 or bool(self.losses)
-
-    @property
     def is_worker(self) -> bool:
         roles = self.identity.roles
         return "worker" in roles or (bool(self.phases) and not roles & {"api", "engine_core"})
@@ -136,7 +131,7 @@ class ProcessRecord:
 class Run:
     """Everything a run folder says. ``source`` tells whether hooks or log text made it."""
 
-    name: str  # of the folder, for messages
+    folder: Path  # of a log: its name
     info: RunInfo
     processes: list[ProcessRecord]
     truncated: bool = False
@@ -223,11 +218,13 @@ def load_run(run_dir: Path) -> Run:
         RunRecordError: there is no such folder, it is not a run folder, a file cannot be read or is
             not a record, or another release with a different schema wrote it.
     """
-    run_dir = Path(run_dir)
     info = load_info(run_dir)
     processes: list[ProcessRecord] = []
     notes: list[str] = []
-    for path in _event_files(run_dir / EVENTS_DIR):
+    with reading(run_dir / EVENTS_DIR):
+        # none where the engine died before any process reported
+        paths = sorted((run_dir / EVENTS_DIR).glob("*.jsonl"))
+    for path in paths:
         process = _load_process(run_dir, path)
         if process is None:
             notes.append(f"{path.name}: the process died before its first record was complete")
@@ -235,12 +232,11 @@ def load_run(run_dir: Path) -> Run:
         processes.append(process)
         if lines := process.dropped_lines + process.served.dropped_lines:
             notes.append(f"{path.name}: {lines} incomplete line(s) dropped")
-    processes.sort(key=_process_order)
     return Run(
-        name=run_dir.name,
+        folder=run_dir,
         info=info,
-        processes=processes,
-        truncated=bool(notes) or any(process.truncated for process in processes),
+        processes=sorted(processes, key=_place),
+        truncated=bool(notes) or any(process.losses for process in processes),
         notes=notes,
         oom_counters=oom_files.load(run_dir),
     )
@@ -254,102 +250,70 @@ def load_info(run_dir: Path) -> RunInfo:
     """
     if not run_dir.is_dir():
         what = "is not a folder" if run_dir.exists() else "does not exist"
-        raise RunRecordError(
-            f"run folder {run_dir} {what}", hint="give the folder that a memprof run printed"
-        )
+        hint = "give the folder that a memprof run printed"
+        raise RunRecordError(f"run folder {run_dir} {what}", hint)
     path = run_dir / RUN_FILE
-    data = parse_event(_read(path))
+    with reading(path):
+        data = parse_event(path.read_bytes())
     if data is None:
-        raise RunRecordError(
-            f"{path} is not a JSON object", hint="was it cut short, edited, or never memprof's?"
-        )
-    _check_schema(data.get("schema"), RUN_SCHEMA, path)
+        hint = "was it cut short, edited, or never memprof's?"
+        raise RunRecordError(f"{path} is not a JSON object", hint)
+    _check_schema(data, RUN_SCHEMA, path)
     try:
-        return from_json(RunInfo, redact_data(data))
+        return from_json(RunInfo, data)
     except ValueError as exc:
-        raise RunRecordError(
-            f"{path}: a field is missing or has the wrong type: {exc}", hint="was it edited?"
-        ) from exc
+        what = f"{path}: a field is missing or has the wrong type: {exc}"
+        raise RunRecordError(what, "was it edited?") from exc
 
 
-def _check_schema(found: object, wanted: str, path: Path) -> None:
-    if found != wanted:
-        raise RunRecordError(
-            f"{path} has schema {found!r}, this memprof reads {wanted!r}",
-            hint="read it with the memprof release that recorded it",
-        )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as exc:
-        raise RunRecordError(
-            f"no {path.name} in {path.parent}", hint="is this a run folder of memprof?"
-        ) from exc
-    except PermissionError as exc:
-        hint = "run records are private to their owner: read them as that user, or chmod them"
-        raise RunRecordError(f"no permission to read {path}", hint=hint) from exc
-    except OSError as exc:
-        raise RunRecordError(f"cannot read {path}: {exc.strerror}") from exc
-
-
-def _event_files(events_dir: Path) -> list[Path]:
-    try:
-        return sorted(path for path in events_dir.iterdir() if path.suffix == ".jsonl")
-    except FileNotFoundError:
-        return []  # the engine died before any process reported
-    except OSError as exc:
-        raise RunRecordError(f"cannot list {events_dir}: {exc.strerror}") from exc
+def _check_schema(data: Event, wanted: str, path: Path) -> None:
+    if data.get("schema") != wanted:
+        what = f"{path} has schema {data.get('schema')!r}, this memprof reads {wanted!r}"
+        raise RunRecordError(what, "read it with the memprof release that recorded it")
 
 
 def _load_process(run_dir: Path, path: Path) -> ProcessRecord | None:
     """One event file; None when not even its first line was finished."""
-    lines = _read(path).split(b"\n")
-    if len(lines) == 1 and parse_event(lines[0]) is None:
-        if lines[0][:1] not in (b"", b"{"):
-            raise RunRecordError(
-                f"{path} is not an event file", hint="is this a run folder of memprof?"
-            )
+    with reading(path):
+        data = path.read_bytes()
+    events, dropped = parse_events(data)
+    if not events and data[:1] in (b"", b"{"):
         return None
-    events = parse_events([line for line in lines if line.strip()])
-    head = events[0] if events else None
-    if head is None or head.get("kind") != "process":
-        raise RunRecordError(
-            f"{path} does not begin with a process record", hint="is this an event file of memprof?"
-        )
-    _check_schema(head.get("schema"), EVENTS_SCHEMA, path)
-    whole = [event for event in events if event is not None]
-    with _refusing(f"{run_dir / SAMPLES_DIR / path.stem} has a sample"):
-        served = load_samples(run_dir, path.stem)
-    with _refusing(f"{path} has a record"):
-        return _build_process(path.name, head, whole, len(events) - len(whole), served)
-
-
-@contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Refuse a file with something that is not memprof's."""
+    if not events or events[0].get("kind") != "process":
+        what = f"{path} does not begin with a process record"
+        raise RunRecordError(what, "is this an event file of memprof?")
+    _check_schema(events[0], EVENTS_SCHEMA, path)
+    what = f"{run_dir / SAMPLES_DIR / path.stem} has a sample"
     try:
-        yield
+        with reading(run_dir / SAMPLES_DIR / path.stem):
+            served = load_samples(run_dir, path.stem)
+        what = f"{path} has a record"
+        return _build_process(path.name, events, dropped, served)
     except (TypeError, ValueError, AttributeError, KeyError) as exc:
-        raise RunRecordError(f"{what} that is not memprof's: {exc}", hint="was it edited?") from exc
-    except OSError as exc:
-        raise RunRecordError(f"cannot read {exc.filename}: {exc.strerror}") from exc
+        raise RunRecordError(f"{what} that is not memprof's: {exc}", "was it edited?") from exc
 
 
 @dataclass(frozen=True)
-class _Clocks:
-    """Both clocks, in the first line of a process."""
+class _First:
+    """A ``process`` event."""
 
-    wall: object = None
+    versions: dict[str, str] = field(default_factory=dict)
+    wall: float | None = None
     t_ns: int | None = None
 
 
 @dataclass(frozen=True)
-class _Figures:
-    """A ``figures`` event."""
+class _PhaseEdge:
+    """A ``phase`` event."""
 
-    values: dict[str, float | int | None] = field(default_factory=dict)
+    phase: str = ""
+    edge: str = BEFORE
+    id: int | None = None
+    parent: int | None = None
+    t_ns: int | None = None
+    snapshot: Snapshot | None = None
+    error: str | None = None
+    detail: dict[str, object] | None = None
 
 
 @dataclass(frozen=True)
@@ -372,161 +336,103 @@ class _PlannedKv:
     max_model_len: int | None = None
     bytes_per_token: float | None = None
     max_concurrency: float | None = None
-    available_bytes: list[int | None] = field(default_factory=list)
-    planned_bytes: list[int | None] = field(default_factory=list)
-    groups: list[_PlannedGroup] = field(default_factory=list)
+    available_bytes: list[int | None] | None = None
+    planned_bytes: list[int | None] | None = None
+    groups: list[_PlannedGroup] | None = None
 
 
-def _build_process(
-    file: str, head: Event, events: list[Event], dropped: int, served: Served
-) -> ProcessRecord:
-    by_kind: dict[str, list[Event]] = {}
+def _build_process(file: str, events: list[Event], dropped: int, served: Served) -> ProcessRecord:
+    by_kind: defaultdict[str, list[Event]] = defaultdict(list)
     for event in events:
-        by_kind.setdefault(str(event.get("kind")), []).append(event)
+        by_kind[str(event.get("kind"))].append(event)
+
+    def every(kind: str, cls: type[_T]) -> list[_T]:
+        return [from_json(cls, event) for event in by_kind[kind]]
+
     figures: dict[str, int | float | None] = {}
-    for event in by_kind.get("figures", []):
-        for name, value in from_event(_Figures, event).values.items():
-            if value is not None or name not in figures:
-                figures[name] = value
-    plans = by_kind.get("kv_plan", [])
-    for plan in plans[-1:]:
-        from_event(_PlannedKv, plan)  # refuses what is no figure
-    clocks = from_event(_Clocks, head)
-    served.dropped.update(dropped_of(by_kind.get("dropped", [])))
+    for event in by_kind["figures"]:
+        values = from_json(dict[str, int | float | None], event.get("values"))
+        known = {name: value for name, value in values.items() if value is not None}
+        figures = {**values, **figures, **known}
+    every("kv_plan", _PlannedKv)  # refuses what is no figure
+    first = from_json(_First, events[0])
+    served.dropped.update(dropped_of(by_kind["dropped"]))
+    losses: dict[int, Loss] = {}
+    for loss in every("lost", Loss):  # its end, where it was written, says more than its beginning
+        if loss.since_t_ns not in losses or loss.until_t_ns is not None:
+            losses[loss.since_t_ns] = loss
+    times = [event["t_ns"] for event in events if isinstance(event.get("t_ns"), int)]
     return ProcessRecord(
         file=file,
-        identity=_build_identity([head, *by_kind.get("identity", [])], bool(plans)),
-        versions=dict(head.get("versions") or {}),
-        argv=redact_command([str(word) for word in head.get("argv") or []]),
-        python=head.get("python"),
-        phases=_pair_phases(by_kind.get("phase", [])),
+        identity=_identity([events[0], *by_kind["identity"]], bool(by_kind["kv_plan"])),
+        versions=first.versions,
+        phases=_pair_phases(every("phase", _PhaseEdge)),
         figures=figures,
-        kv_plan=plans[-1] if plans else None,
-        hooks={
-            str(event.get("hook")): from_event(HookState, _redacted(event, "detail"))
-            for event in by_kind.get("hook", [])
-        },
-        errors=[
-            redact_text(f"{event.get('where')}: {event.get('message')}")
-            for event in by_kind.get("error", [])
-        ],
-        ready_t_ns={
-            str(event.get("what")): event["t_ns"]
-            for event in by_kind.get("ready", [])
-            if "t_ns" in event
-        },
-        last_t_ns=max(
-            (t for event in events if isinstance(t := event.get("t_ns"), int)), default=None
-        ),
+        kv_plan=by_kind["kv_plan"][-1] if by_kind["kv_plan"] else None,
+        hooks={hook.hook: hook for hook in every("hook", HookState)},
+        errors=[f"{event.get('where')}: {event.get('message')}" for event in by_kind["error"]],
+        ready_t_ns={event["what"]: event["t_ns"] for event in by_kind["ready"]},
+        last_t_ns=max(times, default=None),
         dropped_lines=dropped,
         served=served,
-        unread={
-            str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
-        },
-        wall=float(clocks.wall) if isinstance(clocks.wall, (int, float)) else None,
-        t_ns=clocks.t_ns,
-        failures=[
-            from_event(Failure, {**_redacted(event, "message"), "snapshot": _reading(event)})
-            for event in by_kind.get("failure", [])
-        ],
-        losses=_losses(by_kind.get("lost", [])),
-        allocations=[
-            from_event(AllocationTrace, event) for event in by_kind.get("allocations", [])
-        ],
+        unread={event["what"]: event["reason"] for event in by_kind["unread"]},
+        wall=first.wall,
+        t_ns=first.t_ns,
+        failures=every("failure", Failure),
+        losses=[losses[since] for since in sorted(losses)],
+        allocations=every("allocations", AllocationTrace),
     )
 
 
-def _redacted(event: Event, name: str) -> Event:
-    text = event.get(name)
-    return {**event, name: None if text is None else redact_text(str(text))}
-
-
-def _losses(events: list[Event]) -> list[Loss]:
-    """Return each loss once: its end, where it was written, says more than its beginning."""
-    by_start: dict[int, Loss] = {}
+def _identity(events: list[Event], plans_kv: bool) -> Identity:
+    """Return who a process is: of what repeats, the last that is known."""
+    known: Event = {}
+    roles = {"engine_core" if plans_kv else "unknown"}
     for event in events:
-        loss = from_event(Loss, _redacted(event, "reason"))
-        if loss.since_t_ns not in by_start or loss.until_t_ns is not None:
-            by_start[loss.since_t_ns] = loss
-    return [by_start[since] for since in sorted(by_start)]
+        known |= {name: value for name, value in event.items() if value is not None}
+        roles |= {event.get("role") or "unknown", *(event.get("roles") or ())}
+    return from_json(Identity, {**known, "roles": roles - {"unknown"}})
 
 
-def _build_identity(events: list[Event], plans_kv: bool) -> Identity:
-    values: dict[str, Any] = {}
-    roles = {"engine_core"} if plans_kv else set()
-    for event in events:
-        for name in Identity.__dataclass_fields__:
-            if event.get(name) is not None:
-                values[name] = event[name]
-        claimed = event.get("roles")
-        roles.update(
-            str(role)
-            for role in (event.get("role"), *(claimed if isinstance(claimed, list) else []))
-            if role
-        )
-    return Identity(**{**values, "roles": frozenset(roles - {"unknown"})})
-
-
-def _pair_phases(events: list[Event]) -> list[Span]:
+def _pair_phases(edges: list[_PhaseEdge]) -> list[Span]:
     """Pairs the edges by id, in the order in which the phases began."""
-    passages: list[dict[str, Event]] = []  # the event of each side
-    by_id: dict[Any, dict[str, Event]] = {}
-    for event in events:
-        key, side = event.get("id"), BEFORE if event.get("edge") == BEFORE else AFTER
-        passage = None if key is None else by_id.get(key)
-        if side == BEFORE or passage is None or AFTER in passage:
+    passages: list[dict[str, _PhaseEdge]] = []
+    by_id: dict[int | None, dict[str, _PhaseEdge]] = {}
+    for edge in edges:
+        passage = None if edge.id is None else by_id.get(edge.id)
+        if edge.edge == BEFORE or passage is None or AFTER in passage:
             passages.append(passage := {})
-            by_id[key] = passage
-        passage[side] = event
-    firsts = [passage.get(BEFORE) or passage[AFTER] for passage in passages]
-    order_of = {first.get("id"): order for order, first in enumerate(firsts)}
+            by_id[edge.id] = passage
+        passage[edge.edge] = edge
+    firsts = [next(iter(passage.values())) for passage in passages]
+    order_of = {first.id: order for order, first in enumerate(firsts)}
     spans: list[Span] = []
     for order, (first, passage) in enumerate(zip(firsts, passages, strict=True)):
-        before, after = passage.get(BEFORE, {}), passage.get(AFTER, {})
-        parent = None if first.get("parent") is None else order_of.get(first["parent"])
+        begin, end = passage.get(BEFORE, _PhaseEdge()), passage.get(AFTER, _PhaseEdge())
+        parent = None if first.parent is None else order_of.get(first.parent)
         if parent is not None and parent >= order:
             parent = None  # an id that was reused; nesting is unknown
-        last = _snapshot(after)
+        # the phase was over when the reading of its last snapshot began
+        read = None if end.snapshot is None else end.snapshot.t_ns
         spans.append(
             Span(
-                phase=str(first.get("phase")),
+                phase=first.phase,
                 order=order,
-                id=first.get("id"),
                 parent=parent,
                 depth=0 if parent is None else spans[parent].depth + 1,
-                hook=first.get("hook"),
-                edges=edges(_snapshot(before), last),
-                start_t_ns=before.get("t_ns"),
-                # the phase was over when the reading of its last snapshot began
-                end_t_ns=after.get("t_ns") if last is None or last.t_ns is None else last.t_ns,
-                error=redact_data(after.get("error") or before.get("error")),
-                detail={
-                    name: value
-                    for event in (before, after)
-                    if isinstance(detail := event.get("detail"), dict)
-                    for name, value in detail.items()
-                },
+                before=begin.snapshot,
+                after=end.snapshot,
+                start_t_ns=begin.t_ns,
+                end_t_ns=end.t_ns if read is None else read,
+                error=end.error or begin.error,
+                detail={**(begin.detail or {}), **(end.detail or {})},
+                id=first.id,
             )
         )
     return spans
 
 
-def _reading(event: Event) -> Event | None:
-    """Return the snapshot of an event, with its time; None where it has none."""
-    data = event.get("snapshot")
-    return {"t_ns": event.get("t_ns"), **data} if isinstance(data, dict) else None
-
-
-def _snapshot(event: Event) -> Snapshot | None:
-    reading = _reading(event)
-    return None if reading is None else from_event(Snapshot, reading)
-
-
-def _process_order(process: ProcessRecord) -> tuple[bool, int, int, str]:
+def _place(process: ProcessRecord) -> tuple[bool, int, int, str]:
     who = process.identity
-    return (
-        not process.is_worker,
-        who.dp_rank or 0,
-        who.rank if who.rank is not None else 1 << 30,
-        process.file,
-    )
+    rank = 1 << 30 if who.rank is None else who.rank
+    return not process.is_worker, who.dp_rank or 0, rank, process.file

@@ -6,12 +6,13 @@ Where several levels tell of the same time, the finest one counts.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_memprof.record.codec import from_event
-from vllm_memprof.record.lines import Event, parse_event
+from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.lines import Event, parse_events
 from vllm_memprof.record.schema import (
     DEVICE_SAMPLE_FIGURES,
     KV_SAMPLE_FIGURES,
@@ -45,7 +46,6 @@ class Sample:
     high: Mapping[str, int | None]
     step: int | None = None  # of the last reading; None for a device sample
     steps: int = 0  # of the engine that it covers
-    requests: tuple[list[object], ...] = ()  # id, scheduled tokens, tokens so far
 
 
 @dataclass(frozen=True)
@@ -114,20 +114,9 @@ class RequestMemory(RequestFigures):
 
     begin_ns: int | None = None  # before the first step that had it
     end_ns: int | None = None  # of the first reading without it
-    first_step: int | None = None
-    last_step: int | None = None
-    reserved_before_bytes: int | None = None
     allocated_run_peak_bytes: int | None = None  # by the end: no step of it was above
-    peak_step: int | None = None
     finished: bool = True  # False: the process failed or ended with it
     items: tuple[Item, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Dropped:
-    """Lines by kind that are in no file any more."""
-
-    kinds: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,18 +153,16 @@ def load_samples(run_dir: Path, process: str) -> Served:
         TypeError, ValueError: a line is none of memprof's.
         OSError: a file cannot be read.
     """
-    found: dict[str, dict[int, list[Event]]] = {}  # kind -> level -> events
+    found: defaultdict[str, defaultdict[int, list[Event]]]
+    found = defaultdict(lambda: defaultdict(list))  # kind -> level -> events
     broken = 0
     for level, path in sample_files(run_dir, process):
-        for line in filter(bytes.strip, path.read_bytes().split(b"\n")):
-            event = parse_event(line)
-            if event is None:
-                broken += 1
-            else:
-                found.setdefault(str(event.get("kind")), {}).setdefault(level, []).append(event)
-    others = {kind: levels.get(REQUESTS, []) for kind, levels in found.items()}
-    memory, kept = _memories(others.get("request_memory", []))
-    dropped = dropped_of(others.get("dropped", []))
+        events, torn = parse_events(path.read_bytes())
+        broken += torn
+        for event in events:
+            found[str(event.get("kind"))][level].append(event)
+    memory, kept = _memories(found["request_memory"][REQUESTS])
+    dropped = dropped_of(found["dropped"][REQUESTS])
     if "request_memory" in dropped:
         dropped["request_memory"] = max(dropped["request_memory"] - kept, 0)
     return Served(
@@ -183,10 +170,10 @@ def load_samples(run_dir: Path, process: str) -> Served:
         kv_samples=_finest(found, KV_SAMPLE),
         device_samples=_finest(found, DEVICE_SAMPLE),
         stages=[
-            from_event(MediaStage, {**event, "figures": {n: event.get(n) for n in STAGE_FIGURES}})
-            for event in others.get("stage", [])
+            from_json(MediaStage, {**event, "figures": _values(event, STAGE_FIGURES)})
+            for event in found["stage"][REQUESTS]
         ],
-        requests=_requests(others.get("request", [])),
+        requests=_requests(found["request"][REQUESTS]),
         request_memory=memory,
         dropped=dropped,
         dropped_lines=broken,
@@ -199,12 +186,15 @@ def sample_files(run_dir: Path, process: str) -> list[tuple[int, Path]]:
     The level is ``REQUESTS`` for the files of stages and requests.
     """
     found = []
-    folder = Path(run_dir) / SAMPLES_DIR / process
-    for path in folder.glob("*-*.jsonl"):
+    for path in (run_dir / SAMPLES_DIR / process).glob("*-*.jsonl"):
         level, _, number = path.stem.partition("-")
-        if number.isdigit() and (level.isdigit() or level == "requests"):
-            found.append((int(level) if level.isdigit() else REQUESTS, int(number), path))
+        level = str(REQUESTS) if level == "requests" else level
+        found.append((int(level), int(number), path))
     return [(level, path) for level, _, path in sorted(found)]
+
+
+def _values(event: Event, names: Iterable[str]) -> dict[str, object]:
+    return {name: event.get(name) for name in names}
 
 
 def _finest(events: Mapping[str, Mapping[int, Iterable[Event]]], kind: str) -> list[Sample]:
@@ -214,9 +204,8 @@ def _finest(events: Mapping[str, Mapping[int, Iterable[Event]]], kind: str) -> l
     lines of that time do not: otherwise there would be a gap.
     """
     found: list[Sample] = []
-    levels = events.get(kind, {})
-    for level in sorted(levels.keys() - {REQUESTS}):
-        coarser = [_sample(event, kind) for event in levels[level]]
+    for _, level in sorted(events[kind].items()):
+        coarser = [_sample(event, kind) for event in level]
         older = [each for each in coarser if not found or each.since_ns < found[0].since_ns]
         if older:
             found = [*older, *(each for each in found if each.since_ns > older[-1].t_ns)]
@@ -224,28 +213,24 @@ def _finest(events: Mapping[str, Mapping[int, Iterable[Event]]], kind: str) -> l
 
 
 def _sample(event: Event, kind: str) -> Sample:
-    names = [*_FIGURES[kind], *(name for name in event if name.startswith(RUNTIME))]
-    figures = {
-        key: {name: (event.get(key) or event).get(name) for name in names}
-        for key in ("figures", "low", "high")
-    }
-    single = {"since_ns": event.get("t_ns"), "folded": 1}
-    return from_event(Sample, {**single, **event, **figures})
+    figures = _values(event, (*_FIGURES[kind], *(n for n in event if n.startswith(RUNTIME))))
+    single = {"since_ns": event.get("t_ns"), "folded": 1, "low": figures, "high": figures}
+    return from_json(Sample, {**single, **event, "figures": figures})
 
 
 def _requests(events: Iterable[Event]) -> list[RequestRecord]:
     """Join both edges of each request; an id that comes again is another request."""
     found: list[Event] = []
-    open_at: dict[str, Event] = {}
+    open_at: dict[object, Event] = {}
     for event in events:
-        name, edge = str(event.get("id")), "begin" if event.get("edge") == "begin" else "end"
-        known = None if edge == "begin" else open_at.pop(name, None)
-        if known is None:
+        known = open_at.pop(event.get("id"), None)
+        if event.get("edge") == "begin":
+            known = open_at[event.get("id")] = {}
+            found.append(known)
+        elif known is None:
             found.append(known := {})
-        if edge == "begin":
-            open_at[name] = known
-        known.update({**event, f"{edge}_ns": event.get("t_ns")})
-    return [from_event(RequestRecord, each) for each in found]
+        known |= {**event, f"{event.get('edge')}_ns": event.get("t_ns")}
+    return [from_json(RequestRecord, each) for each in found]
 
 
 def _memories(events: Iterable[Event]) -> tuple[list[RequestMemory], int]:
@@ -256,7 +241,7 @@ def _memories(events: Iterable[Event]) -> tuple[list[RequestMemory], int]:
     once: list[RequestMemory] = []
     again: dict[tuple[str, int | None], RequestMemory] = {}
     for event in events:
-        record = from_event(RequestMemory, event)
+        record = from_json(RequestMemory, event)
         if event.get("again"):
             again[record.id, record.end_ns] = record
         else:
@@ -271,6 +256,6 @@ def dropped_of(events: Iterable[Event]) -> dict[str, int]:
     """Return the lines by kind that are in no file any more, by the events that say so."""
     total: dict[str, int] = {}
     for event in events:
-        for kind, lines in from_event(_Dropped, event).kinds.items():
+        for kind, lines in from_json(dict[str, int], event.get("kinds")).items():
             total[kind] = max(total.get(kind, 0), lines)
     return total

@@ -66,9 +66,8 @@ high {figure: number}; figures without these are those of the last line, ``reque
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from vllm_memprof.record.codec import Allowed, Size
 from vllm_memprof.units import minus
 
 RUN_SCHEMA = "memprof.run/1"
@@ -124,43 +123,6 @@ ENGINE_LOG = "engine.log"
 REPORT_JSON = "report.json"
 REPORT_MD = "report.md"
 
-ROLES = ("api", "engine_core", "worker", "detokenizer", "collector", "unknown")
-
-#: Phase ids in the order of a start-up. (DESIGN: run record)
-PHASES = (
-    "device_init",
-    "hccl_init",
-    "communicator",
-    "weight_load",
-    "component_load",
-    "draft_load",
-    "lora_load",
-    "model_state",
-    "mm_profile",
-    "profile_run",
-    "empty_cache",
-    "kv_cache_sizing",
-    "kv_cache_alloc",
-    "request_pool",
-    "kv_connector",
-    "kernel_warm_up",
-    "graph_capture",
-    "atb_warm_up",
-    "warm_up",
-    "request",
-    "stage",
-    "sleep",
-    "wake_up",
-    "weight_update",
-    "flush_cache",
-    "pause",
-    "continue",
-    "release_memory",
-    "resume_memory",
-    "oom",
-    "shutdown",
-)
-
 #: Phases at whose end an experiment may empty the cache: those that a worker leaves with its device
 #: in use.
 EMPTY_CACHE_AT = (
@@ -200,39 +162,6 @@ FIGURES = (
     "kv_layer_reuse",  # float: logical over physical bytes of layers that share buffers
     "kv_planner_input_bytes",  # device bytes that the engine's planner of blocks was given
     "kv_planner_bytes",  # what it returned, host memory or other ranks included
-)
-
-#: Keys of a ``kv_plan`` event.
-KV_PLAN = (
-    "blocks",  # blocks the engine serves with (min over workers)
-    "block_size",  # tokens per block
-    "tokens",  # what the engine prints as KV cache size, null where it cannot be recomputed
-    "max_model_len",
-    "max_concurrency",  # float
-    "available_bytes",  # list, one per worker: what the equation granted
-    "planned_bytes",  # list, one per worker: the plan's tensors, what several share counted once
-    "bytes_per_token",  # per worker, all layers
-    # list of {"type", "layers", "block_size", "page_size_bytes", "bytes_per_token", "dtype",
-    # "layout"}
-    "groups",
-    "gpu_memory_utilization",
-    "num_gpu_blocks_override",  # --num-gpu-blocks-override, null where it was not given
-    # what the budget holds where an override replaced it; from logs, else by the ledger
-    "fitting_blocks",
-    # groups as the engine counts them: one that is listed in several rows counts once
-    "group_count",
-    # concurrency | blocks: what the engine's KV cache size is made of, by its release
-    "tokens_rule",
-    "context_parallel",  # ranks that share the tokens of a request
-    # of one step, or of all steps in flight where the release counts those
-    "max_num_batched_tokens",
-    "mamba_cache_mode",
-    "kv_transfer",  # a connector is configured: its tensors are padded
-    "shared_backing",  # groups lie over each other in one allocation, whatever their pages are
-    "divisor_bytes",  # a list; what a block was counted with where the plan has less, else null
-    # a list, one per worker: {layer: bytes}, null of a layer that shares its bytes with another;
-    # with --speculative-config alone, else null
-    "layer_bytes",
 )
 
 #: Lines of one level that a line of the next one stands for.
@@ -311,9 +240,9 @@ STAGE_FIGURES = (
 class HoldsMore:
     """Something that one rank holds and another does not."""
 
-    what: Annotated[
-        str, Allowed(("token_embedding", "lm_head", "layers", "experts", "contexts"))
-    ]  # contexts: of the runtime, of other ranks on its device
+    #: token_embedding | lm_head | layers | experts | contexts (of the runtime, of other ranks on
+    #: its device)
+    what: str
     count: int | None  # layers; experts in each layer; contexts
     bytes: int | None  # as the model's sizes give it
 
@@ -322,7 +251,7 @@ class HoldsMore:
 class PlannedRanks:
     """Which ranks of a plan are run, and which they stand for; numbered over all replicas."""
 
-    mode: Annotated[str, Allowed(("one", "all", "edges"))]
+    mode: str  # one | all | edges
     why: str | None  # what chose the mode
     world_size: int
     run: list[int]
@@ -361,27 +290,21 @@ class FullStep:
     modalities: list[ModalityStep] | None = None  # None: of a release that ran text alone
 
 
-#: Keys of a ``full_step`` event and of ``full_step`` in run.json.
-FULL_STEP = tuple(key.name for key in fields(FullStep))
-#: Keys of a ``ranks`` event and of ``ranks`` in run.json.
-RANKS = tuple(key.name for key in fields(PlannedRanks))
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """One reading of one device by one process. Integers of bytes; None is unknown, never 0."""
 
-    t_ns: int | None  # time.monotonic_ns(); None: not known, as in logs
-    device_total_bytes: Size | None = None  # aclrtGetMemInfo / cudaMemGetInfo
-    device_free_bytes: Size | None = None
-    allocated_bytes: Size | None = None  # allocated_bytes.all.current
+    t_ns: int | None = None  # time.monotonic_ns(); None: not known, as in logs
+    device_total_bytes: int | None = None  # aclrtGetMemInfo / cudaMemGetInfo
+    device_free_bytes: int | None = None
+    allocated_bytes: int | None = None  # allocated_bytes.all.current
     allocated_peak_bytes: int | None = (
         None  # allocated_bytes.all.peak: since the engine last reset it
     )
     allocated_run_peak_bytes: int | None = (
         None  # the same, folded over resets: since the process began
     )
-    reserved_bytes: Size | None = None  # reserved_bytes.all.current
+    reserved_bytes: int | None = None  # reserved_bytes.all.current
     reserved_peak_bytes: int | None = None
     reserved_run_peak_bytes: int | None = None
     npu_workspace_bytes: int | None = None  # operator workspace of all streams, outside reserved
@@ -428,7 +351,7 @@ class DeploymentPart:
     #: Name that all parts have: of ``--deployment``, else what the arguments have in common, as
     #: ``10.0.0.5:13345``.
     deployment: str | None
-    source: Annotated[str, Allowed(("option", "arguments"))]
+    source: str  # option | arguments
     #: Engines with a budget of their own within it, as prefill and decode; None: there is one.
     group: str | None = None
     headless: bool = False  # no API server here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from vllm_memprof.accounting.model import Report
@@ -21,7 +22,7 @@ def render_json(report: Report) -> str:
 
 def report_json(report: Report) -> Iterator[str]:
     """The same piece by piece, one rank at a time: for files."""
-    return json_pieces(to_json(report, lazy=("ranks",)))
+    return json_pieces({**to_json(replace(report, ranks=[])), "ranks": map(to_json, report.ranks)})
 
 
 def write_reports(report: Report, run_dir: Path) -> None:

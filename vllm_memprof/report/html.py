@@ -29,6 +29,7 @@ from vllm_memprof.document import (
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
+from vllm_memprof.report.sections.base import sentences_of, words_of
 from vllm_memprof.report.sections.starts import starts_section
 from vllm_memprof.tables import COUNT, GIB4, SIZES, Column, modelled, table
 from vllm_memprof.text import fill, join, text
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
 #: Tables scroll sideways: every column is wanted.
 _WIDE = 200
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+_EDGES = {"before": text("before"), "after": text("after")}
+_PEAKS = {
+    "in use": text("in use {where} up to {bytes:gib} GiB"),
+    "allocated": text("allocated {where} up to {bytes:gib} GiB"),
+}
 #: Words that the scripts say, by their English template.
 _SAID = re.compile(r'\bsay\("((?:[^"\\]|\\.)*)"')
 
@@ -55,37 +61,12 @@ class _Bar:
 
 
 @dataclass(frozen=True)
-class _Picture:
-    """What stands beside the plots of a view: a sentence and a table for each."""
-
-    view: RankView
-    timeline_text: str
-    timeline: Section | None
-    waterfall_text: str
-    waterfall: Section | None
-    bars: list[_Bar]  # of the waterfall's rows
-    serving_text: str = ""  # "" where the run was not sampled
-
-
-@dataclass(frozen=True)
-class _ReportPlots:
-    """The plots of a report."""
-
-    pictures: list[_Picture]
-    drawn: bool  # something is plotted over time
-    folded: str
-    ranks: int
-    skew: Section | None
-    skew_drawn: bool
-
-
-@dataclass(frozen=True)
 class _Page:
     """One document on the page."""
 
     document: Document
     slugs: list[str]  # of the sections, the same in every language
-    plots: _ReportPlots | None = None
+    plots: Plots | None = None
     data: str = ""  # JSON for the script
 
 
@@ -145,6 +126,18 @@ def _environment(say: Language) -> jinja2.Environment:
     environment.globals["say"] = lambda template, **params: fill(
         say.catalogue.get(template, template), params
     )
+    environment.filters |= {
+        told.__name__: lambda of, told=told: say(told(of))
+        for told in (
+            timeline_text,
+            timeline_table,
+            serving_text,
+            waterfall_text,
+            waterfall_table,
+            skew_table,
+            bars,
+        )
+    }
     return environment
 
 
@@ -185,128 +178,84 @@ def sort_value(cell: str) -> str | None:
 
 
 def _page(found: Found, say: Language) -> _Page:
-    english = document(found, _WIDE)
+    page = document(found, _WIDE)
     slugs = [
-        re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") for section in english.sections
+        re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") for section in page.sections
     ]
-    if isinstance(found, Report):
-        drawn = plots(found)
-        pictures = _ReportPlots(
-            pictures=[_picture(view) for view in drawn.views],
-            drawn=any(view.timeline or view.serving for view in drawn.views),
-            folded=drawn.folded,
-            ranks=len(found.ranks),
-            skew=_skew(drawn),
-            skew_drawn=any(row.spread for row in drawn.skew),
-        )
+    drawn = plots(found) if isinstance(found, Report) else None
+    data = ""
+    if drawn is not None:
         data = script_json(say(drawn).to_json())
-        return _Page(say(english), slugs, say(pictures), data)
-    shown = say(english)
-    if shown.curves is not None:
-        return _Page(shown, slugs, data=script_json({"gib": GIB_BYTES, **asdict(shown.curves)}))
-    return _Page(shown, slugs)
+    elif page.curves is not None:
+        data = script_json({"gib": GIB_BYTES, **asdict(say(page.curves))})
+    return _Page(say(page), slugs, drawn, data)
 
 
-def _picture(view: RankView) -> _Picture:
-    return _Picture(
-        view=view,
-        timeline_text=view.no_timeline or _timeline_text(view),
-        timeline=None if view.timeline is None else _timeline_table(view),
-        waterfall_text=view.no_waterfall or _waterfall_text(view),
-        waterfall=None if not view.waterfall else _waterfall_table(view),
-        bars=_bars(view),
-        serving_text=_serving_text(view),
-    )
-
-
-def _serving_text(view: RankView) -> str:
+def serving_text(view: RankView) -> str:
+    """Return what the plot of serving shows, in words; "" where the run was not sampled."""
     served = view.serving
     if served is None:
         return ""
-    parts = [
-        text(
-            "{rank}: {count:,} readings in {seconds:.1f} s",
-            rank=view.drawn,
-            count=served.readings,
-            seconds=served.seconds[-1] - served.seconds[0],
-        ),
-        text("{count} requests", count=len(served.bars) + served.left_out),
-    ]
+    curves = []
     for curve in served.curves:
         low = min((size for size in curve.low if size is not None), default=None)
         high = max((size for size in curve.high if size is not None), default=None)
-        parts.append(
-            text("{what} {low:gib} to {high:gib} GiB", what=curve.title, low=low, high=high)
-        )
-    if served.left_out:
-        parts.append(
-            text("{count} requests without a bar are in report.json", count=served.left_out)
-        )
-    return join("; ", parts)
+        curves.append(text("{title} {low:gib} to {high:gib} GiB", curve, low=low, high=high))
+    figures = {
+        **vars(served),
+        "drawn": view.drawn,
+        "seconds": served.seconds[-1] - served.seconds[0],
+        "requests": len(served.bars) + served.left_out,
+        "curves": join("; ", curves),
+        "left_out": served.left_out or None,
+    }
+    return sentences_of("serving", figures)
 
 
-def _timeline_text(view: RankView) -> str:
+def timeline_text(view: RankView) -> str:
+    """Return what the timeline shows, in words, or why there is none."""
     line = view.timeline
-    assert line is not None
-    parts = [
-        text(
-            "{rank}: {count} readings in {seconds:.1f} s",
-            rank=view.drawn,
-            count=len(line.moments),
-            seconds=line.moments[-1].seconds - line.moments[0].seconds,
-        )
-    ]
-    if line.worst_bytes is not None:
-        parts.append(
-            text(
-                "most in use {size:gib} of {total:gib} GiB",
-                size=line.worst_bytes,
-                total=view.device_total_bytes,
-            )
-        )
-    if view.requested_bytes is not None:
-        parts.append(text("requested {size:gib} GiB", size=view.requested_bytes))
-    for peak in line.peaks:
-        where, size = peak.where, peak.bytes
-        parts.append(
-            text("in use {where} up to {size:gib} GiB", where=where, size=size)
-            if peak.what == "in use"
-            else text("allocated {where} up to {size:gib} GiB", where=where, size=size)
-        )
-    return join("; ", parts)
+    if line is None:
+        return view.no_timeline or ""
+    figures = {
+        **vars(view),
+        **vars(line),
+        "moments": len(line.moments),
+        "seconds": line.moments[-1].seconds - line.moments[0].seconds,
+    }
+    peaks = [text(_PEAKS[peak.what], peak) for peak in line.peaks]
+    return join("; ", [sentences_of("timeline", figures), *peaks])
 
 
-def _timeline_table(view: RankView) -> Section:
+def timeline_table(view: RankView) -> Section | None:
+    """Return the timeline as a table."""
     line = view.timeline
-    assert line is not None
-    edges = {"before": text("before"), "after": text("after")}
+    if line is None:
+        return None
     columns = (
-        Column("s", lambda i: f"{line.moments[i].seconds:.3f}", right=True),
-        Column("Phase", lambda i: line.moments[i].phase),
-        Column("Edge", lambda i: edges[line.moments[i].edge]),
+        Column("s", lambda at: f"{line.moments[at].seconds:.3f}", right=True),
+        Column("Phase", lambda at: line.moments[at].phase),
+        Column("Edge", lambda at: _EDGES[line.moments[at].edge]),
         Column("in use", line.in_use.__getitem__, GIB4),
         *(
             Column(modelled(owner.title, owner.how == MODELLED), owner.bytes.__getitem__, GIB4)
             for owner in line.owners
         ),
     )
-    notes: list[str] = [
-        text("GiB; -: not read at that moment, so that its bytes are in another column")
-    ]
-    derived = [owner.title for owner in line.owners if owner.how == DERIVED]
-    if derived:
-        notes.append(text("derived: {titles}", titles=join(", ", derived)))
-    if line.left_out:
-        notes.append(text("{count} more readings are in report.json", count=line.left_out))
-    title = text("Readings of {rank}", rank=view.drawn)
+    derived = join(", ", [owner.title for owner in line.owners if owner.how == DERIVED])
+    figures = {"drawn": view.drawn, "derived": derived, "left_out": line.left_out or None}
+    title, notes = words_of("timeline", figures)
     return table(title, columns, range(len(line.moments)), notes)
 
 
-def _waterfall_text(view: RankView) -> str:
+def waterfall_text(view: RankView) -> str:
+    """Return the ends of the waterfall, in words, or why there is none."""
+    if not view.waterfall:
+        return view.no_waterfall or ""
     first, last = view.waterfall[0], view.waterfall[-1]
     return text(
         "{labels}: from {first}, {first_size:gib} GiB, to {last}, {last_size:gib} GiB",
-        labels=view.labels,
+        view,
         first=first.title,
         first_size=first.bytes,
         last=last.title,
@@ -314,38 +263,36 @@ def _waterfall_text(view: RankView) -> str:
     )
 
 
-def _waterfall_table(view: RankView) -> Section:
-    columns = (Column("Step", "title"), *SIZES[1:])
+def waterfall_table(view: RankView) -> Section:
+    """Return the waterfall as a table, beside which ``bars`` stand."""
     return table(
-        text("Steps of {labels}", labels=view.labels),
-        columns,
+        text("Steps of {labels}", view),
+        (Column("Step", "title"), *SIZES[1:]),
         view.waterfall,
         look=lambda step: TOTAL if step.kind == "level" else PLAIN,
     )
 
 
-def _bars(view: RankView) -> list[_Bar]:
+def bars(view: RankView) -> list[_Bar]:
     """Return a bar from 0 to each level, and from level to level for each change."""
-    widest = max((step.bytes for step in view.waterfall), default=0)
+    widest = max((step.bytes for step in view.waterfall), default=0) or 1
     found, height = [], 0
     for step in view.waterfall:
         level = step.kind == "level"
         start, height = (0, step.bytes) if level else (height, height + step.bytes)
-        low, high = (100 * max(each, 0) / (widest or 1) for each in sorted((start, height)))
+        low, high = (100 * max(each, 0) / widest for each in sorted((start, height)))
         tone = ("kv" if "KV" in step.title else "cached") if level else "context"
         found.append(_Bar(round(low, 2), round(high - low, 2), tone))
     return found
 
 
-def _skew(drawn: Plots) -> Section | None:
+def skew_table(drawn: Plots) -> Section | None:
     """Return the least, most and median of each figure; None for one rank."""
-    if not drawn.skew:
-        return None
 
     def on(row: SkewRow, label: str) -> str:
         if row.spread:
             return label
-        return text("all") if None not in row.bytes else text("all that have it")
+        return text("all that have it") if None in row.bytes else text("all")
 
     columns = (
         Column("Figure", "title"),
@@ -356,9 +303,7 @@ def _skew(drawn: Plots) -> Section | None:
         Column("median, GiB", "median", GIB4),
         Column("most - least, bytes", "spread", COUNT),
     )
-    return table(
-        text("Figures by rank: least, most, median"),
-        columns,
-        drawn.skew,
-        look=lambda row: PLAIN if row.spread else MUTED,
-    )
+    title = text("Figures by rank: least, most, median")
+    muted = {True: PLAIN, False: MUTED}
+    found = table(title, columns, drawn.skew, look=lambda row: muted[bool(row.spread)])
+    return found if drawn.skew else None

@@ -7,20 +7,16 @@ has is printed in English.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from vllm_memprof.files import read_table
 from vllm_memprof.text import Text, titled, translate
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+_HERE = Path(__file__).parent
 ENGLISH, CHINESE = "en", "zh"
 LANGUAGES = (ENGLISH, CHINESE)
 
@@ -68,15 +64,10 @@ def language(name: str) -> Language:
 @cache
 def titles(area: str) -> dict[str, Text]:
     """Return names -> their titles, of one area of ``titles.toml``."""
-    written = files("vllm_memprof.report").joinpath("titles.toml").read_text(encoding="utf-8")
-    return {name: titled(words) for name, words in tomllib.loads(written)[area].items()}
+    rows = read_table(_HERE / "titles.toml")[area]
+    return {name: titled(words) for name, words in rows.items()}
 
 
 def areas(name: str) -> dict[str, dict[str, str]]:
     """Return the files of a catalogue: area -> English template -> translated template."""
-    folder = files("vllm_memprof.report").joinpath(f"lang/{name}")
-    return {
-        each.name.removesuffix(".toml"): tomllib.loads(each.read_text(encoding="utf-8"))
-        for each in folder.iterdir()
-        if each.name.endswith(".toml")
-    }
+    return {path.stem: read_table(path) for path in (_HERE / "lang" / name).glob("*.toml")}

@@ -7,6 +7,8 @@ have: what does not fit is named. Several engine starts share that room.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.document import (
@@ -59,66 +61,38 @@ _START = re.compile(r"^(\d{0,9})([-+=.)])(?=\s|[-=]*$)")
 def render_markdown(found: Found, lang: str = ENGLISH) -> str:
     """Return the whole document, for a file, an issue or a pull request.
 
+    A first screen has the sections of its report behind it, folded away, as it has room for them.
+
     Args:
         found: what there is a document of.
         lang: one of ``language.LANGUAGES``.
     """
     say = language(lang)
     page = say(document(found, _WIDE))
-    if isinstance(found, FirstScreen):
-        return _screen(page, say(document(found.report, _WIDE)), say)
     name = "memprof" if page.kind == "report" else f"memprof {page.kind}"
     lines = [f"# {name}: {escape(_cut(page.title))}", ""]
-    opening = next((i for i, line in enumerate(page.head) if line.summary), 0)
-    if opening:
-        lines += [*_lines(page.head[:opening], page, say), ""]
     if summary := [escape(_cut(line.value)) for line in page.head if line.summary]:
         first, *rest, last = summary
         named = say(text(", ")).join([f"**{first}**", *rest])
         lines += [say(text("{named}: **{verdict}**", named=named, verdict=last)), ""]
-    lines += _lines([line for line in page.head[opening:] if not line.summary], page, say)
+    lines += _lines([line for line in page.head if not line.summary], page, say)
     if page.findings is not None:
         lines += ["", *_findings(page.findings, page, say)]
-    left = MOST_BYTES - _RESERVE - _size(lines)
-    out = []
-    for section in page.sections:
-        block = ["", *_section(section, say)]
-        if _size(block) <= left:
-            lines += block
-            left -= _size(block)
-        else:
-            out.append(escape(section.title))
-    if page.tail:
-        lines += ["", *_lines(page.tail, page, say)]
+    tail = ["", *_lines(page.tail, page, say)] if page.tail else []
+    blocks = [(escape(each.title), _section(each, say)) for each in page.sections]
+    room, where = MOST_BYTES, page.whole
+    if isinstance(found, FirstScreen):
+        lines += [line for section in page.sections for line in ("", *_table(section))] + tail
+        room, where, tail = SCREEN_BYTES, "--full", []
+        whole = say(document(found.report, _WIDE))
+        findings = _findings(whole.findings or [], page, say)
+        folded = [(findings[0].lstrip("# "), findings[2:])] if whole.findings else []
+        folded += [(escape(each.title), _table(each)[2:]) for each in whole.sections]
+        blocks = [(title, _folded(title, block)) for title, block in folded]
+    drawn, out = _fitting([(title, ["", *block]) for title, block in blocks], room - _size(lines))
+    lines += drawn + tail
     if out:
-        names = _cut(", ".join(out), _RESERVE // 4)
-        told = text("Too long for a comment, in {whole}: {names}", whole=page.whole, names=names)
-        lines += ["", say(told)]
-    return "\n".join(lines) + "\n"
-
-
-def _screen(page: Document, whole: Document, say: Language) -> str:
-    """Return a first screen, and the sections that it has room for, folded away."""
-    lines = [f"# memprof: {escape(_cut(page.title))}", "", *_lines(page.head, page, say)]
-    for section in page.sections:
-        lines += ["", *_table(section)]
-    lines += ["", *_lines(page.tail, page, say)]
-    findings = _findings(whole.findings or [], page, say)
-    blocks = [(findings[0].lstrip("# "), findings[2:])] if whole.findings else []
-    blocks += [
-        (escape(section.title), [*_rows(section), *_notes(section)]) for section in whole.sections
-    ]
-    left, out = SCREEN_BYTES - _RESERVE - _size(lines), []
-    for title, rows in blocks:
-        block = ["", f"<details><summary>{title}</summary>", "", *rows, "", "</details>"]
-        if _size(block) <= left:
-            lines += block
-            left -= _size(block)
-        else:
-            out.append(title)
-    if out:
-        names = _cut(", ".join(out), _RESERVE // 2)
-        told = text("Too long for a comment, with --full: {names}", names=names)
+        told = text("Too long for a comment, see {where}: {names}", where=where, names=_named(out))
         lines += ["", say(told)]
     return "\n".join(lines) + "\n"
 
@@ -127,25 +101,41 @@ def render_markdown_starts(reports: list[Report], lang: str = ENGLISH) -> str:
     """Return several engine starts: a table, then the reports that a comment has room for."""
     say = language(lang)
     opening = [*_section(say(starts_section(reports, _WIDE)), say), ""]
-    left = MOST_BYTES - _RESERVE - _size(opening)
-    texts, out = [], []
-    for report in reports:
-        drawn = render_markdown(report, lang)
-        if len(drawn.encode()) < left:
-            texts.append(drawn)
-            left -= len(drawn.encode()) + 1
-        else:
-            out.append(report.run.id or report.run.model)
+    drawn, out = _fitting(
+        [(each.run.id or each.run.model, [render_markdown(each, lang)]) for each in reports],
+        MOST_BYTES - _size(opening),
+    )
     if out:
         left_out = text(
             "Too long for a comment, left out below: {count} of {all_of} starts, {names}.",
             count=len(out),
             all_of=len(reports),
-            names=escape(_cut(fold(out), _RESERVE // 4)),
+            names=escape(_named([fold(out)])),
         )
         one = text("The report of one start: `memprof explain FILE#NUMBER --format markdown`.")
         opening += [say(left_out), say(one), ""]
-    return "\n".join(["\n".join(opening), *texts])
+    return "\n".join([*opening, *drawn])
+
+
+def _fitting(blocks: Iterable[tuple[str, list[str]]], room: int) -> tuple[list[str], list[str]]:
+    """Return the lines of the blocks that a comment has room for, and the titles of the others."""
+    lines: list[str] = []
+    out: list[str] = []
+    for title, block in blocks:
+        if _size(lines) + _size(block) <= room - _RESERVE:
+            lines += block
+        else:
+            out.append(title)
+    return lines, out
+
+
+def _named(titles: list[str]) -> str:
+    return _cut(", ".join(titles), _RESERVE // 4)
+
+
+def _folded(summary: str, lines: list[str]) -> list[str]:
+    """Return lines folded away: between the tags, only what a blank line precedes is markdown."""
+    return [f"<details><summary>{summary}</summary>", "", *lines, "", "</details>"]
 
 
 def _size(lines: list[str]) -> int:
@@ -181,22 +171,18 @@ def _lines(lines: list[Line], page: Document, say: Language) -> list[str]:
     """Return named lines as a list, cut where a run says more than anybody reads."""
     found = []
     for line in lines[:_LISTED_LINES]:
-        if not line.name:
-            found.append(f"- {_paragraph(_cut(line.value))}")
-            continue
-        if line.style == CODE:
-            value = _code(_cut(line.value, _COMMAND_CHARACTERS))
-        else:
-            value = escape(_cut(line.value))
+        code = line.style == CODE
+        value = _code(_cut(line.value, _COMMAND_CHARACTERS)) if code else escape(_cut(line.value))
         named = text("**{name}**: {value}", name=escape(line.name), value=value)
-        found.append(f"- {say(named)}")
-    if (more := len(lines) - _LISTED_LINES) > 0:
-        found.append(f"- {_more(more, page, say)}")
-    return found
+        found.append(f"- {say(named) if line.name else _paragraph(_cut(line.value))}")
+    return found + _more(len(lines) - _LISTED_LINES, page, say)
 
 
-def _more(count: int, page: Document, say: Language) -> str:
-    return say(text("{count} more in {whole}", count=count, whole=page.whole))
+def _more(count: int, page: Document, say: Language, name: str = "") -> list[str]:
+    """Return the line that counts what is left out; none where nothing is."""
+    more = text("{count} more in {whole}", page, count=count)
+    told = text("{name}: {more}", name=escape(name), more=more) if name else more
+    return [f"- {say(told)}"] if count > 0 else []
 
 
 def _section(section: Section, say: Language) -> list[str]:
@@ -204,10 +190,7 @@ def _section(section: Section, say: Language) -> list[str]:
     if len(section.rows) <= _OPEN_ROWS:
         return _table(section)
     count = say(text("{count} rows", count=len(section.rows)))
-    heading, rows = [f"## {escape(section.title)}", ""], _rows(section)
-    # between the tags, only what stands after a blank line is markdown
-    folded = [f"<details><summary>{count}</summary>", "", *rows, "", "</details>"]
-    return [*heading, *folded, *_notes(section)]
+    return [f"## {escape(section.title)}", "", *_folded(count, _rows(section)), *_notes(section)]
 
 
 def _table(section: Section) -> list[str]:
@@ -219,41 +202,37 @@ def _table(section: Section) -> list[str]:
 def _rows(section: Section) -> list[str]:
     if not section.rows:
         return []
-    lines = [
-        _row([escape(column.title) for column in section.columns]),
-        _row(["---:" if column.right else ":---" for column in section.columns]),
+    rows = [
+        [escape(column.title) for column in section.columns],
+        ["---:" if column.right else ":---" for column in section.columns],
     ]
     for row in section.rows:
         cells = [escape(cell) for cell in (row.first, *row.cells[1:])]
         if row.style in (TOTAL, BAD):
             cells = [f"**{cell}**" if cell else cell for cell in cells]
         cells[0] = "&nbsp;" * 2 * row.indent + cells[0]
-        lines.append(_row(cells))
-    return lines
+        rows.append(cells)
+    return [f"| {' | '.join(cells)} |" for cells in rows]
 
 
 def _notes(section: Section) -> list[str]:
     return ["", *(f"- {_paragraph(note)}" for note in section.notes)] if section.notes else []
 
 
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def _findings(views: list[FindingView], page: Document, say: Language) -> list[str]:
     if not views:
         return [say(text("No findings."))]
     lines = [f"## {say(text('Findings: {count}', count=len(views)))}", ""]
-    listed: dict[str, int] = {}
+    listed: Counter[str] = Counter()
     for view in views:
-        listed[view.id] = listed.get(view.id, 0) + 1
+        listed[view.id] += 1
         if listed[view.id] > _LISTED:
             continue
         where = say(text(", {labels}", labels=escape(view.labels))) if view.labels else ""
         price = say(text(": {price}", price=escape(view.price))) if view.price else ""
         named = text(
-            "**{severity}** {id}{where}{price}<br>{title}.",
-            severity=view.severity_word,
+            "**{severity_word}** {id}{where}{price}<br>{title}.",
+            view,
             id=escape(view.id),
             where=where,
             price=price,
@@ -264,7 +243,5 @@ def _findings(views: list[FindingView], page: Document, say: Language) -> list[s
         if view.action:
             lines.append(f"  {say(text('Try: {action}.', action=escape(view.action)))}")
     for name, count in listed.items():
-        if count > _LISTED:
-            more = _more(count - _LISTED, page, say)
-            lines.append(f"- {say(text('{name}: {more}', name=escape(name), more=more))}")
+        lines += _more(count - _LISTED, page, say, name)
     return lines

@@ -1,30 +1,35 @@
 """The plots of the page: a ``Report`` enters, plain figures leave: no colours, HTML or rounding.
 
-One ``View`` per group of ranks that agree in print: the device over time by owner, and the budget
-from the device's total down to the KV cache. ``Skew`` compares the ranks. Bytes are integers, None
-is unknown.
+One ``View`` per group of ranks that agree in print: the device over time by owner, memory while
+serving, and the budget from the device's total down to the KV cache. ``Skew`` compares the ranks.
+Bytes are integers, None is unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from operator import itemgetter
+from statistics import median_low
 
 from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, divisor_of
 from vllm_memprof.accounting.deployment.clock import host_starts
 from vllm_memprof.accounting.evidence import EVIDENCE
-from vllm_memprof.accounting.model import MODELLED, RankReport, Report
+from vllm_memprof.accounting.model import MODELLED, RankReport, Report, RequestRow
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.sections.budget import term_title
-from vllm_memprof.report.serving import ServingMemory, serving_of
+from vllm_memprof.report.sections.budget import BUDGET_TITLES, term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
-from vllm_memprof.tables import group_ranks, labels_of, modelled
+from vllm_memprof.tables import foremost, group_ranks, labels_of, modelled
 from vllm_memprof.text import join, text
-from vllm_memprof.units import GIB, format_gib
+from vllm_memprof.units import GIB, format_gib, minus
 
 #: Groups of ranks that the page shows; of more, those with a least or a most of something.
 MOST_VIEWS = 24
+#: Bars at most; of more requests those with the highest peaks are drawn.
+MOST_BARS = 400
+#: Figure of a point in time -> title of its curve.
+CURVES = {"reserved_bytes": text("reserved"), "allocated_bytes": text("allocated")}
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,40 @@ class WaterfallBar:
     title: str
     bytes: int  # signed where it is a change
     kind: str  # level | change
+
+
+@dataclass(frozen=True)
+class ServedCurve:
+    """A figure between its lowest and its highest."""
+
+    name: str
+    title: str
+    low: list[int | None]
+    high: list[int | None]
+
+
+@dataclass(frozen=True)
+class RequestBar:
+    """One request."""
+
+    id: str
+    begin: float  # seconds since the launch
+    end: float
+    lane: int  # rows of bars that overlap in time, from 0
+    peak_bytes: int | None
+    exact: bool
+    failed: bool
+
+
+@dataclass(frozen=True)
+class ServingMemory:
+    """Memory over time of one rank."""
+
+    seconds: list[float]  # since the launch: the end of each stretch, which begins at the last one
+    curves: list[ServedCurve]
+    bars: list[RequestBar]
+    left_out: int  # requests without a bar
+    readings: int
 
 
 @dataclass(frozen=True)
@@ -71,18 +110,27 @@ class SkewRow:
 
 @dataclass(frozen=True)
 class Plots:
+    """What the page draws."""
+
     views: list[RankView]
     folded: str  # ranks whose view is left out, "" where there are none
     labels: list[str]  # of all ranks
-    skew: list[SkewRow] = field(default_factory=list)  # empty where there is but one rank
+    skew: list[SkewRow]  # empty where there is but one rank
+
+    @property
+    def drawn(self) -> bool:
+        """Whether something is plotted over time."""
+        return any(view.timeline or view.serving for view in self.views)
+
+    @property
+    def differing(self) -> list[SkewRow]:
+        """The figures in which the ranks differ."""
+        return [row for row in self.skew if row.spread]
 
     def to_json(self) -> dict[str, object]:
-        """Return what the page's script draws; rows of the skew only where the ranks differ."""
-        rows = [
-            {"title": row.title, "median": row.median, "bytes": row.bytes}
-            for row in self.skew
-            if row.spread
-        ]
+        """Return what the page's script draws."""
+        names = ("title", "median", "bytes")
+        rows = [{name: getattr(row, name) for name in names} for row in self.differing]
         views = [asdict(view) for view in self.views]
         return {"gib": GIB, "views": views, "labels": self.labels, "skew": rows}
 
@@ -91,7 +139,15 @@ def plots(report: Report) -> Plots:
     """Return the figures of every plot."""
     skew = _skew(report)
     groups = group_ranks(report.ranks, _in_print)
-    shown = _extremes(groups, skew) if len(groups) > MOST_VIEWS else groups
+    told = {label for row in skew for label in (row.least_label, row.most_label)}
+    told |= {rank.label for rank in report.ranks if rank.open_phases or rank.oom}
+    first = {id(members) for members in (*groups[:1], *foremost(groups, 1, len))}
+
+    def telling(members: list[RankReport]) -> tuple[bool, bool]:
+        """Return whether it is the first or the largest, and whether a rank stands out."""
+        return id(members) in first, any(rank.label in told for rank in members)
+
+    shown = foremost(groups, MOST_VIEWS, telling)
     drawn = {rank.label for members in shown for rank in members}
     starts = _starts(report.ranks) if report.deployment is None else host_starts(report)
     return Plots(
@@ -102,74 +158,34 @@ def plots(report: Report) -> Plots:
     )
 
 
-def _skew(report: Report) -> list[SkewRow]:
-    """Return figures by rank; of engine groups with budgets of their own, group by group."""
-    names = [None] if report.deployment is None else report.deployment.groups
-    if len(names) < 2:
-        return skew_rows(report.ranks)
-    rows = []
-    for name in names:
-        members = [rank for rank in report.ranks if rank.group == name]
-        for row in skew_rows(members):
-            sizes = iter(row.bytes)
-            every = [next(sizes) if rank.group == name else None for rank in report.ranks]
-            title = text("{group}: {title}", group=name or "-", title=row.title)
-            rows.append(replace(row, title=title, bytes=every))
-    return rows
-
-
-def _in_print(rank: RankReport) -> tuple[object, ...]:
+def _in_print(rank: RankReport) -> str:
     """Return what two ranks must share to be one view: figures in print, and how far they came."""
-    moments = tuple(
+    moments = [
         (
             span.phase,
             edge.side,
-            *[(row.component, format_gib(row.bytes)) for row in edge.owners.rows],
+            *((row.component, format_gib(row.bytes)) for row in edge.owners.rows),
         )
         for span, edge in edges_of(rank.phases)
         if edge.owners is not None
-    )
-    budget = rank.budget
-    figures = [rank.device_total_bytes, budget.requested_bytes, budget.engine_kv_cache_bytes]
-    figures += [
-        budget.fits_request_bytes,
-        budget.fits_device_bytes,
-        budget.headroom_bytes,
-        *(term.bytes for term in budget.terms),
     ]
+    budget = rank.budget
+    figures = [rank.device_total_bytes, budget.requested_bytes]
+    figures += [getattr(budget, name) for name in BUDGET_TITLES]
+    figures += [budget.term(term.name) for term in budget.terms]
     figures += [item.bytes for item in budget.not_subtracted]
     served = serving_of(rank)
-    drawn = (
-        None if served is None else [(c.name, [*map(format_gib, c.high)]) for c in served.curves]
-    )
-    ended = tuple(rank.open_phases), repr(rank.oom), repr(drawn)
-    return moments, tuple(map(format_gib, figures)), *ended
+    curves = [list(map(format_gib, curve.high)) for curve in served.curves] if served else None
+    return repr((moments, [*map(format_gib, figures)], rank.open_phases, rank.oom, curves))
 
 
-def _extremes(groups: list[list[RankReport]], skew: list[SkewRow]) -> list[list[RankReport]]:
-    """Return the first group, the largest, the unfinished, and those with a least or a most."""
-    wanted = {label for row in skew for label in (row.least_label, row.most_label)}
-    wanted |= {rank.label for members in groups for rank in members if rank.open_phases or rank.oom}
-    largest = max(groups, key=len)
-    ranked = sorted(
-        groups,
-        key=lambda members: (
-            members is not groups[0] and members is not largest,
-            not any(rank.label in wanted for rank in members),
-        ),
-    )
-    kept = ranked[:MOST_VIEWS]
-    return [members for members in groups if any(members is other for other in kept)]
-
-
-def _starts(ranks: Iterable[RankReport]) -> dict[str | None, int]:
+def _starts(ranks: Sequence[RankReport]) -> dict[str | None, int]:
     """Host -> the first reading there, ns: clocks of two hosts have nothing in common."""
     starts: dict[str | None, int] = {}
     for rank in ranks:
-        for row in rank.phases:
-            for snapshot in (row.before, row.after):
-                if snapshot is not None and snapshot.t_ns:
-                    starts[rank.host] = min(snapshot.t_ns, starts.get(rank.host, snapshot.t_ns))
+        for _, edge in edges_of(rank.phases):
+            if t_ns := edge.snapshot.t_ns:
+                starts[rank.host] = min(t_ns, starts.get(rank.host, t_ns))
     return starts
 
 
@@ -177,10 +193,7 @@ def _view(report: Report, members: list[RankReport], starts: dict[str | None, in
     rank = members[0]
     drawn = timeline_of(rank, starts.get(rank.host, 0))
     why = EVIDENCE[report.run.source].no_times
-    if drawn is not None:
-        why = None
-    elif why is None:
-        why = text("no memory was read on this rank: there is no timeline")
+    unread = why or text("no memory was read on this rank: there is no timeline")
     steps, missing = waterfall(report, rank)
     return RankView(
         labels=labels_of(members),
@@ -189,14 +202,11 @@ def _view(report: Report, members: list[RankReport], starts: dict[str | None, in
         device_total_bytes=rank.device_total_bytes,
         requested_bytes=rank.budget.requested_bytes,
         timeline=drawn,
-        no_timeline=why,
+        no_timeline=unread if drawn is None else None,
         waterfall=steps,
         no_waterfall=missing,
         serving=serving_of(rank),
     )
-
-
-# --- from the device's total to the KV cache
 
 
 def waterfall(report: Report, rank: RankReport) -> tuple[list[WaterfallBar], str | None]:
@@ -206,99 +216,118 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[WaterfallBar], str
     subtracting its terms (rounding, halving, clamping) is a step of its own.
     """
     budget = rank.budget
-    granted = budget.engine_kv_cache_bytes
-    if granted is None and budget.kv_cache_bytes is None:
-        return [], text("no KV cache was sized: there is no waterfall")
+    granted, computed = budget.engine_kv_cache_bytes, budget.kv_cache_bytes
     asked = budget.requested_bytes
-    charged = [] if budget.override else [term for term in budget.terms if term.subtracted]
-    unknown = [term_title(report, term) for term in charged if term.bytes is None]
-    if asked is None:
-        unknown = [text("requested"), *unknown]
-    if unknown:
+    if granted is None and computed is None:
+        return [], text("no KV cache was sized: there is no waterfall")
+    terms = [] if budget.override else [term for term in budget.terms if term.subtracted]
+    unknown: list[str] = [text("requested")] if asked is None else []
+    unknown += [term_title(report, term) for term in terms if term.bytes is None]
+    if asked is None or unknown:
         return [], text("not drawn, unknown: {titles}", titles=join(", ", unknown))
-    assert asked is not None
-    steps = []
-    if rank.device_total_bytes is not None:
-        steps.append(WaterfallBar(text("device total"), rank.device_total_bytes, "level"))
-        steps += _change(text("outside the request"), asked - rank.device_total_bytes)
-    steps.append(WaterfallBar(text("requested"), asked, "level"))
-    level = asked
-    for term in charged:
-        assert term.bytes is not None
-        steps.append(WaterfallBar(term_title(report, term), -term.bytes, "change"))
-        level -= term.bytes
-    computed = budget.kv_cache_bytes
-    if computed is not None:
-        other = text("other steps of the equation")
-        if budget.override == STARTUP_PLAN:
-            other = text("fixed by a start-up plan, profiling skipped")
-        elif budget.override:
-            other = text("fixed by --{option}", option=budget.override.replace("_", "-"))
-        steps += _change(other, computed - level)
-        level = computed
-    if granted is not None:
-        steps += _change(
-            text("granted - recomputed")
-            if computed is not None
-            else text("subtracted, no equation known"),
-            granted - level,
-        )
-        level = granted
-    steps.append(WaterfallBar(text("KV cache"), level, "level"))
-    if budget.fits_request_bytes is not None:
-        for item in budget.not_subtracted:
-            if item.bytes:
-                title = modelled(item.title, item.how == MODELLED)
-                steps.append(WaterfallBar(title, -item.bytes, "change"))
-                level -= item.bytes
-        divided = divisor_of(budget.equation) != 1
-        rest = title_of("halved") if divided else text("rounding")
-        steps += _change(rest, budget.fits_request_bytes - level)
-        steps.append(
-            WaterfallBar(text("KV cache that fits the request"), budget.fits_request_bytes, "level")
-        )
-    return steps, None
-
-
-def _change(title: str, size: int) -> list[WaterfallBar]:
-    return [WaterfallBar(title, size, "change")] if size else []
-
-
-# --- ranks beside each other
-
-
-def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
-    """Return figures by rank; nothing where there is but one rank."""
-    if len(ranks) < 2:
-        return []
-    terms = dict.fromkeys(term.name for rank in ranks for term in rank.budget.terms)
-    figures: list[tuple[str, list[int | None]]] = [
-        (title_of(name), [rank.budget.term(name) for rank in ranks]) for name in terms
+    charged = [(term_title(report, term), term.bytes or 0) for term in terms]
+    beside = [
+        (modelled(item.title, item.how == MODELLED), item.bytes)
+        for item in budget.not_subtracted
+        if item.bytes
     ]
-    figures += [
-        (
-            text("KV cache granted by the engine"),
-            [rank.budget.engine_kv_cache_bytes for rank in ranks],
-        ),
-        (
-            text("KV cache that fits the request"),
-            [rank.budget.fits_request_bytes for rank in ranks],
-        ),
-        (
-            text("KV cache that fits the device"),
-            [rank.budget.fits_device_bytes for rank in ranks],
-        ),
-        (text("free at the start"), [rank.initial_free_bytes for rank in ranks]),
-        (text("headroom at the serving peak"), [rank.budget.headroom_bytes for rank in ranks]),
-    ]
+    other = text("other steps of the equation")
+    if budget.override == STARTUP_PLAN:
+        other = text("fixed by a start-up plan, profiling skipped")
+    elif budget.override:
+        other = text("fixed by --{option}", option=budget.override.replace("_", "-"))
+    residual = text("granted - recomputed")
+    if computed is None:
+        residual = text("subtracted, no equation known")
+    divided = divisor_of(budget.equation) != 1
+    rounded = title_of("halved") if divided else text("rounding")
+    #: Title of a level, its bytes, what else leads to it, and the changes before that.
+    levels: tuple[tuple[str, int | None, str, list[tuple[str, int]]], ...] = (
+        (text("device total"), rank.device_total_bytes, "", []),
+        (text("requested"), asked, text("outside the request"), []),
+        ("", asked - sum(size for _, size in charged), "", charged),
+        ("", computed, other, []),
+        (text("KV cache"), computed if granted is None else granted, residual, []),
+        (BUDGET_TITLES["fits_request_bytes"], budget.fits_request_bytes, rounded, beside),
+    )
+    bars: list[WaterfallBar] = []
+    height: int | None = None
+    for title, level, rest, changes in levels:
+        if level is None:
+            continue
+        for name, size in changes:
+            bars.append(WaterfallBar(name, -size, "change"))
+            height = minus(height, size)
+        if height is not None and height != level:
+            bars.append(WaterfallBar(rest, level - height, "change"))
+        height = level
+        if title:
+            bars.append(WaterfallBar(title, level, "level"))
+    return bars, None
+
+
+def _skew(report: Report) -> list[SkewRow]:
+    """Return figures by rank; of engine groups with budgets of their own, group by group."""
+    groups = [None] if report.deployment is None else report.deployment.groups
     rows = []
-    for title, sizes in figures:
-        known = sorted((size, i) for i, size in enumerate(sizes) if size is not None)
-        if known:
-            (least, first), (most, _) = known[0], known[-1]
-            last = next(i for size, i in known if size == most)
-            middle = known[(len(known) - 1) // 2][0]
-            rows.append(
-                SkewRow(title, least, ranks[first].label, most, ranks[last].label, middle, sizes)
-            )
+    for group in groups:
+        ranks = [rank for rank in report.ranks if len(groups) < 2 or rank.group == group]
+        terms = dict.fromkeys(term.name for rank in ranks for term in rank.budget.terms)
+        figures: list[tuple[str, list[int | None]]] = [
+            (title_of(name), [rank.budget.term(name) for rank in ranks]) for name in terms
+        ]
+        figures += [
+            (title, [getattr(rank.budget, name) for rank in ranks])
+            for name, title in BUDGET_TITLES.items()
+            if name != "kv_cache_bytes"
+        ]
+        figures.append((text("free at the start"), [rank.initial_free_bytes for rank in ranks]))
+        for title, sizes in figures:
+            own = {rank.label: size for rank, size in zip(ranks, sizes, strict=True)}
+            known = [(size, label) for label, size in own.items() if size is not None]
+            if known and len(ranks) > 1:
+                if len(groups) > 1:
+                    title = text("{group}: {title}", group=group or "-", title=title)
+                middle = median_low(size for size, _ in known)
+                least, most = (end(known, key=itemgetter(0)) for end in (min, max))
+                every = [own.get(rank.label) for rank in report.ranks]
+                rows.append(SkewRow(title, *least, *most, middle, every))
     return rows
+
+
+def serving_of(rank: RankReport) -> ServingMemory | None:
+    """Return memory over time of a rank; None where it was not sampled."""
+    points = [point for point in rank.samples if point.readings]
+    if not points:
+        return None
+    timed = [row for row in rank.requests if row.begin_seconds is not None]
+    drawn = foremost(timed, MOST_BARS, lambda row: row.allocated_peak_bytes or 0)
+    return ServingMemory(
+        seconds=[point.end_seconds for point in points],
+        curves=[
+            ServedCurve(
+                name,
+                title,
+                [point.low.get(name) for point in points],
+                [point.high.get(name) for point in points],
+            )
+            for name, title in CURVES.items()
+            if any(name in point.high for point in points)
+        ],
+        bars=_bars(drawn),
+        left_out=len(rank.requests) - len(drawn),
+        readings=sum(point.readings for point in points),
+    )
+
+
+def _bars(rows: list[RequestRow]) -> list[RequestBar]:
+    """Return requests as bars; those that overlap in time lie in lanes of their own."""
+    bars, free_at = [], list[float]()  # by lane
+    for row in sorted(rows, key=lambda row: row.begin_seconds or 0.0):
+        begin = row.begin_seconds or 0.0
+        end = begin if row.end_seconds is None else row.end_seconds
+        lane = next((at for at, free in enumerate(free_at) if free <= begin), len(free_at))
+        free_at[lane : lane + 1] = [end]
+        exact, failed = row.peak_exact, row.finished is False
+        bars.append(RequestBar(row.id, begin, end, lane, row.allocated_peak_bytes, exact, failed))
+    return bars

@@ -19,6 +19,7 @@ from vllm_memprof.document import (
     MUTED,
     PLAIN,
     TOTAL,
+    Document,
     FindingView,
     Line,
     Section,
@@ -67,35 +68,17 @@ class _Tables:
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         width = self.width or options.max_width
-        parts = self._parts(self.found, options, width)
-        found = self.found
-        while isinstance(found, FirstScreen) and found.less < _MOST_LESS:
-            over = _height(console, options, parts) - most_lines(width)
-            if over <= 0:
+        found, over = self.found, 1
+        while over > 0:
+            page = self.say(document(found, width))
+            parts = [*_Painter(options.ascii_only, self.say, page.compact).parts(page)]
+            if not isinstance(found, FirstScreen) or found.less >= _MOST_LESS:
                 break
+            over = sum(len(console.render_lines(part, options)) + 1 for part in parts)
+            over -= 1 + most_lines(width)  # a blank line between two parts
             found = replace(found, less=found.less + over)
-            parts = self._parts(found, options, width)
         for i, part in enumerate(parts):
-            if i:
-                yield RichText()
-            yield part
-
-    def _parts(self, found: Found, options: ConsoleOptions, width: int) -> list[RenderableType]:
-        page = self.say(document(found, width))
-        draw = _Painter(options.ascii_only, self.say, page.compact)
-        parts = [draw.lines(page.head)] if page.head else []
-        parts += [draw.section(section) for section in page.sections]
-        parts += [draw.findings(page.findings)] if page.findings is not None else []
-        parts += [draw.lines(page.tail)] if page.tail else []
-        if page.verdict:
-            style = "bold green" if page.verdict_style == GOOD else _STYLES[page.verdict_style]
-            parts.append(draw.text(page.verdict, style))
-        return parts
-
-
-def _height(console: Console, options: ConsoleOptions, parts: list[RenderableType]) -> int:
-    """Return the lines that blocks take, with a blank one between them."""
-    return sum(len(console.render_lines(part, options)) + 1 for part in parts) - 1
+            yield from (RichText(), part) if i else (part,)
 
 
 @dataclass(frozen=True)
@@ -104,7 +87,20 @@ class _Painter:
 
     ascii_only: bool
     say: Language
-    compact: bool = False
+    compact: bool
+
+    def parts(self, page: Document) -> Iterator[RenderableType]:
+        """Yield the parts of a document, between which a line is blank."""
+        if page.head:
+            yield self.lines(page.head)
+        yield from map(self.section, page.sections)
+        if page.findings is not None:
+            yield self.findings(page.findings)
+        if page.tail:
+            yield self.lines(page.tail)
+        if page.verdict:
+            style = "bold green" if page.verdict_style == GOOD else _STYLES[page.verdict_style]
+            yield self.text(page.verdict, style)
 
     def text(self, words: str, style: str = "") -> RichText:
         shown = words.translate(_ASCII) if self.ascii_only else words
@@ -124,40 +120,33 @@ class _Painter:
         return table
 
     def section(self, section: Section) -> RenderableType:
-        headless = all(not column.title for column in section.columns)
         table = Table(
             box=None if self.compact else box.SIMPLE_HEAD,
-            show_header=not headless,
+            show_header=any(column.title for column in section.columns),
             padding=(0, 2 if self.compact else 1, 0, 0),
             pad_edge=False,
         )
+        longest = max((cell_len(row.cells[0]) for row in section.rows), default=_LONG_NAME)
         for i, column in enumerate(section.columns):
-            names = [cell_len(row.cells[0]) for row in section.rows] if self.compact else []
             table.add_column(
                 self.text(column.title),
                 justify="right" if column.right else "left",
                 overflow="fold",
-                no_wrap=not i and max(names, default=_LONG_NAME) < _LONG_NAME,
+                no_wrap=self.compact and not i and longest < _LONG_NAME,
             )
         marked = any(row.mark for row in section.rows)
         for row in section.rows:
-            first: RenderableType = self.text(row.cells[0])
-            if row.mark:
-                grid = Table.grid(padding=(0, 1, 0, 0))
-                grid.add_column(no_wrap=True)
-                grid.add_column(overflow="fold")
-                grid.add_row(self.text(row.mark), first)
-                first = grid
             left = 2 * row.indent + (2 if marked and not row.mark else 0)
-            table.add_row(
-                Padding(first, (0, 0, 0, left)),  # a name in two lines keeps its place
-                *(self.text(cell) for cell in row.cells[1:]),
-                style=_STYLES[row.style],
-            )
-        notes = [self.indented(note, "dim") for note in section.notes]
-        shown = [table] if section.columns else []
+            first, *cells = row.first, *row.cells[1:]
+            style = _STYLES[row.style]
+            padded = Padding(self.text(first), (0, 0, 0, left))
+            table.add_row(padded, *map(self.text, cells), style=style)
         title = self.text(section.title, "bold" if self.compact else "bold underline")
-        return Group(*([title] if section.title else []), *shown, *notes)
+        return Group(
+            *([title] if section.title else []),
+            *([table] if section.columns else []),
+            *(self.indented(note, "dim") for note in section.notes),
+        )
 
     def findings(self, views: list[FindingView]) -> RenderableType:
         if not views:
@@ -168,10 +157,9 @@ class _Painter:
             line = self.text("")
             line.append(view.severity_word, _SEVERITIES.get(view.severity, ""))
             line.append(f" {view.id}", "bold")
-            line.append(self.say(text(", {labels}", labels=view.labels)) if view.labels else "")
-            line.append(self.say(text(": {price}", price=view.price)) if view.price else "")
-            parts.append(line)
-            tried = self.say(text("try: {action}", action=view.action)) if view.action else ""
-            details = (view.title, view.evidence, tried)
-            parts += [self.indented(detail) for detail in details if detail]
+            line.append(self.say(text(", {labels}", view)) if view.labels else "")
+            line.append(self.say(text(": {price}", view)) if view.price else "")
+            tried = self.say(text("try: {action}", view)) if view.action else ""
+            details = filter(None, (view.title, view.evidence, tried))
+            parts += [line, *map(self.indented, details)]
         return Group(*parts)

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from math import inf
 
 from vllm_memprof.accounting.deployment.clock import host_starts, passages
 from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.errors import UsageError
-from vllm_memprof.record.spans import DeviceMemory, Span, edges_of
+from vllm_memprof.record.spans import UNEXPLAINED, edges_of
 from vllm_memprof.report.json_text import json_pieces
 
 Event = dict[str, object]
@@ -55,129 +56,97 @@ def report_trace(report: Report) -> Iterator[str]:
 
 
 def _events(report: Report) -> Iterator[Event]:
-    starts = host_starts(report)
-    spare = count(
-        len(report.ranks) + 1
-    )  # numbers of threads; several ranks may share a pid, on two hosts
-    threads = []
-    ranks = _by_host(report)
+    starts, ranks = host_starts(report), report.ranks
+    hosts = list(dict.fromkeys(rank.host for rank in ranks))
+    if report.deployment is not None:
+        ranks = sorted(ranks, key=lambda rank: hosts.index(rank.host))
+    spare = count(len(ranks) + 1)  # numbers of threads; two hosts may have processes of one pid
+    tracks: list[tuple[RankReport, dict[int, int]]] = []
     for track, rank in enumerate(ranks, start=1):
-        lanes = _lanes(rank, passages(rank))
+        lanes = _lanes(rank)
         numbers = {lane: next(spare) if lane else track for lane in sorted({0, *lanes.values()})}
-        threads.append({order: numbers[lane] for order, lane in lanes.items()})
-        yield from _names(rank, track, numbers, report.deployment is not None)
-    for track, rank in enumerate(ranks, start=1):
-        yield from _rank_events(rank, track, threads[track - 1], starts.get(rank.host, 0))
+        tracks.append((rank, {order: numbers[lane] for order, lane in lanes.items()}))
+        name = f"{rank.label} (pid {rank.pid or '-'}, {rank.host or '-'})"
+        if report.deployment is not None:  # viewers sort processes by name too
+            name = f"{rank.host}: {rank.label} (pid {rank.pid})"
+        yield _named("process_name", track, track, name=name)
+        yield _named("process_sort_index", track, track, sort_index=track)
+        for lane, thread in numbers.items():
+            name = f"{_PHASES}, overlapping {lane}" if lane else _PHASES
+            yield _named("thread_name", track, thread, name=name)
+    for track, (rank, threads) in enumerate(tracks, start=1):
+        yield from _rank_events(rank, track, threads, starts.get(rank.host, 0))
 
 
-def _by_host(report: Report) -> list[RankReport]:
-    if report.deployment is None:
-        return report.ranks
-    hosts = list(dict.fromkeys(rank.host for rank in report.ranks))
-    return sorted(report.ranks, key=lambda rank: hosts.index(rank.host))
-
-
-def _names(rank: RankReport, track: int, numbers: dict[int, int], by_host: bool) -> Iterator[Event]:
-    where = ", ".join(
-        text for text in (f"pid {rank.pid}" if rank.pid else "", rank.host or "") if text
-    )
-    name = f"{rank.label} ({where})" if where else rank.label
-    if by_host:  # viewers sort processes by name too
-        name = f"{rank.host}: {rank.label} (pid {rank.pid})"
-    yield _named("process_name", track, track, {"name": name})
-    yield _named("process_sort_index", track, track, {"sort_index": track})
-    for lane, thread in numbers.items():
-        yield _named(
-            "thread_name",
-            track,
-            thread,
-            {"name": f"{_PHASES}, overlapping {lane}" if lane else _PHASES},
-        )
+def _named(kind: str, track: int, thread: int, **args: object) -> Event:
+    return {"ph": "M", "ts": 0, "pid": track, "tid": thread, "name": kind, "args": args}
 
 
 def _rank_events(
     rank: RankReport, track: int, threads: dict[int, int], start: int
 ) -> Iterator[Event]:
-    times = passages(rank)
-    rows = {row.order: row for row in rank.phases}
-    for order in sorted(times, key=lambda order: (times[order][0], order)):
-        yield _slice(rows[order], times[order], track, threads[order], start)
+    spans = {span.order: span for span in rank.phases}
+    for order, (begins, ends) in _by_begin(rank):
+        span = spans[order]
+        args: Event = {"order": order, "open": span.open, "error": span.error}
+        for name, size in (span.delta or {}).items():
+            if name.endswith("_bytes"):
+                args[f"{name} change"] = size or None
+        yield {
+            **({"ph": "B"} if ends is None else {"ph": "X", "dur": (ends - begins) / 1000}),
+            "ts": (begins - start) / 1000,
+            "pid": track,
+            "tid": threads[order],
+            "cat": "phase",
+            "name": span.phase,
+            "args": {name: value for name, value in args.items() if value is not None},
+        }
     for _, edge in edges_of(rank.phases):
-        memory = edge.owners
-        if memory is not None and edge.snapshot.t_ns:
-            at: Event = {
-                "ph": "C",
-                "ts": _micros(edge.snapshot.t_ns - start),
-                "pid": track,
-                "tid": track,
-                "cat": "memory",
-            }
-            yield from (
-                {**at, "name": name, "args": {"bytes": size}} for name, size in _sizes(memory)
-            )
+        if edge.owners is None or not edge.snapshot.t_ns:
+            continue
+        parts = edge.owners.parts
+        sizes = [(row.component, row.bytes) for row in edge.owners.rows]
+        sizes.append((UNEXPLAINED, edge.owners.unexplained_bytes))
+        sizes += [(f"{part.part_of} / {part.component}", part.bytes) for part in parts]
+        for name, size in sizes:
+            if size is not None:
+                yield {
+                    "ph": "C",
+                    "ts": (edge.snapshot.t_ns - start) / 1000,
+                    "pid": track,
+                    "tid": track,
+                    "cat": "memory",
+                    "name": name,
+                    "args": {"bytes": size},
+                }
 
 
-def _sizes(memory: DeviceMemory) -> Iterator[tuple[str, int]]:
-    rows = [(row.component, row.bytes) for row in memory.rows]
-    rows.append(("unexplained", memory.unexplained_bytes))
-    rows += [(f"{part.part_of} / {part.component}", part.bytes) for part in memory.parts]
-    return ((name, size) for name, size in rows if size is not None)
+def _by_begin(rank: RankReport) -> list[tuple[int, tuple[int, int | None]]]:
+    """Return order of a passage, when it began and ended, ns, in the order of their begins."""
+    return sorted(passages(rank).items(), key=lambda passage: (passage[1][0], passage[0]))
 
 
-def _slice(row: Span, times: tuple[int, int | None], track: int, thread: int, start: int) -> Event:
-    begins, ends = times
-    delta = row.delta or {}
-    args = {"order": row.order, "open": row.open, "error": row.error}
-    args |= {
-        f"{name} change": size for name, size in delta.items() if name.endswith("_bytes") and size
-    }
-    at: Event = {
-        "ts": _micros(begins - start),
-        "pid": track,
-        "tid": thread,
-        "cat": "phase",
-        "name": row.phase,
-    }
-    kind: Event = {"ph": "B"} if ends is None else {"ph": "X", "dur": _micros(ends - begins)}
-    return {
-        **kind,
-        **at,
-        "args": {name: value for name, value in args.items() if value is not None},
-    }
-
-
-def _lanes(rank: RankReport, times: dict[int, tuple[int, int | None]]) -> dict[int, int]:
+def _lanes(rank: RankReport) -> dict[int, int]:
     """Return order of a passage -> its lane, from 0: in each, slices nest as the phases did."""
-    parents = {row.order: row.parent for row in rank.phases}
+    parents = {span.order: span.parent for span in rank.phases}
+    ends: dict[int | None, float] = {}
     stacks: list[list[int]] = []
     found: dict[int, int] = {}
-
-    def is_over(order: int, now: int) -> bool:
-        ends = times[order][1]
-        return ends is not None and ends <= now
-
-    for order in sorted(times, key=lambda order: (times[order][0], order)):
-        begins, ends = times[order]
+    for order, (begin, end) in _by_begin(rank):
+        ends[order] = inf if end is None else end
+        parent = parents[order]
         for stack in stacks:
-            while stack and stack[-1] != parents[order] and is_over(stack[-1], begins):
+            while stack and stack[-1] != parent and ends[stack[-1]] <= begin:
                 stack.pop()
-        around = [each for each in stacks if each and each[-1] == parents[order]]
-        fitting = [
-            each
-            for each in around
-            if (outer := times[each[-1]][1]) is None or (ends is not None and ends <= outer)
+        around = ends.get(parent, inf)
+        lanes = [
+            lane
+            for lane, stack in enumerate(stacks)
+            if stack and stack[-1] == parent and ends[order] <= around
         ]
-        stack = next(iter([*fitting, *(each for each in stacks if not each)]), [])
-        if not any(each is stack for each in stacks):
-            stacks.append(stack)
-        stack.append(order)
-        found[order] = next(i for i, each in enumerate(stacks) if each is stack)
+        lanes += [lane for lane, stack in enumerate(stacks) if not stack]
+        found[order] = next(iter(lanes), len(stacks))
+        if found[order] == len(stacks):
+            stacks.append([])
+        stacks[found[order]].append(order)
     return found
-
-
-def _named(kind: str, track: int, thread: int, args: Event) -> Event:
-    return {"ph": "M", "ts": 0, "pid": track, "tid": thread, "name": kind, "args": args}
-
-
-def _micros(nanoseconds: int) -> float:
-    return nanoseconds / 1000

@@ -9,79 +9,66 @@ from typing import Any
 
 GIB = 1 << 30
 TOTAL, CONTEXT, WEIGHTS, STEP, TOKEN = 64 * GIB, GIB, 8 * GIB, GIB // 2, 1 << 20
-_held = {"allocated": 0, "peak": 0, "ready": False}
+_held = {"current": 0, "peak": 0}
 
 
-def _allocate(size: int) -> None:
-    _held["allocated"] += size
-    _held["peak"] = max(_held["peak"], _held["allocated"])
-
-
-def _statistics(device: int) -> dict[str, Any]:
-    known = {"all": {"current": _held["allocated"], "peak": _held["peak"]}}
-    return {"allocated_bytes": known, "reserved_bytes": known}
+def take(size: int) -> None:
+    _held["current"] += size
+    _held["peak"] = max(_held.values())
 
 
 def free() -> int:
-    return TOTAL - CONTEXT - _held["allocated"]
-
-
-def _make_device() -> None:
-    """Put in place what stands for torch_npu: the functions of it that an observer reads."""
-    bare, module = ModuleType("torch_npu._C"), ModuleType("torch_npu")
-    vars(bare).update(
-        _npu_getDevice=lambda: 0,
-        _npu_memoryStats=_statistics,
-        _npu_emptyCache=lambda: None,
-        _npu_resetPeakMemoryStats=lambda device: None,
-    )
-    npu = SimpleNamespace(
-        is_initialized=lambda: _held["ready"],
-        is_current_stream_capturing=lambda: False,
-        mem_get_info=lambda device: (free(), TOTAL),
-        memory_snapshot=list,
-        get_device_name=lambda device: "ToyNPU",
-    )
-    vars(module).update(_C=bare, npu=npu)
-    sys.modules.update({"torch_npu": module, "torch_npu._C": bare})
+    return TOTAL - CONTEXT - _held["current"]
 
 
 class Toy:
     """Serves a model whose weights are 8 GiB, with 1 MiB of KV cache for a token."""
 
     def __init__(self, share: float) -> None:
-        self.share, self.tokens = share, 0
-        _make_device()
+        self.share, self.tokens, self.ready = share, 0, False
+        self.be_torch_npu()
         for plugin in entry_points(group="toy_engine.plugins"):
             plugin.load()()
         self.init_device()
         self.load_weights()
         sys.modules["torch_npu._C"]._npu_emptyCache()
-        self.allocate_kv_cache()
+        self.allocate()
         print("Toy is ready", flush=True)
 
+    def be_torch_npu(self) -> None:
+        """Put in place what an observer reads of torch_npu."""
+
+        def statistics(device: int) -> dict[str, Any]:
+            return {key: {"all": dict(_held)} for key in ("allocated_bytes", "reserved_bytes")}
+
+        bare, module = ModuleType("torch_npu._C"), ModuleType("torch_npu")
+        vars(bare).update(
+            _npu_getDevice=lambda: 0, _npu_memoryStats=statistics, _npu_emptyCache=lambda: None,
+            _npu_resetPeakMemoryStats=lambda device: None,
+        )  # fmt: skip
+        vars(module).update(_C=bare, npu=SimpleNamespace(
+            memory_snapshot=list, is_initialized=lambda: self.ready, is_current_stream_capturing=lambda: False,
+            mem_get_info=lambda device: (free(), TOTAL), get_device_name=lambda device: "ToyNPU",
+        ))  # fmt: skip
+        sys.modules.update({"torch_npu": module, "torch_npu._C": bare})
+
     def init_device(self) -> None:
-        _held["ready"] = True
+        self.ready = True
 
     def load_weights(self) -> None:
         self.free_before = free()
-        _allocate(WEIGHTS)
+        take(WEIGHTS)
         print(f"Toy: weights take {WEIGHTS / GIB:.2f} GiB", flush=True)
 
-    def allocate_kv_cache(self) -> None:
-        size = int(self.free_before * self.share) - WEIGHTS
+    def allocate(self) -> None:
+        size, before = int(self.free_before * self.share) - WEIGHTS, self.free_before / GIB
         self.tokens = size // TOKEN
-        _allocate(size)
-        print(
-            f"Toy: free before loading {self.free_before / GIB:.2f} GiB, share {self.share} of it"
-        )
+        take(size)
+        print(f"Toy: free before loading {before:.2f} GiB, share {self.share} of it")
         print(f"Toy: KV cache {size / GIB:.2f} GiB, {self.tokens} tokens", flush=True)
 
     def answer(self, prompt: str) -> tuple[int, int]:
         """Return the prompt's and the output's tokens."""
-        _allocate(STEP)
-        _allocate(-STEP)
+        take(STEP)
+        take(-STEP)
         return len(prompt.split()), 4
-
-    def close(self) -> None:
-        _held["ready"] = False

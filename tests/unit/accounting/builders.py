@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_memprof.record.loader import Identity, ProcessRecord, Run, load_run
 from vllm_memprof.record.schema import RunInfo, Snapshot
-from vllm_memprof.record.spans import ComponentRow, DeviceMemory, Span, edges
+from vllm_memprof.record.spans import ComponentRow, DeviceMemory, Span
 
 DATA = Path(__file__).parents[2] / "data"
 TOTAL = 65_452_113_920
@@ -30,11 +30,10 @@ def span(
         "id": order + 1,
         "parent": None,
         "depth": 0,
-        "hook": None,
         "start_t_ns": 0,
         "end_t_ns": SECOND,
     }
-    return Span(phase=phase, order=order, edges=edges(before, after), **{**defaults, **values})
+    return Span(phase=phase, order=order, before=before, after=after, **{**defaults, **values})
 
 
 def process(phases: list[Span], figures: dict[str, Any] | None = None, **who: Any) -> ProcessRecord:
@@ -51,8 +50,6 @@ def process(phases: list[Span], figures: dict[str, Any] | None = None, **who: An
         file="h-1.jsonl",
         identity=Identity(**who),
         versions={"vllm": "0.23.0", "vllm_ascend": "0.23.0"},
-        argv=[],
-        python=None,
         phases=phases,
         figures=figures or {},
         kv_plan=None,
@@ -72,16 +69,24 @@ def run_of(*processes: ProcessRecord, **info: Any) -> Run:
         "status": "ok",
         **info,
     }
-    return Run(name="r", info=RunInfo(**values), processes=list(processes))
+    return Run(folder=Path("r"), info=RunInfo(**values), processes=list(processes))
 
 
 def device_memory(rank: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the edges of a rank of a parsed report.json, each with its phase, order and side."""
+    """Return the edges of a rank of a parsed report.json, each with its phase, order and side.
+
+    The rows of the divided device are ``owners``.
+    """
     return [
-        {"phase": phase["phase"], "order": phase["order"], "edge": side, **phase[side]}
+        {
+            **{name: phase[name] for name in ("phase", "order")},
+            "edge": side,
+            **phase[side],
+            **memory,
+            "owners": memory["rows"],
+        }
         for phase in rank["phases"]
-        for side in ("before", "after")
-        if phase[side] is not None
+        for side, memory in phase["owners"].items()
     ]
 
 

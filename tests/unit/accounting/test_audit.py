@@ -10,12 +10,9 @@ from tests.support.mutations import figures_of, with_its_grant, workers
 from tests.unit.accounting.builders import DATA, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.budget.equations import EQUATIONS
-from vllm_memprof.accounting.model import AuditRow, Report
-from vllm_memprof.accounting.readings.audit import (
-    MOST_TOLERANCE_BYTES,
-    audit,
-)
-from vllm_memprof.accounting.readings.startup import LOAD_SLACK_BYTES, StartupReadings
+from vllm_memprof.accounting.model import MOST_TOLERANCE_BYTES, Reading, Report
+from vllm_memprof.accounting.readings.audit import audit
+from vllm_memprof.accounting.readings.startup import LOAD_SLACK_BYTES, Moments
 from vllm_memprof.engines.equation import Equation, Figures
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
@@ -28,12 +25,12 @@ ENGINE_RUNS = ("recorded_013_tp2", "recorded_023_tp2", "recorded_tiny_tp2", "rec
 
 def audited(
     row: Equation, figures: Figures, spans: list[Span], simulated: bool = False
-) -> list[AuditRow]:
-    return audit(row, figures, StartupReadings(spans, figures, simulated, row))
+) -> list[Reading]:
+    return audit(row, figures, Moments(spans, figures, simulated, row))
 
 
-def rows_of(report: Report, rank: int = 0) -> dict[str, AuditRow]:
-    return {row.term: row for row in report.ranks[rank].budget.audit}
+def rows_of(report: Report, rank: int = 0) -> dict[str, Reading]:
+    return {row.name: row for row in report.ranks[rank].budget.audit}
 
 
 def equation(name: str, release: str) -> Equation:
@@ -52,12 +49,12 @@ def test_a_run_of_the_real_engine_agrees_to_the_byte(name: str) -> None:
 def test_a_row_says_what_it_has() -> None:
     report = build_report(recorded("recorded_023_tp2"))
     data = to_json(report)["ranks"][0]["budget"]["audit"]
-    wanted = {"term", "engine_bytes", "own_bytes", "difference_bytes", "tolerance_bytes"}
+    wanted = {"name", "engine_bytes", "bytes", "difference_bytes", "tolerance_bytes"}
     assert all(wanted <= set(row) for row in data)
     terms = [row.name for row in report.ranks[0].budget.terms]
-    assert [row["term"] for row in data][: len(terms) + 1] == ["requested", *terms]
-    assert data[-1]["term"] == "kv_cache"
-    weights = next(row for row in data if row["term"] == "weights")
+    assert [row["name"] for row in data][: len(terms) + 1] == ["requested", *terms]
+    assert data[-1]["name"] == "kv_cache"
+    weights = next(row for row in data if row["name"] == "weights")
     assert (weights["tolerance_bytes"], weights["how"]) == (LOAD_SLACK_BYTES, "derived")
     # free and non-torch of a simulated device are the profile's
     assert rows_of(report)["non_torch"].how == rows_of(report)["kv_cache"].how == "modelled"
@@ -87,7 +84,7 @@ def test_what_the_engine_keeps_no_figure_of_stands_in_the_equation() -> None:
     """E2 reads and forgets: the granted KV cache is what memprof's readings are compared with."""
     rows = rows_of(build_report(recorded("recorded_013_tp2")))
     assert rows["peak_allocated"].engine_bytes is None
-    assert rows["peak_allocated"].own_bytes == 14_249_981_952
+    assert rows["peak_allocated"].bytes == 14_249_981_952
     assert rows["peak_allocated"].agrees is None
     assert "keeps no figure" in str(rows["peak_allocated"].reason)
     assert rows["kv_cache"].agrees is True
@@ -100,7 +97,7 @@ def test_a_log_has_no_reading_of_memprof() -> None:
     rows = rows_of(report)
     assert rows["weights"].engine_bytes is not None
     for row in rows.values():
-        assert (row.own_bytes, row.difference_bytes, row.tolerance_bytes, row.agrees) == (None,) * 4
+        assert (row.bytes, row.difference_bytes, row.tolerance_bytes, row.agrees) == (None,) * 4
         assert "a log holds the engine's figures only" in str(row.reason)
 
 
@@ -120,16 +117,16 @@ def start_up(moved: int = 0) -> list[Span]:
 def test_what_moves_between_two_readings_is_the_tolerance(moved: int, agrees: bool | None) -> None:
     """The engine reads between both: at 50 GiB free, or with what was taken."""
     figures = {"initial_free_bytes": 50 * GIB, "gpu_memory_utilization": 0.9}
-    rows = {row.term: row for row in audited(equation("E4", "0.23.0"), figures, start_up(moved))}
+    rows = {row.name: row for row in audited(equation("E4", "0.23.0"), figures, start_up(moved))}
     free = rows["initial_free"]
-    assert (free.own_bytes, free.tolerance_bytes) == (50 * GIB - moved, moved)
+    assert (free.bytes, free.tolerance_bytes) == (50 * GIB - moved, moved)
     assert free.agrees is agrees
     assert free.undecided is (agrees is None)
     if free.undecided:
         assert "it moved by 0.06 GiB between the readings" in str(free.reason)
     wrong = {**figures, "initial_free_bytes": 50 * GIB + 1}
     off = audited(equation("E4", "0.23.0"), wrong, start_up(MIB))
-    assert next(row for row in off if row.term == "initial_free").agrees is False
+    assert next(row for row in off if row.name == "initial_free").agrees is False
 
 
 def test_vllm_reads_after_its_groups_are_made() -> None:
@@ -139,12 +136,12 @@ def test_vllm_reads_after_its_groups_are_made() -> None:
     figures = {"initial_free_bytes": 59 * GIB, "gpu_memory_utilization": 0.9}
     known, unknown = (
         next(
-            row for row in audited(equation(*release), figures, spans) if row.term == "initial_free"
+            row for row in audited(equation(*release), figures, spans) if row.name == "initial_free"
         )
         for release in (("E6", "0.33.0"), ("E5", "0.23.0"))
     )
-    assert (known.own_bytes, known.difference_bytes, known.agrees) == (59 * GIB, 0, True)
-    assert (unknown.own_bytes, unknown.difference_bytes) == (59 * GIB, 0)
+    assert (known.bytes, known.difference_bytes, known.agrees) == (59 * GIB, 0, True)
+    assert (unknown.bytes, unknown.difference_bytes) == (59 * GIB, 0)
     assert unknown.undecided  # from which release on it reads after them is not known
 
 
@@ -154,12 +151,12 @@ def test_an_estimate_is_not_read_and_hides_the_peak() -> None:
     first = workers(run)[0]
     row = equation("E5", "0.23.0")
     figures = {**first.figures, "graph_estimate_bytes": 100 * MIB}
-    found = {each.term: each for each in audited(row, figures, first.phases, True)}
-    assert found["graph_estimate"].own_bytes is None
+    found = {each.name: each for each in audited(row, figures, first.phases, True)}
+    assert found["graph_estimate"].bytes is None
     assert "an estimate of the engine" in str(found["graph_estimate"].reason)
-    assert found["peak_activation"].own_bytes is None
+    assert found["peak_activation"].bytes is None
     assert "graphs were captured" in str(found["peak_activation"].reason)
-    assert found["kv_cache"].own_bytes is None
+    assert found["kv_cache"].bytes is None
 
 
 def test_an_estimate_of_nothing_is_the_engines_in_the_equation() -> None:
@@ -167,7 +164,7 @@ def test_an_estimate_of_nothing_is_the_engines_in_the_equation() -> None:
     first = workers(run)[0]
     row = equation("E5", "0.23.0")
     figures = {**first.figures, "graph_estimate_bytes": 0}
-    found = {each.term: each for each in audited(row, figures, first.phases, True)}
+    found = {each.name: each for each in audited(row, figures, first.phases, True)}
     assert found["kv_cache"].difference_bytes == 0
 
 
@@ -178,7 +175,7 @@ def test_a_fixed_size_is_not_the_equations() -> None:
         "gpu_memory_utilization": 0.9,
     }
     rows = audited(equation("E4", "0.23.0"), figures, start_up())
-    assert rows[-1].own_bytes is None
+    assert rows[-1].bytes is None
     assert "a fixed size replaced the equation" in str(rows[-1].reason)
 
 
@@ -187,7 +184,7 @@ def test_a_run_that_ended_early_has_readings_as_far_as_it_got() -> None:
     report = build_report(run)
     rows = rows_of(report)
     assert rows["initial_free"].agrees is True
-    assert rows["weights"].own_bytes is None
+    assert rows["weights"].bytes is None
     assert "not recorded to its end" in str(rows["weights"].reason)
 
 
@@ -196,23 +193,23 @@ def test_weights_end_where_the_second_runner_makes_what_else_a_model_needs() -> 
     load = span("weight_load", levels[0], levels[2], 0)
     state = span("model_state", levels[1], levels[2], 1, parent=0)
     (row,) = rows_of_spans([load, state], {"weights_bytes": 30 * MIB})
-    assert (row.own_bytes, row.difference_bytes) == (30 * MIB, 0)
+    assert (row.bytes, row.difference_bytes) == (30 * MIB, 0)
     assert "model_state" in str(row.source)
     (row,) = rows_of_spans([load], {"weights_bytes": 30 * MIB})
-    assert (row.own_bytes, row.agrees) == (36 * MIB, False)
+    assert (row.bytes, row.agrees) == (36 * MIB, False)
 
 
-def rows_of_spans(spans: list[Span], figures: dict[str, int]) -> list[AuditRow]:
+def rows_of_spans(spans: list[Span], figures: dict[str, int]) -> list[Reading]:
     report = build_report(run_of(process(spans, figures)))
-    return [row for row in report.ranks[0].budget.audit if row.term == "weights"]
+    return [row for row in report.ranks[0].budget.audit if row.name == "weights"]
 
 
 def test_a_term_without_both_moments_has_no_reading() -> None:
     run = recorded("recorded_023_tp2")
     first = workers(run)[0]
     rows = audited(equation("E6", "0.33.0"), first.figures, first.phases, True)
-    found = {row.term: row for row in rows}
-    assert found["transient_headroom"].own_bytes is None
+    found = {row.name: row for row in rows}
+    assert found["transient_headroom"].bytes is None
     assert "from which allocated memory" in str(found["transient_headroom"].reason)
-    assert found["consumed"].own_bytes is not None
-    assert found["kv_cache"].own_bytes is None
+    assert found["consumed"].bytes is not None
+    assert found["kv_cache"].bytes is None

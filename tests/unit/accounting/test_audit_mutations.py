@@ -92,7 +92,7 @@ def outcomes(run: Run) -> Iterator[tuple[str, bool | None]]:
 def _of_rank(rank: RankReport) -> Iterator[tuple[str, bool | None]]:
     yield "granted - recomputed", rank.budget.balanced
     for row in rank.budget.audit:
-        yield f"audit of {row.term}", None if row.undecided else row.agrees
+        yield f"audit of {row.name}", None if row.undecided else row.agrees
     for check in (*rank.budget.checks, *rank.kv.checks):
         yield check.name, check.ok
 

@@ -15,8 +15,8 @@ from tests.unit.accounting.builders import gib, recorded, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.budget.budgets import fits_request, items_not_subtracted
 from vllm_memprof.accounting.budget.equations import select
-from vllm_memprof.accounting.model import MemoryItem
-from vllm_memprof.accounting.readings.startup import StartupReadings
+from vllm_memprof.accounting.model import Reading
+from vllm_memprof.accounting.readings.quantities import StartupReadings
 from vllm_memprof.record.spans import Span
 from vllm_memprof.units import GIB
 
@@ -63,7 +63,7 @@ def figures(**changes: Any) -> dict[str, Any]:
 
 def items(
     spans: list[Span] | None = None, simulated: bool = False, **changes: Any
-) -> dict[str, MemoryItem]:
+) -> dict[str, Reading]:
     phases = profile_spans() if spans is None else spans
     readings = StartupReadings(phases, figures(**changes), simulated)
     return {item.name: item for item in items_not_subtracted(NAMES, readings)}
@@ -209,10 +209,7 @@ def test_what_fits_is_the_equation_s_less_every_item(
     granted: int, sizes: list[int | None], change: int, data: st.DataObject
 ) -> None:
     """To the byte; an item that grows takes as much; a required one that is unknown leaves None."""
-    given_items = [
-        MemoryItem(f"i{n}", "t", size, "measured", "s", required=size is not None)
-        for n, size in enumerate(sizes)
-    ]
+    given_items = [Reading(size, required=size is not None) for n, size in enumerate(sizes)]
     fitting = fits_request(granted, given_items)
     assert fitting == granted - sum(size for size in sizes if size is not None)
     known = [n for n, size in enumerate(sizes) if size is not None]

@@ -14,7 +14,7 @@ from vllm_memprof.accounting.budget.decomposition import decompose, granted_byte
 def test_the_lines_add_up_to_the_granted_kv_cache(name: str) -> None:
     report = build_report(recorded(name))
     for rank in report.ranks:
-        found = decompose(rank, report.run.simulated)
+        found = decompose(rank)
         assert found.granted == granted_bytes(rank)
         if found.granted is None:
             assert found.unknown
@@ -26,7 +26,7 @@ def test_the_lines_add_up_to_the_granted_kv_cache(name: str) -> None:
 def test_absolute_terms_are_taken_apart() -> None:
     """E2 of 0.13.0: its two terms are weights, torch, activations, and what was held before."""
     report = build_report(recorded("recorded_013_tp2"))
-    found = decompose(report.ranks[0], report.run.simulated)
+    found = decompose(report.ranks[0])
     assert [line.names for line in found.lines][:8] == [
         ("requested",),
         ("weights",),

@@ -59,11 +59,8 @@ def call(
 
 def changed(span: Span, *sides: str, **values: Any) -> Span:
     """Return the span with other figures in the snapshots of some edges."""
-    edges = [
-        replace(edge, snapshot=replace(edge.snapshot, **values)) if edge.side in sides else edge
-        for edge in span.edges
-    ]
-    return replace(span, edges=tuple(edges))
+    edges = {e.side: replace(e.snapshot, **values) for e in span.edges if e.side in sides}
+    return replace(span, **edges)
 
 
 def phase(
@@ -224,12 +221,13 @@ def test_the_summary_leaves_out_the_shutdown_and_memprof_s_own() -> None:
         call(401, (10, 40), (0, 0), 6, 5),
         call(500, (0, 0), (0, 0), 7),
     ]
-    summary = report_of(spans).ranks[0].reclaim
+    rank = report_of(spans).ranks[0]
+    summary = rank.reclaim
     assert summary is not None
-    assert (summary.calls, summary.calls_at_end, summary.calls_while_serving) == (2, 2, 0)
-    assert summary.freed_cached_bytes == (62 + 28) * MIB
+    assert (summary.calls, summary.calls_while_serving) == (2, 0)
+    assert summary.engine.freed_cached_bytes == (62 + 28) * MIB
     assert (summary.left_after, summary.left_cached_bytes) == ("warm_up", 30 * MIB)
-    [own] = summary.own
+    [own] = [each for each in rank.empty_cache if each.by == "memprof"]
     assert (own.at, own.freed_bytes, own.kept_bytes) == (
         "warm_up",
         28 * MIB,
@@ -245,7 +243,7 @@ def test_an_experiment_of_the_start_up_is_judged_at_its_end() -> None:
         phase("profile_run", 30, at(30, 10, 12), at(35, 10, 74), 2),
         phase("warm_up", 60, at(60, 10, 12), at(65, 10, 22), 3),
     ]
-    [own] = report_of(spans).ranks[0].reclaim.own  # type: ignore[union-attr]
+    [own] = report_of(spans).ranks[0].empty_cache
     assert (own.freed_bytes, own.kept_bytes) == (62 * MIB, 52 * MIB)
     assert own.kept_until == "the end of the start-up"
 
@@ -284,7 +282,7 @@ def test_the_runtime_s_counters_say_which_modules_gave_something_back() -> None:
     rank = report_of([read]).ranks[0]
     assert rank.empty_cache[0].freed_by_module == {"APP": 64 * MIB, "HCCL": 0, "RUNTIME": 0}
     assert rank.reclaim is not None
-    assert rank.reclaim.freed_by_module == {"APP": 64 * MIB, "HCCL": 0, "RUNTIME": 0}
+    assert rank.reclaim.engine.freed_by_module == {"APP": 64 * MIB, "HCCL": 0, "RUNTIME": 0}
     unread = report_of([read, call(210, (10, 74), (10, 10), 1)]).ranks[0].reclaim
     assert unread is not None
-    assert unread.freed_by_module is None
+    assert unread.engine.freed_by_module is None

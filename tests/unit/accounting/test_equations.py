@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.names import LOG_FIGURES
 from tests.unit.accounting.builders import TOTAL, gib
 from vllm_memprof.accounting.budget.equations import (
     EQUATIONS,
@@ -20,7 +21,6 @@ from vllm_memprof.accounting.budget.equations import (
     select,
 )
 from vllm_memprof.engines.equation import Equation, Term
-from vllm_memprof.logs.formats import LOG_FIGURES
 from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.units import GIB
 

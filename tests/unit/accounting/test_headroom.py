@@ -14,7 +14,7 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.budget.kv import infer_layout
 from vllm_memprof.accounting.budget.serving_peak import ServingPeak, serving_peak, unprofiled
 from vllm_memprof.accounting.model import ESTIMATED, Budget, Kv, Oom, Report
-from vllm_memprof.accounting.readings.startup import StartupReadings
+from vllm_memprof.accounting.readings.startup import Moments
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.spans import Span
 from vllm_memprof.text import text
@@ -55,7 +55,7 @@ def start_up(*later: Span, workspace: int | None = 20, retaken: int | None = 0) 
 
 
 def peak_of(spans: list[Span], **figures: int) -> ServingPeak:
-    return serving_peak(StartupReadings(spans, {**FIGURES, **figures}), 400)
+    return serving_peak(Moments(spans, {**FIGURES, **figures}), 400)
 
 
 def sizes(peak: ServingPeak) -> dict[str, int | None]:
@@ -103,15 +103,15 @@ def test_a_later_moment_counts_where_it_is_worse() -> None:
 
 def test_an_allocation_that_failed_does_not_fit_even_after_a_release() -> None:
     oom = Oom(50, 1000, 500, 900, 10, None, None, None, None, None)
-    found = serving_peak(StartupReadings(start_up(), FIGURES), 400, oom)
+    found = serving_peak(Moments(start_up(), FIGURES), 400, oom)
     assert found.held_bytes == found.at_least_bytes == 1000 - 10 + 50 - 400
     before = start_up()[:2]  # the KV cache does not stand: what it takes is not in the reading
-    assert serving_peak(StartupReadings(before, FIGURES), 400, oom).held_bytes == 370
+    assert serving_peak(Moments(before, FIGURES), 400, oom).held_bytes == 370
 
 
 def test_a_plan_leaves_out_what_it_cannot_know_and_says_so() -> None:
     why = text("memprof plan stops after the KV plan")
-    found = serving_peak(StartupReadings(start_up()[:2], FIGURES, nothing_later=why), 400)
+    found = serving_peak(Moments(start_up()[:2], FIGURES, nothing_later=why), 400)
     assert found.held_bytes == 370
     assert found.how == ESTIMATED
     assert [(i.name, i.bytes, i.reason) for i in found.items[2:]] == [
@@ -119,7 +119,7 @@ def test_a_plan_leaves_out_what_it_cannot_know_and_says_so() -> None:
         ("late_device", None, why),
     ]
     failed = replace(start_up()[3], error="RuntimeError")
-    assert serving_peak(StartupReadings([*start_up()[:3], failed], FIGURES), 400).how == ESTIMATED
+    assert serving_peak(Moments([*start_up()[:3], failed], FIGURES), 400).how == ESTIMATED
 
 
 def test_without_a_reading_of_the_profile_run_nothing_is_known() -> None:
@@ -127,7 +127,7 @@ def test_without_a_reading_of_the_profile_run_nothing_is_known() -> None:
     assert peak_of(start_up()[2:]).held_bytes is None
     failed = [replace(start_up()[0], error="RuntimeError"), *start_up()[1:]]
     assert peak_of(failed).held_bytes is None
-    assert serving_peak(StartupReadings(start_up(), FIGURES), None).held_bytes is None
+    assert serving_peak(Moments(start_up(), FIGURES), None).held_bytes is None
 
 
 def test_the_engines_figures_are_a_lower_bound() -> None:

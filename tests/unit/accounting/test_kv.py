@@ -15,18 +15,16 @@ from vllm_memprof.accounting.budget.kv import (
     blocks_per_request,
     build_kv,
     is_hybrid,
-    read_group,
     tokens_for_bytes,
     worth_in_tokens,
 )
 from vllm_memprof.accounting.budget.layers import (
     LAYER_TYPES,
-    RequestLimits,
     page_bytes,
     request_blocks,
 )
-from vllm_memprof.accounting.model import Check, Kv
-from vllm_memprof.record.codec import to_json
+from vllm_memprof.accounting.model import Check, Kv, KvGroup
+from vllm_memprof.record.codec import from_json, to_json
 
 PAGE, LAYERS = 262_144, 36  # 2 x 128 tokens x 4 KV heads x 128 x 2 bytes
 PER_BLOCK = PAGE * LAYERS
@@ -232,9 +230,11 @@ LAYOUTS = json.loads((DATA / "kv_layouts.json").read_text())
 def test_pages_and_requests_are_those_of_the_engine_s_own_classes(release: str) -> None:
     known = set()
     for row in LAYOUTS["releases"][release]:
-        group = read_group(row["group"])
-        limits = RequestLimits(
-            LAYOUTS["max_model_len"], LAYOUTS["max_num_batched_tokens"], 1, row["mamba_cache_mode"]
+        group = from_json(KvGroup, row["group"])
+        limits = Kv(
+            max_model_len=LAYOUTS["max_model_len"],
+            max_num_batched_tokens=LAYOUTS["max_num_batched_tokens"],
+            mamba_cache_mode=row["mamba_cache_mode"],
         )
         page, blocks = page_bytes(group), request_blocks(group, limits)
         assert page == group.page_size_bytes, group
@@ -244,8 +244,7 @@ def test_pages_and_requests_are_those_of_the_engine_s_own_classes(release: str) 
     left = (
         {"MambaSpec"} if release == "0.13.0" else set()
     )  # its number of states depends on the release
-    names = {name for layer in LAYER_TYPES for name in layer.names}
-    assert names - {"AscendMLAAttentionSpec"} - known == left
+    assert set(LAYER_TYPES) - {"AscendMLAAttentionSpec"} - known == left
 
 
 @pytest.mark.parametrize(
@@ -260,9 +259,9 @@ def test_pages_and_requests_are_those_of_the_engine_s_own_classes(release: str) 
     ],
 )
 def test_a_layout_that_lacks_a_figure_gives_none(lacking: str) -> None:
-    limits = RequestLimits(5000, 2048, 1, "none")
+    limits = Kv(max_model_len=5000, max_num_batched_tokens=2048, mamba_cache_mode="none")
     for row in LAYOUTS["releases"]["0.23.0"]:
-        whole = read_group(row["group"])
+        whole = from_json(KvGroup, row["group"])
         layout = {name: value for name, value in (whole.layout or {}).items() if name != lacking}
         group = replace(whole, layout=layout)
         if (
@@ -302,12 +301,12 @@ def test_latent_attention_of_vllm_ascend(otherwise: dict[str, Any], page: int | 
         "block_size": 128,
         "layout": {**ASCEND_LATENT, **otherwise},
     }
-    assert page_bytes(read_group(row)) == page
+    assert page_bytes(from_json(KvGroup, row)) == page
 
 
 def test_limits_that_are_unknown_give_none() -> None:
     for row in LAYOUTS["releases"]["0.23.0"]:
-        assert request_blocks(read_group(row["group"]), RequestLimits()) is None
+        assert request_blocks(from_json(KvGroup, row["group"]), Kv()) is None
 
 
 def test_no_plan_no_figures() -> None:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.names import LOG_FIGURES
 from tests.support.render import table
 from tests.unit.accounting.builders import DATA, gib, process, run_of
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.budget.equations import EQUATIONS
 from vllm_memprof.accounting.model import Finding, RankReport, Report
-from vllm_memprof.logs.formats import LOG_FIGURES
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import FIGURES
@@ -257,8 +257,9 @@ def test_an_override_of_the_number_of_blocks(tmp_path: Path, blocks: int, found:
     assert (kv.blocks, kv.override_blocks, kv.fitting_blocks) == (blocks, blocks, 5040)
     assert (kv.bytes_per_token, kv.bytes_per_block) == (73_728, 9_437_184)
     assert all(check.ok is not False for check in kv.checks)
-    shown = f"--num-gpu-blocks-override {blocks} replaced the number of blocks; "
-    assert f"{shown}5,040 blocks fit the budget" in table(report, 120)
+    shown = table(report, 120)
+    assert f"--num-gpu-blocks-override {blocks} replaced the number of blocks" in shown
+    assert "5,040 blocks fit the budget" in shown
     assert ("block-override-beyond-budget" in ids(report)) == found
     if found:
         over = finding(report, "block-override-beyond-budget")

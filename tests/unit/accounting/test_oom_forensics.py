@@ -10,8 +10,9 @@ import pytest
 from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Oom, Remedy, TermRow
+from vllm_memprof.accounting.oom.estimates import Case
 from vllm_memprof.accounting.oom.failed_allocation import divide_free
-from vllm_memprof.accounting.oom.remedies import Case, remedies
+from vllm_memprof.accounting.oom.remedies import remedies
 from vllm_memprof.record.failures import Failure, Pool, StepItem, StepRequest
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.samples import RequestRecord, Served
@@ -147,8 +148,8 @@ def _loading(ended: bool) -> list[Span]:
     slots = span("lora_load", at(-60, 18), at(-55, 19), 2, parent=0, depth=1)
     if ended:
         return [whole, draft, slots, span("kv_cache_alloc", at(-40, 19), at(-30, 46), 3)]
-    under_way = replace(slots, edges=slots.edges[:1], end_t_ns=None)
-    return [replace(whole, edges=whole.edges[:1]), draft, under_way]
+    under_way = replace(slots, after=None, end_t_ns=None)
+    return [replace(whole, after=None), draft, under_way]
 
 
 def test_draft_model_and_lora_slots_are_owners_of_their_own() -> None:
@@ -304,13 +305,14 @@ def test_other_processes_are_at_most_what_is_outside_the_allocator() -> None:
 
 
 def test_the_kv_cache_that_leaves_room_for_the_peak_is_named_where_that_is_more() -> None:
-    [rank] = build_report(recorded("recorded_oom")).ranks
+    report = build_report(recorded("recorded_oom"))
+    [rank], summary = report.ranks, replace(report.run, engine=None, simulated=False)
     assert rank.oom is not None
 
     def given(headroom: int) -> list[Remedy]:
         short = replace(rank, budget=replace(rank.budget, headroom_bytes=headroom))
         assert rank.oom is not None
-        case = Case(short, rank.oom, {}, False, False, False, False, None)
+        case = Case(short, rank.oom, summary, None)
         return [each for each in remedies(case) if each.id == "room_for_the_peak"]
 
     granted = rank.budget.engine_kv_cache_bytes
@@ -344,7 +346,8 @@ def test_the_request_in_turn_is_counted_by_the_engine_core() -> None:
 
 
 def test_graphs_that_the_equation_subtracts_are_no_sure_remedy() -> None:
-    [rank] = build_report(recorded("recorded_oom")).ranks
+    report = build_report(recorded("recorded_oom"))
+    [rank], summary = report.ranks, report.run
     assert rank.oom is not None
     oom = replace(rank.oom, phase="request")
     served = [each for each in rank.phases if each.phase not in ("graph_capture", "warm_up")]
@@ -355,7 +358,7 @@ def test_graphs_that_the_equation_subtracts_are_no_sure_remedy() -> None:
         budget = replace(rank.budget, terms=terms)
         figures = {**rank.figures, "graph_bytes": gib(1)}
         worker = replace(rank, budget=budget, figures=figures, phases=served)
-        case = Case(worker, oom, {}, False, False, False, False, None)
+        case = Case(worker, oom, summary, None)
         return next(each for each in remedies(case) if each.id == "fewer_graphs")
 
     assert (given(False).bytes, given(False).enough) == (gib(1), True)

@@ -62,8 +62,7 @@ def divided(found: list[Span], order: int, edge: str = "after") -> dict[str, int
 
 
 def whole(found: list[Span], order: int, edge: str = "after") -> DeviceMemory:
-    read = found[order].edge(edge)
-    assert read is not None
+    (read,) = (each for each in found[order].edges if each.side == edge)
     return device_memory(found[order], read, False, owners_of(process(found)))
 
 

@@ -10,11 +10,11 @@ import pytest
 from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.budget.equations import EQUATIONS, form_of
-from vllm_memprof.accounting.readings.quantities import QUANTITIES, held_quantities
-from vllm_memprof.accounting.readings.startup import StartupReadings
+from vllm_memprof.accounting.readings.quantities import QUANTITIES, StartupReadings
 from vllm_memprof.check.limits import of_quantity, read_figure
 from vllm_memprof.compare.causes import Cause
 from vllm_memprof.compare.diff import diff_reports
+from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import plan_row
 from vllm_memprof.record.loader import Run
 
@@ -106,7 +106,7 @@ def test_what_a_neighbour_holds_is_taken_off_in_every_command() -> None:
     # check
     assert of_check(old, "initial_non_torch") == of_check(new, "initial_non_torch") == OWN
     # sweep: the KV cache less all that no term subtracts
-    row = plan_row(new_run, new, {})
+    row = plan_row(new_run, new, Plan("m", []))
     assert row.kv_cache_bytes is not None
     assert row.fits_request_bytes is not None
     rest = [
@@ -134,19 +134,19 @@ def test_a_neighbour_that_cannot_be_told_apart_makes_it_unknown_in_every_command
     assert together.b.held_bytes is None
     assert read_figure(new, of_quantity("initial_non_torch", "device_init"))[0].reason == reason
     assert of_check(old, "initial_non_torch") is None
-    assert plan_row(new_run, new, {}).fits_request_bytes is None
+    assert plan_row(new_run, new, Plan("m", [])).fits_request_bytes is None
 
 
 def test_a_neighbour_is_none_of_the_increase() -> None:
     """It holds the same all the time: what the run took since the start is not changed."""
     for listed in (LISTED, None):
         report = build_report(run_beside("0.23.0", listed))
-        assert held_quantities(report.ranks[0], simulated=False)["non_torch"] == gib(0.56)
+        assert report.ranks[0].readings["non_torch"].bytes == gib(0.56)
 
 
 def test_where_the_driver_lists_nobody_little_memory_in_use_is_the_run_s_own() -> None:
-    held = held_quantities(build_report(run_beside("0.13.0", None, 0)).ranks[0], simulated=False)
-    assert (held["initial_non_torch"], held["other_processes_at_start"]) == (OWN, 0)
+    read = build_report(run_beside("0.13.0", None, 0)).ranks[0].readings
+    assert (read["initial_non_torch"].bytes, read["other_processes_at_start"].bytes) == (OWN, 0)
 
 
 def test_every_term_and_every_item_of_an_equation_is_in_the_table() -> None:

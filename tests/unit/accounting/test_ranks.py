@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.accounting.deployment.ranks import fullest_notes, rank_notes, spans, step_notes
-from vllm_memprof.accounting.model import Budget, Kv, MemoryItem, RankReport, Report, RunSummary
+from vllm_memprof.accounting.model import Budget, Kv, RankReport, Reading, Report, RunSummary
 from vllm_memprof.compare.changes import changes
 from vllm_memprof.record.schema import FullStep, HoldsMore, ModalityStep, PlannedRanks
 
@@ -60,8 +60,8 @@ def test_ranks_not_run_that_hold_more_are_named_with_it():
 
 def held(label: str, pp_rank: int, reserved: int, other: int | None = 5 << 20) -> RankReport:
     rows = [
-        MemoryItem("reserved_peak", "reserved, peak", reserved, "measured", "profile_run"),
-        MemoryItem("non_torch_peak", "non-torch, peak", other, "modelled", "profile_run"),
+        Reading(reserved, name="reserved_peak", title="reserved, peak"),
+        Reading(other, "modelled", name="non_torch_peak", title="non-torch, peak"),
     ]
     numbers = (None, None, None, pp_rank, None, None, None, None)
     return RankReport(0, label, *numbers, [], Budget(held_at_peak=rows), Kv(), [])

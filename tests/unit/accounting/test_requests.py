@@ -226,8 +226,3 @@ def test_the_ten_largest_leave_out_what_is_unknown() -> None:
     )
     found = [row.allocated_peak_bytes for row in largest(rows, "allocated_peak_bytes")]
     assert found == [38, 37, 35, 34, 32, 31, 29, 28, 26, 25]
-
-
-def test_without_samples_the_report_has_no_key_of_them() -> None:
-    data = to_json(build_report(run_of(process([]))))
-    assert not {"requests", "stages", "samples", "mm_profile"} & set(data["ranks"][0])

@@ -138,15 +138,15 @@ def test_the_rounding_to_pages_is_a_term_of_its_own() -> None:
 def test_the_audit_reads_free_memory_of_all_ranks() -> None:
     """The least of both ranks: TP0 shares its device with SGLang's main process."""
     for rank in report_of(NAME).ranks:
-        rows = {row.term: row for row in rank.budget.audit}
+        rows = {row.name: row for row in rank.budget.audit}
         for term in ("loaded", "kv_cache"):
             assert rows[term].agrees, term
-        assert rows["requested"].own_bytes is not None
+        assert rows["requested"].bytes is not None
 
 
 def test_an_audit_of_another_reading_fails() -> None:
     run = changed(least_free_after_load_bytes=60 << 30)
-    rows = {row.term: row for row in build_report(run).ranks[0].budget.audit}
+    rows = {row.name: row for row in build_report(run).ranks[0].budget.audit}
     assert rows["loaded"].agrees is False
 
 

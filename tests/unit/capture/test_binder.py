@@ -202,8 +202,8 @@ def test_release_restores_the_original(bench: Bench) -> None:
 
 
 def test_the_table_is_consistent() -> None:
+    from tests.support.names import PHASES, ROLES
     from vllm_memprof.capture.versions import in_range
-    from vllm_memprof.record.schema import PHASES, ROLES
 
     assert len({hook.id for hook in HOOKS}) == len(HOOKS)
     for hook in HOOKS:

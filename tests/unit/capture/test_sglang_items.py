@@ -15,7 +15,7 @@ from vllm_memprof.capture.hook import Call, Hook
 from vllm_memprof.capture.items import describe
 from vllm_memprof.engines.sglang import items as sglang_items
 from vllm_memprof.engines.sglang.kept import kept
-from vllm_memprof.engines.sglang.steps import SampledRequest, SchedulerBatch
+from vllm_memprof.engines.sglang.steps import batch_of, sampled
 from vllm_memprof.record.samples import MediaStage
 
 CONFIG = SimpleNamespace(vision_config=SimpleNamespace(patch_size=16))
@@ -79,10 +79,10 @@ class Scene:
         )
 
     def begin(self) -> None:
-        batch = SchedulerBatch(set())
+        batch = batch_of([])
         for name, each in self.requests.items():
             batch.num_scheduled_tokens[name] = 9
-            batch.scheduled_new_reqs.append(SampledRequest(each))
+            batch.scheduled_new_reqs.append(sampled(each))
         batch.total_num_scheduled_tokens = 18
         model = SimpleNamespace(hf_config=CONFIG)
         self.sampler.begin_step(batch, SimpleNamespace(model_config=model))

@@ -7,10 +7,10 @@ import os
 import stat
 from pathlib import Path
 
+from tests.support.names import KV_PLAN
 from vllm_memprof.record.schema import (
     EVENTS_SCHEMA,
     FIGURES,
-    KV_PLAN,
     SNAPSHOT_FIELDS,
     SNAPSHOT_OBJECTS,
 )

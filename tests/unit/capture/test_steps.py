@@ -86,8 +86,6 @@ def test_with_sampling_each_step_request_and_stage_is_written(
     assert recorded.out.count(" True ") == 8
     found = served(tmp_path)
     assert [each.step for each in found.samples] == [1, 2, 3, 4, 5, 6]
-    assert found.samples[0].requests == (["text", 14, 14],)
-    assert found.samples[1].requests == (["text", 1, 21],)
     assert [each.figures["kv_blocks_used"] for each in found.kv_samples] == [3, 0, 0, 3, 0, 0]
     assert found.kv_samples[0].figures["kv_blocks_total"] == 10
 

@@ -18,7 +18,7 @@ from vllm_memprof.capture import tracing
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.tracing import Host, LiveBlocks, Source, Tracer
 from vllm_memprof.record.allocations import AllocationTrace
-from vllm_memprof.record.codec import from_event
+from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.schema import ENV_TRACE_ALLOCATIONS
 
 MIB = 1 << 20
@@ -81,7 +81,7 @@ def test_what_stays_is_written_by_stack_after_the_requests(tmp_path: Path) -> No
     assert first[1]["max_entries"] == tracing.MOST_ENTRIES
     assert first[1]["stacks"] == "python"
     assert last == (None, {"context": None})  # and never again, whatever comes after
-    read = from_event(AllocationTrace, event)
+    read = from_json(AllocationTrace, event)
     assert (read.requests, read.half_requests, read.untraced_bytes) == (4, 2, 9)
     [stack] = read.stacks
     assert stack.frames == [["/app/leak.py", 12, "keep"]]
@@ -102,7 +102,7 @@ def test_a_process_that_ends_before_writes_what_it_knows(tmp_path: Path) -> None
     tracer.close()
     tracer.close()
     [event] = events
-    read = from_event(AllocationTrace, event)
+    read = from_json(AllocationTrace, event)
     assert (read.asked, read.requests, read.half_requests) == (100, 10, None)
     assert read.stacks[0].bytes == MIB
 
@@ -150,7 +150,7 @@ def test_python_memory_that_stays_is_named_by_its_line() -> None:
         kept.append(bytearray(MIB))
     assert not tracemalloc.is_tracing()
     [event] = events
-    read = from_event(AllocationTrace, event)
+    read = from_json(AllocationTrace, event)
     assert read.memory == "host"
     top = read.stacks[0]
     assert top.frames[0][0] == __file__

@@ -23,13 +23,10 @@ def test_every_key_has_a_figure() -> None:
 
 
 def test_a_figure_without_a_reading_has_the_reason_of_its_quantity() -> None:
-    report = build_report(recorded("recorded_tp2"))
-    bare = [replace(rank, figures={}, phases=[]) for rank in report.ranks]
-    for rank in range(len(bare)):
-        bare[rank] = replace(
-            bare[rank], budget=replace(bare[rank].budget, terms=[], not_subtracted=[])
-        )
+    run = recorded("recorded_tp2")
+    bare = [replace(process, figures={}, phases=[]) for process in run.processes]
+    report = replace(build_report(replace(run, processes=bare)), not_measured=[])
     figure = of_quantity("persistent_torch", "profile_run")
-    readings = read_figure(replace(report, ranks=bare), figure)
+    readings = read_figure(report, figure)
     assert {reading.value for reading in readings} == {None}
     assert {reading.reason for reading in readings} == {"no profile run was recorded"}

@@ -19,7 +19,7 @@ from vllm_memprof.check.outcomes import CheckResult, Outcome, check_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import DeviceMemory, Edge
+from vllm_memprof.record.spans import DeviceMemory
 
 #: Read off the reports of recorded runs: key -> (run, figure of the worst rank, that rank).
 MEASURED = {
@@ -45,7 +45,9 @@ def report_of(name: str) -> Report:
                 first.phases[-1],
                 phase="request",
                 order=n,
-                edges=(Edge("after", Snapshot(t_ns=0), DeviceMemory([], size)),),
+                before=None,
+                after=Snapshot(t_ns=0),
+                owners={"after": DeviceMemory([], size)},
             )
             for n, size in enumerate((3, -5, 4, None))
         ]
@@ -63,7 +65,7 @@ def check(report: Report, text: str, baseline: Report | None = None) -> CheckRes
 
 def outcome(report: Report, text: str, baseline: Report | None = None) -> Outcome:
     """The one limit of a budget; the run itself ended well."""
-    ended, found = check(report, text, baseline).outcomes
+    ended, found = check(report, text, baseline).limits
     assert ended.ok
     return found
 
@@ -82,7 +84,7 @@ def test_a_limit_at_the_figure_holds_and_one_unit_further_fails(key: str) -> Non
     for limit, margin in ((figure, 0), (figure + tighter, -1), (figure - tighter, 1)):
         found = outcome(report, f"[budget]\n{key} = {limit}\n")
         worst = min(
-            found.judged, key=lambda row: row.margin if row.margin is not None else -(10**18)
+            found.readings, key=lambda row: row.margin if row.margin is not None else -(10**18)
         )
         assert (worst.label, worst.value, worst.limit, worst.margin) == (
             label,
@@ -96,7 +98,7 @@ def test_a_limit_at_the_figure_holds_and_one_unit_further_fails(key: str) -> Non
 
 def test_a_rank_that_holds_does_not_hide_one_that_fails() -> None:
     found = outcome(report_of("skewed_tp2"), "[budget]\nmax_non_torch = 700_000_000\n")
-    assert [(row.label, row.ok, row.margin) for row in found.judged] == [
+    assert [(row.label, row.ok, row.margin) for row in found.readings] == [
         ("TP0", True, 98_704_640),
         ("TP1", False, -169_730_816),
     ]
@@ -106,10 +108,10 @@ def test_skew_as_a_share_of_the_largest_kv_cache() -> None:
     """268,435,456 of 47,571,465,216 bytes are 0.5643%."""
     report = report_of("skewed_tp2")
     wide = outcome(report, '[budget]\nmax_rank_skew = "0.57%"\n')
-    assert wide.judged[0].limit == 271_157_351  # 47,571,465,216 * 57 // 10,000
+    assert wide.readings[0].limit == 271_157_351  # 47,571,465,216 * 57 // 10,000
     assert wide.ok
     found = outcome(report, '[budget]\nmax_rank_skew = "0.56%"\n')
-    assert found.judged[0].limit == 266_400_205  # 47,571,465,216 * 56 // 10,000
+    assert found.readings[0].limit == 266_400_205  # 47,571,465,216 * 56 // 10,000
     assert not found.ok
 
 
@@ -125,7 +127,7 @@ def test_every_limit_is_checked_in_the_order_of_the_file() -> None:
         (DATA / "budgets" / "guard.toml").read_text(),
         report_of("eager_tp2"),
     )
-    assert [found.key for found in result.outcomes] == [
+    assert [found.key for found in result.limits] == [
         "status",
         "min_kv_cache",
         "max_weights",
@@ -164,7 +166,7 @@ def test_what_was_not_measured_fails_with_the_reason(run: str, key: str, reason:
     found = outcome(report, f"[budget]\n{key} = {limit}\n")
     assert not found.ok
     assert found.unmeasured
-    assert {row.reason for row in found.judged} == {reason}
+    assert {row.reason for row in found.readings} == {reason}
 
 
 @pytest.mark.parametrize(
@@ -173,11 +175,11 @@ def test_what_was_not_measured_fails_with_the_reason(run: str, key: str, reason:
 def test_a_run_that_was_killed_meets_no_limit(key: str) -> None:
     report = report_of("recorded_killed_tp2")
     limit = 0 if key.startswith("min_") else (1 << 62)
-    ended, found = check(report, f"[budget]\n{key} = {limit}\n").outcomes
+    ended, found = check(report, f"[budget]\n{key} = {limit}\n").limits
     assert not ended.ok
-    assert "SIGKILL" in (ended.judged[0].reason or "")
+    assert "SIGKILL" in (ended.readings[0].reason or "")
     assert not found.ok
-    assert any(row.value is None for row in found.judged)
+    assert any(row.value is None for row in found.readings)
 
 
 @pytest.mark.parametrize(
@@ -200,17 +202,17 @@ def test_a_rank_without_a_figure_fails_beside_one_that_has_it() -> None:
     half = replace(report, ranks=[report.ranks[0], replace(report.ranks[1], budget=budget)])
     for key in ("min_kv_cache = 0", "max_rank_skew = '1TiB'"):
         found = outcome(half, f"[budget]\n{key}\n")
-        assert [row.label for row in found.judged if not row.ok] == ["TP1"]
+        assert [row.label for row in found.readings if not row.ok] == ["TP1"]
 
 
 # --- regressions
 
 
-def _figures(name: str) -> Callable[[RankReport, float], RankReport]:
+def _reading(name: str) -> Callable[[RankReport, float], RankReport]:
     def plant(rank: RankReport, factor: float) -> RankReport:
-        return replace(
-            rank, figures={**rank.figures, name: round((rank.figures[name] or 0) * factor)}
-        )
+        read = rank.readings[name]
+        grown = replace(read, bytes=round((read.bytes or 0) * factor))
+        return replace(rank, readings={**rank.readings, name: grown})
 
     return plant
 
@@ -247,10 +249,10 @@ def _grant_less(rank: RankReport, size: int) -> RankReport:
 PLANT: dict[str, Callable[[RankReport, float], RankReport]] = {
     "max_kv_cache_drop": _grant,
     "max_kv_cache_tokens_drop": _tokens,
-    "max_weights_growth": _figures("weights_bytes"),
-    "max_peak_activation_growth": _figures("peak_activation_bytes"),
-    "max_non_torch_growth": _figures("non_torch_increase_bytes"),
-    "max_graph_growth": _figures("graph_bytes"),
+    "max_weights_growth": _reading("weights"),
+    "max_peak_activation_growth": _reading("peak_activation"),
+    "max_non_torch_growth": _reading("non_torch"),
+    "max_graph_growth": _reading("graph"),
     "max_headroom_drop": _headroom,
     "max_rank_skew_growth": _skew,
 }
@@ -273,7 +275,7 @@ def test_a_planted_regression_of_1_percent(key: str) -> None:
     worse, better = (0.99, 1.01) if key.endswith("drop") else (1.01, 0.99)
     run = planted(baseline, key, worse)
     caught = outcome(run, f'[regression]\n{key} = "0.5%"\n', baseline)
-    assert [row.label for row in caught.judged if not row.ok] == ["TP1"]
+    assert [row.label for row in caught.readings if not row.ok] == ["TP1"]
     assert outcome(run, f'[regression]\n{key} = "2%"\n', baseline).ok
     assert outcome(planted(baseline, key, better), f"[regression]\n{key} = 0\n", baseline).ok
     assert outcome(baseline, f"[regression]\n{key} = 0\n", baseline).ok
@@ -284,7 +286,7 @@ def test_an_allowed_amount_is_met_to_the_unit(key: str) -> None:
     baseline = report_of(PLANTED_IN.get(key, "graph_tp2"))
     run = planted(baseline, key, 0.99 if key.endswith("drop") else 1.01)
     strict = outcome(run, f"[regression]\n{key} = 0\n", baseline)
-    worst = next(row for row in strict.judged if not row.ok)
+    worst = next(row for row in strict.readings if not row.ok)
     assert worst.margin is not None
     change = -worst.margin
     assert outcome(run, f"[regression]\n{key} = {change}\n", baseline).ok
@@ -308,7 +310,7 @@ def test_memory_is_held_against_the_same_rank() -> None:
     first, second = baseline.ranks
     grown = replace(baseline, ranks=[PLANT["max_weights_growth"](first, 1.5), second])
     found = outcome(grown, "[regression]\nmax_weights_growth = '1%'\n", baseline)
-    assert [row.ok for row in found.judged] == [False, True]
+    assert [row.ok for row in found.readings] == [False, True]
     assert any(key.against == SAME_RANK for key in KEYS)
 
 
@@ -316,12 +318,12 @@ def test_a_baseline_that_does_not_tell() -> None:
     run = report_of("graph_tp2")
     found = outcome(run, '[regression]\nmax_graph_growth = "100%"\n', report_of("plan_tp2"))
     assert found.unmeasured
-    assert found.judged[0].reason == (
+    assert found.readings[0].reason == (
         "the baseline does not tell: graph_capture: memprof plan stops after the KV plan"
     )
     one = replace(run, ranks=run.ranks[:1])
     found = outcome(run, '[regression]\nmax_weights_growth = "100%"\n', one)
-    assert [row.reason for row in found.judged] == [
+    assert [row.reason for row in found.readings] == [
         None,
         "the baseline does not tell: no rank TP1 in it",
     ]
@@ -339,18 +341,18 @@ def test_a_log_says_where_its_digits_end() -> None:
     """44.13 GiB is printed: 44.125 to 44.135 GiB."""
     report = log_report()
     near = outcome(report, '[budget]\nmin_kv_cache = "44.126GiB"\n')
-    assert (near.ok, near.judged[0].within_digits) == (True, True)
+    assert (near.ok, near.readings[0].within_digits) == (True, True)
     over = outcome(report, '[budget]\nmin_kv_cache = "44.134GiB"\n')
-    assert (over.ok, over.judged[0].within_digits) == (False, True)
+    assert (over.ok, over.readings[0].within_digits) == (False, True)
     far = outcome(report, '[budget]\nmin_kv_cache = "44.1GiB"\n')
-    assert (far.ok, far.judged[0].within_digits) == (True, False)
+    assert (far.ok, far.readings[0].within_digits) == (True, False)
 
 
 def test_digits_of_both_sides_of_a_regression_count() -> None:
     report = log_report()
     found = outcome(report, '[regression]\nmax_kv_cache_drop = "8MiB"\n', report)
-    assert found.judged[0].half_unit == 2 * 5_368_710
-    assert found.judged[0].within_digits
+    assert found.readings[0].half_unit == 2 * 5_368_710
+    assert found.readings[0].within_digits
 
 
 def test_a_report_of_a_log_keeps_its_digits() -> None:
@@ -379,7 +381,7 @@ def test_an_older_equation_is_read_in_the_same_quantities() -> None:
     text += "max_non_torch = '1.5GiB'\n"
     result = check(report, text)
     assert result.ok
-    weights, peak = (found.judged[0].value for found in result.outcomes[1:3])
+    weights, peak = (found.readings[0].value for found in result.limits[1:3])
     assert 0 < (weights or 0) + (peak or 0) < 14_249_981_952
 
 
@@ -389,7 +391,7 @@ def test_an_older_equation_is_read_in_the_same_quantities() -> None:
 def test_a_forbidden_finding_fails_on_every_rank_that_has_it() -> None:
     report = report_of("graph_tp2")
     found = outcome(report, '[budget]\nfail_on = ["graph-not-charged"]\n')
-    assert [(row.label, row.ok) for row in found.judged] == [("TP0", False), ("TP1", False)]
+    assert [(row.label, row.ok) for row in found.readings] == [("TP0", False), ("TP1", False)]
     assert outcome(report, '[budget]\nfail_on = ["co-tenant"]\n').ok
 
 
@@ -408,7 +410,7 @@ def test_a_finding_that_could_not_be_made_is_not_passed(run: str, finding: str) 
     found = outcome(report, f'[budget]\nfail_on = ["{finding}"]\n')
     assert not found.ok
     assert found.unmeasured
-    assert all((row.reason or "").startswith("not judged: ") for row in found.judged)
+    assert all((row.reason or "").startswith("not judged: ") for row in found.readings)
 
 
 def test_eager_mode_has_no_graphs_to_charge() -> None:
@@ -421,7 +423,7 @@ def test_a_finding_of_the_run_as_a_whole() -> None:
         findings=[Finding("co-tenant", "warning", None, None, "Somebody else", "")],
     )
     assert (
-        outcome(report, '[budget]\nfail_on = ["co-tenant"]\n').judged[0].reason == "Somebody else"
+        outcome(report, '[budget]\nfail_on = ["co-tenant"]\n').readings[0].reason == "Somebody else"
     )
 
 
@@ -528,7 +530,7 @@ def test_a_device_of_which_only_a_remainder_is_known_does_not_pass() -> None:
     found = outcome(report_of("graph_tp2"), "[budget]\nmax_unexplained = '64GiB'\n")
     assert not found.ok
     assert found.unmeasured
-    assert {row.reason for row in found.judged} == {
+    assert {row.reason for row in found.readings} == {
         "only the remainder is known: the runtime's counters were not read"
     }
 

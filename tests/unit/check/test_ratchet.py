@@ -65,17 +65,17 @@ def test_a_run_keeps_the_budget_that_it_proposes(name: str, margin: Margin) -> N
 def test_an_exact_proposal_has_no_room(name: str) -> None:
     report = report_of(name)
     result = check_report(report, parse_budget(propose_budget(report, EXACT), "b.toml"))
-    for outcome in result.outcomes:
+    for outcome in result.limits:
         if outcome.table == BUDGET and outcome.sense:
-            assert min(row.margin or 0 for row in outcome.judged) == 0, outcome.key
+            assert min(row.margin or 0 for row in outcome.readings) == 0, outcome.key
 
 
 def test_the_stated_margin_is_kept() -> None:
     """1% of the figure or 16 MiB, and what rounding to two digits of a GiB adds at most."""
     result = check_report(REPORT, parse_budget(propose_budget(REPORT, DEFAULT), "b.toml"))
-    for outcome in result.outcomes:
+    for outcome in result.limits:
         if outcome.table == BUDGET and outcome.sense:
-            worst = min(outcome.judged, key=lambda row: row.margin or 0)
+            worst = min(outcome.readings, key=lambda row: row.margin or 0)
             assert worst.value is not None
             assert worst.margin is not None
             floor = (
@@ -208,8 +208,8 @@ def test_the_ratchet_never_loosens(
     text = "\n".join(["# head", "[budget]", *lines]) + "\n"
     turned = tighten_budget(text, "b.toml", REPORT, Margin(percent, least))
     before, after = (parse_budget(each, "b.toml").limits for each in (text, turned.text))
-    kept = check_report(REPORT, parse_budget(text, "b.toml")).outcomes
-    now = check_report(REPORT, parse_budget(turned.text, "b.toml")).outcomes
+    kept = check_report(REPORT, parse_budget(text, "b.toml")).limits
+    now = check_report(REPORT, parse_budget(turned.text, "b.toml")).limits
     assert [limit.key for limit in before] == [limit.key for limit in after]
     for old, new in zip(before, after, strict=True):
         assert old.amount is not None

@@ -6,18 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_memprof.cli.arguments import OwnOption, split_arguments
+from vllm_memprof.cli.arguments import split_arguments
 from vllm_memprof.errors import UsageError
 
-OPTIONS = [
-    OwnOption(("--device",), True),
-    OwnOption(("--run-dir",), True),
-    OwnOption(("--prompt",), True),
-    OwnOption(("-o", "--output"), True),
-    OwnOption(("-q", "--quiet"), False),
-    OwnOption(("-h", "--help"), False),
-]
-OWN_NAMES = {name for option in OPTIONS for name in option.names}
+OPTIONS = {
+    **dict.fromkeys(("--device", "--run-dir", "--prompt", "-o", "--output"), True),
+    **dict.fromkeys(("-q", "--quiet", "-h", "--help"), False),
+}
 
 
 def split(line: str):
@@ -80,7 +75,7 @@ def test_a_flag_takes_no_value():
 
 
 def is_engine_token(token: str) -> bool:
-    return token != "--" and token.partition("=")[0].replace("_", "-") not in OWN_NAMES | {
+    return token != "--" and token.partition("=")[0].replace("_", "-") not in OPTIONS.keys() | {
         "--model"
     }
 

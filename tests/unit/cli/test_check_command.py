@@ -23,10 +23,14 @@ PASSED = DATA / "budgets" / "passed.toml"
 GUARD = DATA / "budgets" / "guard.toml"
 
 
-def call(*args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+def call(
+    *args: str | Path, cwd: Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "vllm_memprof", "check", *map(str, args)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
-    return subprocess.run(command, capture_output=True, text=True, env={**clean, **env}, timeout=60)
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env={**clean, **env}, timeout=60
+    )
 
 
 def budget(tmp_path: Path, text: str) -> Path:
@@ -49,7 +53,6 @@ def test_within_and_over() -> None:
     ("args", "code", "words"),
     [
         ([RUN], 2, "no limit is given"),
-        (["--min-kv-cache", "1"], 3, "no run is recorded in reports/"),
         (
             [RUN, "--budget", "missing.toml"],
             2,
@@ -78,7 +81,7 @@ def test_within_and_over() -> None:
         ([RUN, "--init", "--budget", PASSED], 2, "--budget means nothing with --init"),
         ([DATA / "killed_tp2", "--init"], 2, "the run has status failed"),
         (["missing", "--budget", PASSED], 3, "there is no run folder and no file missing"),
-        ([DATA / "budgets", "--budget", PASSED], 3, "no run.json"),
+        ([DATA / "budgets", "--budget", PASSED], 3, "no file"),
         ([DATA, "--budget", PASSED], 2, "the run folders are of"),
         (
             [RUN, "--budget", GUARD, "--baseline", "missing"],
@@ -94,6 +97,12 @@ def test_what_cannot_be_checked(args: list[str | Path], code: int, words: str) -
     assert words in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_folder_without_runs(tmp_path: Path) -> None:
+    done = call("--min-kv-cache", "1", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "no run is recorded in reports/" in done.stderr
 
 
 def test_a_mistake_in_the_file_is_named_before_the_run_is_read(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from string import Template
 import pytest
 
 from tests.support.hosts import commands, settings
-from vllm_memprof.cli.arguments import OwnOption, split_arguments
+from vllm_memprof.cli.arguments import split_arguments
 from vllm_memprof.launch.deployment import find_part
 from vllm_memprof.record.schema import DeploymentPart
 
-_OWN = [OwnOption((name,), True) for name in ("--device", "--run-dir", "--deployment")]
+_OWN = dict.fromkeys(("--device", "--run-dir", "--deployment"), True)
 _SIZES = {"dp_size": 1, "dp_start": 0, "dp_local": 1, "world_size": 1}
 _DATA = {"deployment": "127.0.0.1:13345", "source": "arguments", **_SIZES, "dp_size": 2}
 _NODE = {"deployment": "127.0.0.1:13345", "source": "arguments", **_SIZES, "world_size": 2,

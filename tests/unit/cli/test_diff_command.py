@@ -49,7 +49,7 @@ def test_run_folders_reports_and_logs_are_read(tmp_path: Path) -> None:
     ("args", "code", "words"),
     [
         (["missing", RUN], 3, "there is no run folder and no file missing"),
-        ([DATA / "budgets", RUN], 3, "no run.json"),
+        ([DATA / "budgets", RUN], 3, "no file"),
         ([DATA, RUN], 2, "the run folders are of"),
         ([RUN / "run.json", RUN], 3, "is not a report of memprof: schema 'memprof.run/1'"),
         ([LOG, RUN], 3, "holds 5 runs"),

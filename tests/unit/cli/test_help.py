@@ -10,10 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from vllm_memprof.cli import app, main
-from vllm_memprof.cli.help import BELOW, COMMANDS
+from vllm_memprof.cli.help import COMMANDS, EVERY
 from vllm_memprof.errors import UsageError
-
-EVERY = {**COMMANDS, **BELOW}
 
 
 def lines_of(*args: str) -> list[str]:

@@ -47,10 +47,3 @@ def test_what_there_is_in_english_alone(arguments: list[str], said: str) -> None
     assert isinstance(done.exception, UsageError)
     assert said in str(done.exception)
     assert done.stdout == ""
-
-
-def test_the_languages_of_the_commands_are_those_of_the_reports() -> None:
-    from vllm_memprof.cli import show
-    from vllm_memprof.report import language
-
-    assert show.LANGUAGES == language.LANGUAGES

@@ -22,7 +22,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
     def answer(ctx: Any, title: str, make: Any, kept: str) -> Any:
-        job = make([], None)
+        job = make(None)
         typed = [
             (each.plan.model, each.plan.engine_args, [want.text for want in each.wants])
             for each in job.instances
@@ -32,7 +32,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr("vllm_memprof.cli.plans.answer", answer)
     monkeypatch.setattr("vllm_memprof.cli.plans.check_setup", lambda plan: None)
-    monkeypatch.setattr("vllm_memprof.plans.share_starts.run_share", lambda job, runner: job)
+    monkeypatch.setattr(module, "run_share", lambda job, runner: job)
     return calls
 
 
@@ -70,7 +70,7 @@ def test_a_want_is_that_of_its_instance_and_all_else_of_all(called: list[Any]) -
     run(*typed.split())
     typed_as, job, options = called[0]
     assert [wants for _, _, wants in typed_as] == [
-        ["KV tokens >= 1", "KV cache >= 1 GiB"], ["concurrency >= 2 at max_model_len"], [],
+        ["KV tokens >= 1", "KV cache >= 1.0000 GiB"], ["concurrency at max_model_len >= 2"], [],
     ]  # fmt: skip
     assert [arguments for _, arguments, _ in typed_as] == [["-tp", "1"], [], []]
     assert (job.beside, job.headroom) == (2 << 30, 1 << 30)
@@ -99,20 +99,6 @@ def test_a_file_stands_for_the_instances(called: list[Any], tmp_path) -> None:
 def test_what_does_not_go_together(args: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         run(*args.split())
-
-
-@pytest.mark.parametrize(
-    ("option", "command"),
-    [
-        ("--share", "memprof share MODEL_A"),
-        ("--fit", "memprof fit MODEL --find OPTION"),
-        ("--calibrate=x.log", "memprof calibrate MODEL --run RUN_OR_LOG"),
-    ],
-)
-def test_options_of_plan_that_became_commands_name_them(option: str, command: str) -> None:
-    with pytest.raises(UsageError, match="is a command of its own") as caught:
-        run("m/a", option, using=plan_app)
-    assert str(caught.value.hint).startswith(command)
 
 
 def test_elsewhere_a_lone_dash_ends_options_of_memprof(monkeypatch) -> None:

@@ -48,7 +48,7 @@ def test_times_sizes_and_numbers() -> None:
         (["--device", "tpu"], "--device 'tpu' is not known"),
         (["--stack", "x"], "--stack names a simulated stack"),
         (["--format", "csv"], "--format 'csv' is not known"),
-        (["--json", "--lang", "zh"], "--lang zh is not there for --format json"),
+        (["--format", "json", "--lang", "zh"], "--lang zh is not there for --format json"),
     ],
 )
 def test_mistakes(arguments: list[str], said: str) -> None:

@@ -477,15 +477,15 @@ def test_a_report_of_an_older_release_is_read() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ([], "an object is wanted"),
+        ([], "Expected `object`"),
         ({}, "None"),
         ({"schema": "memprof.report/1"}, "memprof.report/1"),
-        ({"schema": "memprof.report/3"}, "'run' is missing"),
+        ({"schema": "memprof.report/3"}, "required field `run`"),
         (
             {"schema": "memprof.report/3", "run": {"status": "ok", "command": []}, "ranks": []},
             "missing",
         ),
-        ({"schema": "memprof.report/3", "run": 3, "ranks": []}, "run: an object is wanted, not 3"),
+        ({"schema": "memprof.report/3", "run": 3, "ranks": []}, r"Expected `object`, .* `\$.run`"),
     ],
 )
 def test_what_is_no_report_is_refused(data: Any, words: str) -> None:

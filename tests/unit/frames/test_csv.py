@@ -103,10 +103,10 @@ def same_budget(reports: list[Report]) -> None:
                 assert (None if pd.isna(got) else got) == term["bytes"], term
             for row in rank["budget"]["audit"]:
                 for kind, size in (
-                    ("", row["own_bytes"]),
+                    ("", row["bytes"]),
                     ("_difference", row["difference_bytes"]),
                 ):
-                    got = figures[f"audit{kind}", row["term"]]
+                    got = figures[f"audit{kind}", row["name"]]
                     assert (None if pd.isna(got) else got) == size, row
 
 

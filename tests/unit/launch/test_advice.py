@@ -10,7 +10,7 @@ import pytest
 
 from vllm_memprof.engines import ENGINES, VLLM
 from vllm_memprof.launch import advice as module
-from vllm_memprof.launch.engine import LogPump
+from vllm_memprof.launch.engine_log import LogPump
 from vllm_memprof.launch.verdict import find_error_line
 
 #: As vLLM 0.23.0 and transformers 5.5.4 say it, over the lines that they take.
@@ -43,7 +43,7 @@ def error_lines(log, tmp_path):
     os.close(write_fd)
     pump.start()
     pump.join(10)
-    return pump.error_lines()
+    return list(pump.error_lines)
 
 
 @pytest.mark.parametrize(

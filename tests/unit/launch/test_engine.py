@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm_memprof.engines.driver import Options
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch import interpreter
 from vllm_memprof.launch.engine import build_command, build_env
@@ -56,15 +57,14 @@ def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
         max_tokens=4,
     )
     command = build_command(PYTHON, request, "M", [])
-    assert command[1:6] == ["-m", "vllm_memprof.engines.vllm.driver", "offline", "--model", "M"]
-    assert command[6:] == ["--prompts", str(tmp_path / "p.jsonl"), "--prompt=-a", "--prompt=b",
-                           "--max-tokens", "4", "--", "-tp", "2"]  # fmt: skip
-    cycles = build_command(PYTHON, LaunchRequest("offline", "M", sleep_cycles=5), "M", [])
-    assert cycles[6:] == ["--sleep-cycles", "5", "--"]
-    batch = build_command(PYTHON, LaunchRequest("offline", "M", at_once=True), "M", [])
-    assert batch[6:] == ["--at-once", "--"]
-    plan = build_command(PYTHON, LaunchRequest("plan", "M"), "M", [])
-    assert plan[3:] == ["plan", "--model", "M", "--"]
+    assert command[1:4] == ["-m", "vllm_memprof.engines.vllm.driver", "offline"]
+    assert Options(**json.loads(command[4])) == Options(
+        "M", prompts_file=str(tmp_path / "p.jsonl"), prompts=["-a", "b"], max_tokens=4
+    )
+    assert command[5:] == ["-tp", "2"]
+    given = {"sleep_cycles": 5, "at_once": True, "repeat": 2, "until": "ready"}
+    command = build_command(PYTHON, LaunchRequest("offline", "M", **given), "M", [])
+    assert Options(**json.loads(command[4])) == Options("M", prompts=[], **given)
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,10 @@ def test_unknown_devices(text):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"startup_timeout_s": 0.0},
-        {"max_tokens": 0},
-        {"prompts_file": Path("/no/file")},
-        {"images_dir": Path("/no")},
-        {"sleep_cycles": -1},
         {"empty_cache_at": [""]},
+        {"on_error": "x"},
+        {"sample": "0"},
+        {"at_once": True, "concurrency": 2},
     ],
 )
 def test_impossible_requests(wrong):
@@ -238,7 +236,7 @@ def test_asking_an_interpreter(tmp_path):
     import sys
 
     facts = probe_interpreter(Path(sys.executable), os.environ)
-    assert facts.has_memprof
+    assert facts.versions["vllm-memprof"]
     assert facts.python.startswith("3.")
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'cannot find libpython' >&2\nexit 3\n")
@@ -249,12 +247,8 @@ def test_asking_an_interpreter(tmp_path):
 
 def test_an_interpreter_must_have_both_vllm_and_memprof():
     with pytest.raises(LaunchError, match="vLLM is not importable") as caught:
-        require_engine(InterpreterFacts(PYTHON, "3.11", "x86_64"))
+        require_engine(InterpreterFacts(PYTHON, "3.11"))
     assert "sim:910b" in str(caught.value.hint)
     with pytest.raises(LaunchError, match="memprof is not installed"):
-        require_engine(
-            InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, engines={"vllm": ()})
-        )
-    require_engine(
-        InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, engines={"vllm": ("memprof",)})
-    )
+        require_engine(InterpreterFacts(PYTHON, "3.11", engines={"vllm": ()}))
+    require_engine(InterpreterFacts(PYTHON, "3.11", engines={"vllm": ("memprof",)}))

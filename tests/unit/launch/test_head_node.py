@@ -10,47 +10,62 @@ from collections.abc import Iterator
 
 import pytest
 
+from vllm_memprof.launch import head_node
 from vllm_memprof.launch.head_node import End, Head
 
-HERE, THERE = End("10.0.0.6", 40000), End("10.0.0.5", 5000)
+HERE, THERE = ("10.0.0.6", 40000), ("10.0.0.5", 5000)
 HEAD = "10.0.0.5:13345"
+Known = dict[int, list[tuple[End, End]]]
 
 
-def test_no_connection_yet_is_no_end() -> None:
-    head = Head(HEAD, lambda _: [])
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Known:
+    """The connections that there are, by process."""
+    found: Known = {}
+    monkeypatch.setattr(head_node, "connections_of", lambda pid: found.get(pid, []))
+    return found
+
+
+def test_no_connection_yet_is_no_end(known: Known) -> None:
+    head = Head(HEAD)
     head.look([1])
-    assert (head.host, head.met, head.lost_s) == ("10.0.0.5", False, None)
+    assert (head.host, head.ends, head.lost_s) == ("10.0.0.5", set(), None)
     assert not head.has_ended()
 
 
-def test_a_connection_that_comes_back_is_no_end() -> None:
+def test_a_connection_that_comes_back_is_no_end(
+    known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 100.0
-    open_now = {7: [(HERE, THERE)]}
-    head = Head(HEAD, lambda pid: open_now.get(pid, []), lambda: now)
+    monkeypatch.setattr(head_node.time, "monotonic", lambda: now)
+    head = Head(HEAD)
+    known[7] = [(HERE, THERE)]
     head.look([6, 7])
-    assert head.met
+    assert head.ends == {THERE}
     assert head.lost_s is None
-    open_now.clear()
+    known.clear()
     head.look([6, 7])
     now = 105.0
     head.look([6, 7])
     assert head.lost_s == 100.0
-    open_now[6] = [(HERE, THERE)]
+    known[6] = [(HERE, THERE)]
     head.look([6, 7])
     assert head.lost_s is None
 
 
-def test_other_hosts_and_own_processes_are_no_head() -> None:
+def test_other_hosts_and_own_processes_are_no_head(known: Known) -> None:
     """On one machine all have the same address: a pair of own processes is known by its ends."""
-    one, other = End("127.0.0.1", 5001), End("127.0.0.1", 5002)
-    head = Head("127.0.0.1:13345", lambda pid: [(one, other)] if pid == 1 else [(other, one)])
+    one, other = ("127.0.0.1", 5001), ("127.0.0.1", 5002)
+    head = Head("127.0.0.1:13345")
+    known |= {1: [(one, other)], 2: [(other, one)]}
     head.look([1, 2])
-    assert not head.met
+    assert not head.ends
     head.look([1])  # the other end is not of this host
-    assert head.met
-    stranger = Head(HEAD, lambda _: [(HERE, End("10.0.0.9", 5000))])
+    assert head.ends
+    known[1] = [(HERE, ("10.0.0.9", 5000))]
+    stranger = Head(HEAD)
     stranger.look([1])
-    assert not stranger.met
+    assert not stranger.ends
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "[::1]"])
@@ -77,9 +92,9 @@ def test_connections_of_real_processes(listener: socket.socket) -> None:
         far, _ = listener.accept()
         with far:
             head.look([os.getpid(), client.pid])  # a pair of own processes
-            assert not head.met
+            assert not head.ends
             head.look([client.pid])
-            assert head.met
+            assert head.ends
             assert not head.has_ended()
         listener.close()
         assert head.has_ended()

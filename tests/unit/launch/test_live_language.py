@@ -12,17 +12,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.unit.launch.test_status import GIB, budgets, event, sample_core, served
-from vllm_memprof.launch.live import (
-    LiveView,
-    PlainView,
-    Shown,
-    render_progress,
-    render_screen,
-    serving_table,
-)
-from vllm_memprof.launch.progress import EngineProgress
-from vllm_memprof.launch.serving import describe_serving
-from vllm_memprof.launch.status import GrowingOwner, RankBudget, read_status
+from vllm_memprof.launch.live import LiveView, PlainView, Shown
+from vllm_memprof.launch.painting import describe_serving, draw_ranks, draw_screen
+from vllm_memprof.launch.progress import EngineProgress, GrowingOwner, RankBudget
 from vllm_memprof.report.language import language
 from vllm_memprof.text import text
 
@@ -33,7 +25,7 @@ _ENGLISH = re.compile(r"[a-z]{3,} [a-z]{3,} ")
 
 
 def growing() -> list[RankBudget]:
-    grows = GrowingOwner("torch allocated", 40.0 * (1 << 20), 100.0, 12.5)
+    grows = GrowingOwner("torch allocated", 40.0 * (1 << 20), 12.5)
     return [replace(budget, growth=(grows,)) for budget in budgets(5 * GIB, 4 * GIB)]
 
 
@@ -57,20 +49,20 @@ def paintings(progress: EngineProgress, lang: str, width: int) -> list[str]:
     say = language(lang)
     shown = Shown("memprof serve M", 0, sampled=True, modelled=True, say=say,
                   foot=text("Ctrl-C: end the server"), leave=text("q: leave the view"))  # fmt: skip
-    status = read_status(progress, growing())
     console = Console(file=io.StringIO(), width=width, height=30)
-    found = [
-        describe_serving(status, NOW_NS, sampled=sampled, modelled=True, width=room, say=say)
+    found = [drawn(draw_ranks(progress, shown, NOW_NS, width), width)]
+    progress.serve(growing())
+    lines = [
+        describe_serving(progress, replace(shown, sampled=sampled), NOW_NS, room)
         for sampled in (True, False)
         for room in (None, width)
     ]
     for painting in (
-        render_progress(progress, shown, NOW_NS, width),
-        serving_table(progress, growing(), shown, NOW_NS, width),
-        render_screen(progress, growing(), shown, [], NOW_NS, console, True),
+        draw_ranks(progress, shown, NOW_NS, width),
+        draw_screen(progress, shown, [], NOW_NS, console, True),
     ):
         found.append(drawn(painting, width))
-    return found
+    return lines + found
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -93,7 +85,7 @@ def test_plain_lines_in_chinese() -> None:
     progress = states()["busy"]
     shown = Shown("memprof serve M", 0, sampled=True, say=ZH, clock=lambda: NOW_NS)
     view = PlainView(shown, stream)
-    view.serve(growing())
+    progress.serve(growing())
     view.update(progress)
     lines = stream.getvalue().decode().splitlines()
     assert lines[0] == "memprof serve M"
@@ -104,8 +96,9 @@ def test_plain_lines_in_chinese() -> None:
 def test_the_live_line_in_chinese() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True, highlight=False)
     view = LiveView(Shown("memprof serve M", 0, sampled=True, say=ZH), console=console)
-    view.serve(growing())
-    line = drawn(view._painting(states()["busy"], "", NOW_NS), 80)
+    progress = states()["busy"]
+    progress.serve(growing())
+    line = drawn(view._painting(progress, NOW_NS), 80)
     view.close()
     assert line.startswith("memprof 2 个运行中，1 个等待中")
     assert cell_len(line.rstrip("\n")) <= 80

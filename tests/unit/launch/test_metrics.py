@@ -16,10 +16,11 @@ import pytest
 
 from tests.unit.launch.test_status import GIB, budgets, event, sample_core, served
 from vllm_memprof.errors import MemprofError, UsageError
-from vllm_memprof.launch.metrics import METRICS, Exporter, clean_label, exported_names
-from vllm_memprof.launch.status import GrowingOwner, RankBudget
+from vllm_memprof.launch.metrics import LABELS, METRICS, Exporter, clean_label
+from vllm_memprof.launch.progress import GrowingOwner, RankBudget
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana" / "memprof.json"
+EXPORTED = [metric.name for metric in METRICS]
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "live.md"
 #: What may stand in an expression beside metrics and labels.
 FUNCTIONS = {"min", "max", "sum", "rate", "time", "by", "increase", "label_values"}
@@ -57,7 +58,7 @@ def test_a_run_that_serves(exporter: Exporter) -> None:
     progress = served()
     sample_core(progress, 60)
     owners = {"allocated": 50 * GIB, "unexplained": -5}
-    exporter.serve([RankBudget("TP0", 10, 41 * GIB, 39 * GIB, 45 * GIB, 5 * GIB, owners),
+    progress.serve([RankBudget("TP0", 10, 41 * GIB, 39 * GIB, 45 * GIB, 5 * GIB, owners),
                     *budgets(None, None)[1:]])  # fmt: skip
     exporter.update(progress)
     found = scrape(exporter)
@@ -73,15 +74,15 @@ def test_a_run_that_serves(exporter: Exporter) -> None:
     assert found["memprof_kv_cache_used_bytes", ()] == 10 * GIB
     assert found["memprof_samples_total", ()] == 1
     assert found["memprof_events_lost_total", ()] == 0
-    assert {name for name, _ in found} <= set(exported_names())
+    assert {name for name, _ in found} <= set(EXPORTED)
     # every metric is had from some run: the rest are readings that this one lacks
     progress.fold("w0", event("device_sample", 61, device_total_bytes=61 * GIB, host_rss_bytes=7,
                               device_free_bytes=GIB, non_torch_bytes=GIB))  # fmt: skip
     progress.fold("w0", event("sample", 61, allocated_bytes=5, allocated_run_peak_bytes=6))
-    grows = (GrowingOwner("allocated", 12.5 * (1 << 20), 10.0, 30.0),)
-    exporter.serve([replace(budgets(5 * GIB)[0], owners=owners, growth=grows)])
+    grows = (GrowingOwner("allocated", 12.5 * (1 << 20), 30.0),)
+    progress.serve([replace(budgets(5 * GIB)[0], owners=owners, growth=grows)])
     exporter.update(progress)
-    assert {name for name, _ in scrape(exporter)} == set(exported_names())
+    assert {name for name, _ in scrape(exporter)} == set(EXPORTED)
 
 
 @pytest.mark.parametrize("modelled", [True, False])
@@ -96,8 +97,8 @@ def test_a_simulated_device_is_said_to_be_one(modelled: bool) -> None:
 
 def test_the_page_has_every_metric_with_its_labels_and_its_help() -> None:
     rows = [
-        f"| `{name}` | {', '.join(each.labels)} | {each.help} |".replace("|  |", "| |")
-        for name, each in zip(exported_names(), METRICS, strict=True)
+        f"| `{each.name}` | {', '.join(LABELS[each.kind])} | {each.help} |".replace("|  |", "| |")
+        for each in METRICS
     ]
     page = PAGE.read_text()
     assert [row for row in rows if row not in page] == []
@@ -123,7 +124,7 @@ def test_no_label_holds_what_a_user_typed(exporter: Exporter) -> None:
     progress.fold("core", event("request", 1, edge="begin", id=HOSTILE))
     progress.fold("w0", event("lost", 1, reason=HOSTILE, until_t_ns=None))
     progress.fold("w0", event("phase", 1, phase=HOSTILE, edge="before", id=9, snapshot=None))
-    exporter.serve(budgets(GIB, GIB))
+    progress.serve(budgets(GIB, GIB))
     exporter.update(progress)
     text = scraped_text(exporter)
     assert "memprof_reserved_bytes" in text
@@ -173,7 +174,7 @@ def expressions(node: Any) -> Iterator[str]:
 
 def unknown_words(expression: str) -> list[str]:
     """Return what is no metric of the exporter, no label of it, no function; [] where all is."""
-    labels = {name: set(each.labels) for name, each in zip(exported_names(), METRICS, strict=True)}
+    labels = {each.name: set(LABELS[each.kind]) for each in METRICS}
     used = [name for name in re.findall(r"[a-zA-Z_:][\w:]*", expression) if name in labels]
     of_label = set().union(*(labels[name] for name in used)) if used else set()
     bare = re.sub(r'"[^"]*"|\$\w+|\[[^\]]*\]', "", expression)
@@ -188,7 +189,7 @@ def test_every_expression_of_the_dashboard_is_of_metrics_that_there_are() -> Non
     assert len(found) >= 10
     assert {each: unknown_words(each) for each in found if unknown_words(each)} == {}
     shown = {name for each in found for name in re.findall(r"memprof_\w+", each)}
-    assert set(exported_names()) - shown == {"memprof_samples_total", "memprof_simulated"}
+    assert set(EXPORTED) - shown == {"memprof_samples_total", "memprof_simulated"}
 
 
 def test_the_check_of_expressions_can_fail() -> None:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.unit.launch.test_status import budgets
-from vllm_memprof.launch.live import View
-from vllm_memprof.launch.progress import EngineProgress
+from tests.unit.launch.test_status import budgets, served
+from vllm_memprof.launch.progress import EngineProgress, RankBudget
 from vllm_memprof.launch.refresh import Refresher
-from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.launch.watch import OWN_CHILDREN, ProcessWatch
 
 
-class Told(View):
-    def __init__(self) -> None:
-        self.budgets: list[list[RankBudget]] = []
-
-    def serve(self, budgets: Iterable[RankBudget]) -> None:
-        self.budgets.append(list(budgets))
+def serving() -> EngineProgress:
+    progress = served()
+    progress.serve([])
+    return progress
 
 
 def until(condition: Any, seconds: float = 30.0) -> None:
@@ -33,49 +28,46 @@ def until(condition: Any, seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def test_views_get_what_the_process_printed_in_the_thread_that_updates() -> None:
-    told = Told()
-    printed: list[bytes] = []
+def test_the_state_gets_what_the_process_printed_in_the_thread_that_updates() -> None:
+    progress, printed = serving(), list[bytes]()
 
     def read(text: bytes) -> list[RankBudget]:
         printed.append(text)
         return budgets(7)
 
-    refresher = Refresher(
-        [sys.executable, "-c", "print('a report')"], read, [told], every_s=0.05, rest=0
-    )
-    refresher.serve([])
+    refresher = Refresher([sys.executable, "-c", "print('a report')"], read, every_s=0.05, rest=0)
+    refresher.update(serving())
     until(lambda: len(printed) > 1)  # and again
     assert printed[0] == b"a report\n"
-    assert told.budgets == []  # nothing comes from another thread
-    refresher.update(EngineProgress())
-    assert told.budgets == [budgets(7)]
+    assert progress.workers[0].budget is None  # nothing comes from another thread
+    refresher.update(progress)
+    assert progress.workers[0].budget == budgets(7)[0]
     refresher.close()
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "print('no report')"])
 def test_what_cannot_be_read_changes_nothing(code: str) -> None:
-    told, tried = Told(), []
+    progress, tried = serving(), []
 
     def read(text: bytes) -> list[RankBudget]:
         tried.append(text)
         raise ValueError("no report")
 
-    refresher = Refresher([sys.executable, "-c", code], read, [told], every_s=0.05, rest=0)
-    refresher.serve([])
+    refresher = Refresher([sys.executable, "-c", code], read, every_s=0.05, rest=0)
+    refresher.update(serving())
     until(lambda: len(tried) > 1)
-    refresher.update(EngineProgress())
+    refresher.update(progress)
     refresher.close()
-    assert told.budgets == []
+    assert progress.workers[0].budget is None
 
 
 def test_its_process_is_none_of_the_engine_and_ends_with_it() -> None:
     refresher = Refresher(
-        [sys.executable, "-c", "import time; time.sleep(60)"], lambda text: [], [], every_s=0.01
+        [sys.executable, "-c", "import time; time.sleep(60)"], lambda text: [], every_s=0.01
     )
     watch = ProcessWatch(psutil.Process().pid)
     try:
-        refresher.serve([])
+        refresher.update(serving())
         until(lambda: OWN_CHILDREN)
         (child,) = OWN_CHILDREN
         watch.walk()

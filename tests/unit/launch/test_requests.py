@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import io
-from types import SimpleNamespace
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +12,18 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.unit.launch.test_status import event, served
-from vllm_memprof.engines.vllm import driver
+from vllm_memprof.engines.driver import Options
+from vllm_memprof.engines.prompts import Request, run_all, tokens_said
+from vllm_memprof.launch.engine_log import LogPump
 from vllm_memprof.launch.live import LiveView, PlainView, Shown
+from vllm_memprof.launch.painting import describe_memory
 from vllm_memprof.launch.progress import EngineProgress
-from vllm_memprof.launch.requests import Requests, describe_memory
-from vllm_memprof.launch.status import read_status
+from vllm_memprof.launch.requests import Requests
 from vllm_memprof.report.language import language
 
 GIB = 1 << 30
 S = 1_000_000_000
-ENDED = b"request 3/12: 310 prompt tokens, 2 output tokens, 0.41 s, 75 s left\n"
+ENDED = "request 3/12: 310 prompt tokens, 2 output tokens, 0.41 s, 75 s left"
 
 
 @pytest.fixture
@@ -44,62 +46,70 @@ def shown(**fields: Any) -> Shown:
     return Shown("memprof offline M", 0, **{**known, **fields})
 
 
-def test_lines_in_any_pieces() -> None:
-    requests = Requests()
-    printed = b"INFO noise\nrequests to run: 12\nrequested\n" + ENDED + b"request 4/12: skipped (a"
-    for at in range(0, len(printed), 7):
-        requests.feed(printed[at : at + 7], 10 * S)
+def read(requests: Requests, *lines: str, now_ns: int = 10 * S) -> Requests:
+    for line in lines:
+        requests.read(line, now_ns)
+    return requests
+
+
+def test_lines_of_requests() -> None:
+    requests = read(Requests(), "requests to run: 12", "requested", ENDED)
     assert (requests.done, requests.total) == (3, 12)
-    assert requests.fresh() == [ENDED.decode().strip()]
-    assert requests.fresh() == []
-    assert requests.left_s(20 * S) == 65
-    assert requests.left_s(200 * S) == 0
-    requests.feed(b".png): the key sk-abcdefghijklmnopqrstuvwx is refused\n", 11 * S)
-    (line,) = requests.fresh()
-    assert line.startswith("request 4/12: skipped (a.png): ")
-    assert "sk-abcdefghijklmnopqrstuvwx" not in line
+    assert list(requests.fresh) == [ENDED]
+    assert requests.end_t_ns == 85 * S
+    read(requests, "request 4/12: skipped (a.png): is refused")
+    assert requests.fresh[-1] == "request 4/12: skipped (a.png): is refused"
+
+
+def test_lines_arrive_in_any_pieces_and_without_secrets(tmp_path: Path) -> None:
+    read_fd, write_fd = os.pipe()
+    pump = LogPump(read_fd, tmp_path / "engine.log", None)
+    pump.start()
+    printed = f"{ENDED}\nrequest 4/12: skipped (a.png): sk-abcdefghijklmnopqrstuvwx is refused\n"
+    for at in range(0, len(printed), 7):
+        os.write(write_fd, printed[at : at + 7].encode())
+    os.close(write_fd)
+    pump.join(10)
+    first, second = pump.requests.fresh
+    assert first == ENDED
+    assert second.startswith("request 4/12: skipped (a.png): ")
+    assert "sk-abcdefghijklmnopqrstuvwx" not in second
 
 
 def test_before_the_first_request_has_ended_nothing_is_estimated() -> None:
     requests = Requests()
-    assert (requests.total, requests.left_s(0)) == (None, None)
-    requests.feed(b"requests to run: 2\n", 0)
-    assert (requests.done, requests.total, requests.left_s(0)) == (0, 2, None)
+    assert (requests.total, requests.end_t_ns) == (None, None)
+    read(requests, "requests to run: 2")
+    assert (requests.done, requests.total, requests.end_t_ns) == (0, 2, None)
 
 
-def test_the_lines_are_those_that_the_driver_prints(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = SimpleNamespace(prompt_token_ids=[1, 2], outputs=[SimpleNamespace(token_ids=[3])])
-    answers = iter([[output], ValueError("too long"), [output]])
+def test_the_lines_are_those_that_the_driver_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = iter([tokens_said(2, 1), ValueError("too long"), tokens_said(2, 1)])
 
-    def generate(*args: Any) -> Any:
+    def generate(batch: Any) -> list[str]:
         answer = next(answers)
         if isinstance(answer, ValueError):
             raise answer
-        return answer
+        return [answer]
 
-    monkeypatch.setattr(driver, "_generate", generate)
-    options = argparse.Namespace(at_once=False, concurrency=1, repeat=1)
-    rows = [driver.Request(name, {"prompt": name}) for name in "abc"]
-    driver._run_all(None, rows, None, options, skip=True)
-    requests = Requests()
-    requests.feed(capsys.readouterr().out.encode(), 5 * S)
-    assert (requests.done, requests.total, requests.left_s(5 * S)) == (3, 3, 0)
-    told = requests.fresh()
-    assert [line.params.get("prompt") for line in told] == ["2", None, "2"]
-    assert told[1] == "request 2/3: skipped (b): too long"
+    run_all(
+        generate, [Request(name, {"prompt": name}) for name in "abc"], Options("m", on_error="skip")
+    )
+    requests = read(Requests(), *capsys.readouterr().out.splitlines(), now_ns=5 * S)
+    assert (requests.done, requests.total, requests.end_t_ns) == (3, 3, 5 * S)
+    said = [line.params["what"] for line in requests.fresh]
+    assert [getattr(what, "params", {}).get("prompt") for what in said] == ["2", None, "2"]
+    assert requests.fresh[1] == "request 2/3: skipped (b): too long"
 
 
 def test_memory_is_that_of_the_fullest_rank_and_says_when_it_is_not_of_now(
     progress: EngineProgress,
 ) -> None:
-    status = read_status(progress)
     memory = "TP1: allocated 21.00 GiB (peak 41.00), reserved 51.00 (peak 56.00)"
-    assert describe_memory(status, sampled=True) == memory
-    assert describe_memory(status, sampled=False) == f"{memory} at the last phase"
-    assert describe_memory(read_status(EngineProgress()), sampled=True) is None
-    phases = describe_memory(read_status(served()), sampled=False)
+    assert describe_memory(progress, shown()) == memory
+    assert describe_memory(progress, shown(sampled=False)) == f"{memory} at the last phase"
+    assert describe_memory(EngineProgress(), shown()) is None
+    phases = describe_memory(served(), shown())
     assert phases is not None
     assert "allocated - GiB (peak -)" in phases  # unknown, not 0
 
@@ -108,7 +118,7 @@ def test_a_plain_line_per_request(progress: EngineProgress) -> None:
     stream = io.BytesIO()
     view = PlainView(shown(), stream, title=False)
     view.update(progress)
-    view.output(b"requests to run: 12\nengine's own line\n" + ENDED)
+    read(progress.requests, "requests to run: 12", "engine's own line", ENDED)
     view.update(progress)
     view.update(progress)
     lines = [line for line in stream.getvalue().decode().splitlines() if "request" in line]
@@ -116,7 +126,7 @@ def test_a_plain_line_per_request(progress: EngineProgress) -> None:
         "   30.0s request 3/12: 310 prompt tokens, 2 output tokens, 0.41 s, 75 s left | "
         "TP1: allocated 21.00 GiB (peak 41.00), reserved 51.00 (peak 56.00)"
     ]
-    view.output(ENDED.replace(b"3/12", b"4/12"))
+    read(progress.requests, ENDED.replace("3/12", "4/12"))
     view.close()
     assert stream.getvalue().decode().splitlines()[-1].startswith("   30.0s request 4/12: 310")
 
@@ -124,20 +134,21 @@ def test_a_plain_line_per_request(progress: EngineProgress) -> None:
 def test_quiet_prints_no_line_of_a_request(progress: EngineProgress) -> None:
     stream = io.BytesIO()
     view = PlainView(shown(requests=False), stream, title=False)
-    view.output(b"requests to run: 12\n" + ENDED)
+    read(progress.requests, "requests to run: 12", ENDED)
     view.update(progress)
     view.close()
     assert b"request" not in stream.getvalue()
 
 
 def painted(
-    progress: EngineProgress, width: int, printed: bytes, lang: str = "en", **options: Any
+    progress: EngineProgress, width: int, *printed: str, lang: str = "en", **options: Any
 ) -> list[str]:
     stream = io.StringIO()
     console = Console(file=stream, width=width, highlight=False, force_terminal=True, **options)
     view = LiveView(shown(say=language(lang)), console=console)
-    view.output(printed)
-    drawn = view._painting(progress, "the engine's last line", 30 * S)
+    read(progress.requests, *printed)
+    progress.output.append("the engine's last line")
+    drawn = view._painting(progress, 30 * S)
     view.close()
     plain = Console(file=io.StringIO(), width=width, highlight=False, **options)
     plain.print(drawn)
@@ -148,12 +159,12 @@ def painted(
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_bar(progress: EngineProgress, width: int, lang: str) -> None:
-    lines = painted(progress, width, b"requests to run: 12\n" + ENDED, lang)
+    lines = painted(progress, width, "requests to run: 12", ENDED, lang=lang)
     assert max(map(cell_len, lines)) <= width
     bar, memory, note = lines[-3:]
     said = language(lang)
     assert {"en": "requests 3/12", "zh": "请求 3/12"}[lang] in bar
-    assert {"en": "1:15 left", "zh": "剩余 1:15"}[lang] in bar
+    assert {"en": "0:00:55 left", "zh": "剩余 0:00:55"}[lang] in bar
     assert "━" in bar
     for size in ("21.00", "41.00", "51.00", "56.00"):
         assert size in memory
@@ -162,9 +173,9 @@ def test_the_bar(progress: EngineProgress, width: int, lang: str) -> None:
 
 
 def test_a_single_request_has_no_bar(progress: EngineProgress) -> None:
-    lines = painted(progress, 80, b"requests to run: 1\n")
+    lines = painted(progress, 80, "requests to run: 1")
     assert not any("━" in line for line in lines)
     assert lines[-1].startswith("the engine's last line")
-    lines = painted(progress, 80, b"requests to run: 2\n")
+    lines = painted(progress, 80, "requests to run: 2")
     assert "requests 0/2" in lines[-3]
     assert "time left unknown" in lines[-3]

@@ -22,7 +22,7 @@ import pytest
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.folder import create_run_dir, is_held, write_run_info
 from vllm_memprof.launch.live import PlainView, Shown
-from vllm_memprof.launch.run import Job, Patience, RunOutcome, run_engine
+from vllm_memprof.launch.run import EngineRun, Job, Patience, RunOutcome
 from vllm_memprof.launch.watch import OWN_CHILDREN
 from vllm_memprof.record.schema import DeploymentPart, RunInfo
 
@@ -47,13 +47,10 @@ class Recorder:
         self.bytes = b""
         self.closed = False
 
-    def update(self, progress: Any, last_line: str = "") -> None:
+    def update(self, progress: Any) -> None:
         pass
 
     def suspend(self) -> None:
-        pass
-
-    def serve(self, budgets: Any) -> None:
         pass
 
     def output(self, chunk: bytes) -> None:
@@ -83,7 +80,7 @@ def make_job(tmp_path: Path, *options: str, mode: str = "serve", timeout_s: floa
 
 def run(job: Job, on_ready: Any = None) -> tuple[RunOutcome, Recorder]:
     view = Recorder()
-    outcome = run_engine(job, view, on_ready)
+    outcome = EngineRun(job, view, on_ready).run()
     assert view.closed
     assert_nothing_left(job)
     return outcome, view
@@ -322,7 +319,7 @@ def test_a_program_that_cannot_start(tmp_path):
     job = make_job(tmp_path)
     job.command = [str(tmp_path / "no-such-program")]
     with pytest.raises(LaunchError, match="no-such-program"):
-        run_engine(job, Recorder())
+        EngineRun(job, Recorder()).run()
     assert read_info(job)["status"] == "failed"
 
 
@@ -353,7 +350,7 @@ def test_answers_of_the_simulated_device_are_notes(tmp_path):
 
 def test_plain_lines_tell_each_finished_phase(tmp_path, capfdbinary):
     job = make_job(tmp_path, mode="offline")
-    run_engine(job, PlainView(Shown("title", time.monotonic_ns())))
+    EngineRun(job, PlainView(Shown("title", time.monotonic_ns()))).run()
     text = capfdbinary.readouterr().err.decode()
     assert text.startswith("title\n")
     assert "TP0 weight_load 6.00 GiB reserved, peak 6.00, non-torch 1.00 (0.0 s)" in text
@@ -366,9 +363,9 @@ def test_nothing_outlives_a_memprof_that_is_killed(tmp_path):
     run_dir = create_run_dir(tmp_path / "run", "m")
     code = (
         "import sys; from tests.unit.launch.test_run import *\n"
-        "run_engine(Job(RunInfo(id='x', mode='serve', model='m', command=[]), Path(sys.argv[1]), "
+        "EngineRun(Job(RunInfo(id='x', mode='serve', model='m', command=[]), Path(sys.argv[1]), "
         "[sys.executable, str(FAKE)], {**os.environ, 'MEMPROF_RUN_DIR': sys.argv[1]}, 20.0), "
-        "Recorder())"
+        "Recorder()).run()"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code, str(run_dir)])
     limit = time.monotonic() + 20

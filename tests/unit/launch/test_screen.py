@@ -23,8 +23,8 @@ import os, sys, time
 from pathlib import Path
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.live import GuardedView, LiveView, Shown
-from vllm_memprof.launch.run import Job, run_engine
-from vllm_memprof.launch.status import RankBudget
+from vllm_memprof.launch.progress import RankBudget
+from vllm_memprof.launch.run import EngineRun, Job
 from vllm_memprof.record.schema import RunInfo
 
 run_dir = create_run_dir(Path(sys.argv[1]), "m")
@@ -39,7 +39,7 @@ def ready(info):
     print("THE REPORT", flush=True)
     return [RankBudget("TP0", None, 1, 1, 1, 2 << 30)]
 
-outcome = run_engine(job, view, ready)
+outcome = EngineRun(job, view, ready).run()
 print("STATUS", outcome.verdict.exit_code, flush=True)
 """
 ALTERNATE, NORMAL = "\x1b[?1049h", "\x1b[?1049l"

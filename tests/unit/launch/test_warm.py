@@ -17,7 +17,7 @@ import pytest
 
 from vllm_memprof.engines import engine_row
 from vllm_memprof.launch import warm
-from vllm_memprof.launch.prepare import _can_fork
+from vllm_memprof.launch.prepare import can_fork
 from vllm_memprof.launch.request import LaunchRequest, parse_device
 
 ROOT = Path(__file__).parents[3]
@@ -247,4 +247,4 @@ def test_which_engines_are_forks(
     mode: str, until: str, device: str, version: str | None, engine: str, forks: bool
 ) -> None:
     request = LaunchRequest(mode, "m", device=parse_device(device), until=until, engine=engine)
-    assert _can_fork(request, engine_row(engine), version) == forks
+    assert can_fork(request, engine_row(engine), version) == forks

@@ -17,7 +17,7 @@ from vllm_memprof.record.loader import Run
 
 def explain(data: bytes | str) -> list[Run]:
     raw = data.encode() if isinstance(data, str) else data
-    ((_, stream),) = logs_in(io.BytesIO(raw), "log")
+    ((_, stream),) = logs_in(io.BufferedReader(io.BytesIO(raw)), "log")
     return to_runs(StartSorter().sort(parse_lines(read_lines(read_chunks(stream)))), "log")
 
 

@@ -40,7 +40,7 @@ LOGS = {path.name: path.read_text() for path in sorted(DATA.glob("*.log"))} | {
 def read(data: str | bytes) -> tuple[set[tuple[str, Any]], list[Any]]:
     """Return (figures, the record's content per start and rank)."""
     raw = data.encode() if isinstance(data, str) else data
-    ((_, stream),) = logs_in(io.BytesIO(raw), "log")
+    ((_, stream),) = logs_in(io.BufferedReader(io.BytesIO(raw)), "log")
     lines = list(parse_lines(read_lines(read_chunks(stream))))
     starts = [
         (
@@ -195,13 +195,16 @@ def test_pastes_without_beginnings_mix_no_numbers(names, seed):
     seed=st.integers(0, 2**32),
 )
 def test_lines_wrapped_by_a_terminal_are_whole_again(name, seed):
-    """But for plain bytes at the end of a line: broken within, nothing tells them from two
-    numbers.
+    """But for numbers without a unit at the end of a line: broken within, nothing tells them from
+    two numbers.
     """
     figures, starts = read(wrapped(LOGS[name], random.Random(seed)))
     expected_figures, expected_starts = EXPECTED[name]
     assert figures <= expected_figures
-    assert expected_figures - figures <= {("device_total_bytes", 65452113920)}
+    assert expected_figures - figures <= {
+        ("device_total_bytes", 65452113920),
+        ("gpu_memory_utilization", 0.98),
+    }
     if figures == expected_figures and name != "every line":
         # the set-up may be torn: a version, a model or the block size is unknown then
         for start, expected in zip(starts, expected_starts, strict=True):

@@ -6,11 +6,11 @@ from fractions import Fraction
 
 import pytest
 
+from tests.support.names import KV_PLAN, LOG_FIGURES
 from vllm_memprof.logs.figures import figures_in
-from vllm_memprof.logs.formats import FORMATS, LOG_FIGURES
+from vllm_memprof.logs.formats import FORMATS, LOGS
 from vllm_memprof.logs.lines import NEEDLES, strip_markup
-from vllm_memprof.logs.starts import OF_DRAFT
-from vllm_memprof.record.schema import FIGURES, KV_PLAN
+from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.units import GIB, MIB
 
 from .samples import OTHERS, SAMPLES
@@ -51,7 +51,7 @@ def test_names_are_known_and_all_are_used():
         name for row in FORMATS for name in (*row.sets, *row.clears)
     }
     assert names <= {*FIGURES, *KV_PLAN, *LOG_FIGURES}
-    assert set(LOG_FIGURES) - set(OF_DRAFT.values()) <= names
+    assert LOG_FIGURES - set(LOGS["vllm"].draft.values()) <= names
 
 
 def test_every_row_is_exercised():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tracemalloc
 from collections.abc import Iterator
 
@@ -16,7 +15,7 @@ FILLER = b'INFO:     10.0.0.1:4242 - "POST /v1/chat/completions HTTP/1.1" 200 OK
 
 
 def lines_of(data: bytes) -> list[lines.LogLine]:
-    return list(read_lines(read_chunks(io.BytesIO(data))))
+    return list(read_lines(read_chunks(data[at : at + 4096] for at in range(0, len(data), 4096))))
 
 
 def texts(data: bytes) -> list[str]:

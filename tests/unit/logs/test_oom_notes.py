@@ -51,7 +51,7 @@ def test_a_reported_death_at_an_image_is_told_with_its_figures() -> None:
     told = finding(report)
     assert "request 29 of 60" in told
     assert (
-        "the merge of multimodal embeddings took 1.908 GiB for image1, 0.024 GiB more than the "
+        "the merge of multimodal embeddings took 1.908 GiB for image1; 0.024 GiB more than the "
         "encoder; what the log notes of its profile has no merge" in told
     )
     fragmentation = next(each for each in report.findings if each.id == "fragmentation")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 
 from vllm_memprof.logs.to_record import sorted_lines, to_runs
@@ -161,12 +159,12 @@ def test_an_export_that_shows_the_newest_line_first(together):
     ]
     text = "".join(entries)
     pieces = entries if together else text.splitlines(keepends=True)
-    sorter, failures = sorted_lines(io.BytesIO("".join(reversed(pieces)).encode()))
+    sorter, failures = sorted_lines(["".join(reversed(pieces)).encode()])
     (run,) = to_runs(sorter, "log", failures)
     assert (run.info.model, kv(run)) == ("org/model", {"the worker": 43.4})
     assert run.failure.evidence[0].line == 6
     assert any("newest first" in note for note in run.info.notes)
-    sorter, failures = sorted_lines(io.BytesIO(text.encode()))
+    sorter, failures = sorted_lines([text.encode()])
     (other,) = to_runs(sorter, "log", failures)
     assert run.processes == other.processes
     assert run.failure == other.failure

@@ -235,12 +235,6 @@ def test_starts_of_several_logs_are_named_by_their_log() -> None:
     assert [row.cells[0] for row in section.rows] == ["log-0", "log-1"]
 
 
-def test_a_start_that_repeats_the_one_before_it_says_so() -> None:
-    first, second = reports_of((DATA / "vllm-project__vllm-10511.log").read_text())
-    assert not any("repeats" in note for note in first.run.notes)
-    assert any(note.startswith("it repeats figures of the start") for note in second.run.notes)
-
-
 def test_items_that_a_log_does_not_give_share_a_line() -> None:
     notes = [
         note

@@ -157,7 +157,11 @@ def plan(args: list[str]) -> int:
                  group_count=1, tokens_rule="concurrency", context_parallel=1,
                  max_num_batched_tokens=2048)  # fmt: skip
     events.write("ready", what="plan")
-    return largest_batches(args, events, values) if "ready" in sys.argv else 0
+    return (
+        largest_batches(args, events, values)
+        if any('"until": "ready"' in word for word in sys.argv)
+        else 0
+    )
 
 
 def largest_batches(args: list[str], events: Events, values: dict[str, float]) -> int:
@@ -192,7 +196,7 @@ def main() -> int:
                           "memprof": True,
                           "engines": {"vllm": ["memprof"]}}))  # fmt: skip
         return 0
-    return plan(sys.argv[sys.argv.index("--") + 1 :])
+    return plan(sys.argv[sys.argv.index("plan") + 2 :])
 
 
 if __name__ == "__main__":

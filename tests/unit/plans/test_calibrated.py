@@ -13,15 +13,13 @@ from vllm_memprof.cli import main
 from vllm_memprof.cli.commands.calibrate import read_hardware
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.plans import hardware
-from vllm_memprof.plans.calibrated import CalibratedJob, run_calibrated
-from vllm_memprof.plans.calibrated_rows import Calibrated
+from vllm_memprof.plans.calibrated import Calibrated, CalibratedJob, run_calibrated
 from vllm_memprof.plans.hardware import Hardware
-from vllm_memprof.plans.plan_folder import row_of
 from vllm_memprof.plans.pool import Progress
 from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.plans.runner import PlanRunner
-from vllm_memprof.plans.store import Store
+from vllm_memprof.plans.store import Store, row_of
 from vllm_memprof.report.files import write_reports
 from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.sources import build_run
@@ -59,7 +57,7 @@ def run(
     tmp_path: Path, source: Hardware, pool: Recorded, store: Store | None = None, *args: str
 ) -> Calibrated:
     plan = Plan(MODEL, ["--tensor-parallel-size", "2", *args], own={"device": "sim:910b"})
-    job = CalibratedJob(plan, source, PROFILE, ["memprof", "plan"])
+    job = CalibratedJob(plan, source, PROFILE)
     return run_calibrated(job, PlanRunner(tmp_path / "out", store=store, pool=pool))
 
 
@@ -98,18 +96,21 @@ def test_where_its_command_is_not_known_the_context_alone_is_compared(tmp_path: 
     assert [plan.values["plan"] for plan in pool.plans] == ["without", "with"]
     assert (found.own, found.stack) == (None, None)
     rows = {row.owner: row for row in found.corrections}
-    assert rows["context"].simulated_bytes == PROFILE.memory.context_bytes
-    assert rows["non_torch"].hardware_bytes == 601_295_421
-    assert rows["non_torch"].simulated_bytes is None
+    context, one = rows["context"].simulated, rows["non_torch"].hardware
+    assert context is not None
+    assert context.bytes == PROFILE.memory.context_bytes
+    assert one is not None
+    assert one.bytes == 601_295_421
+    assert rows["non_torch"].simulated is None
     assert not any(row.applied_bytes for row in rows.values())
     assert "nothing was corrected: both answers are one" in found.notes
 
 
 def test_where_its_command_cannot_be_planned_the_reason_is_there(tmp_path: Path) -> None:
-    found = run(tmp_path, read_hardware(f"{TWO}#3", PROFILE), Recorded(failing=[0]))
+    found = run(tmp_path, read_hardware(f"{TWO}#3", PROFILE), Recorded(failing=[1]))
     assert any("cannot be planned: no such option" in note for note in found.notes)
     with pytest.raises(RunRecordError, match=r"nothing of .*#2 can be compared.*no such option"):
-        run(tmp_path / "b", read_hardware(f"{TWO}#2", PROFILE), Recorded(failing=[0]))
+        run(tmp_path / "b", read_hardware(f"{TWO}#2", PROFILE), Recorded(failing=[1]))
 
 
 def test_the_plan_of_the_run_itself_is_no_evidence(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ import pytest
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.logs.to_record import read_log
-from vllm_memprof.plans.calibrated_rows import ProfileCorrection
 from vllm_memprof.plans.corrections import (
     ComparedRank,
-    Corrected,
+    Corrections,
+    ProfileCorrection,
     ReportedFigure,
-    correct,
     figures_of,
     holds_context,
 )
@@ -40,54 +39,59 @@ def of_run(name: str) -> Report:
     return build_report(load_run(DATA / name))
 
 
-def side(report: Report, simulated: bool, requested: int | None = None) -> ComparedRank:
+def side(report: Report) -> ComparedRank:
     rank = report.ranks[-1]
     opened = sum(span.phase == "communicator" for span in rank.phases)
-    told = figures_of(rank, simulated, requested)
+    told = figures_of(rank)
     return ComparedRank(told, rank.budget.equation, communicators=opened)
 
 
-def row(found: Corrected, owner: str) -> ProfileCorrection:
+def row(found: Corrections, owner: str) -> ProfileCorrection:
     return next(each for each in found.rows if each.owner == owner)
 
 
 def only(**sizes: int) -> ComparedRank:
     told = {name: ReportedFigure(size) for name, size in sizes.items()}
-    return ComparedRank(told, "E4", communicators=1, release="0.23.0")
+    return ComparedRank(told, "E4", communicators=1, release="0.23")
 
 
 # --- a log of hardware, against the recorded plan of its command ------------------------------------
 
 
 def test_a_log_corrects_non_torch_as_one_figure() -> None:
-    found = correct(side(of_log(3), False), side(of_run("recorded_023_tp2"), True), PROFILE)
+    found = Corrections(side(of_log(3)), side(of_run("recorded_023_tp2")), PROFILE)
     one = row(found, "non_torch")
-    assert (one.hardware_bytes, one.half_unit_bytes) == (601_295_421, 5_368_710)  # 0.56 GiB
-    assert one.simulated_bytes == 499_122_176
+    figure, simulated = one.hardware, one.simulated
+    assert figure is not None
+    assert simulated is not None
+    assert (figure.bytes, figure.half_unit_bytes) == (601_295_421, 5_368_710)  # 0.56 GiB
+    assert simulated.bytes == 499_122_176
     assert one.applied_bytes == one.difference_bytes == 102_173_245
     (constant,) = one.constants
     assert (constant.key, constant.before, constant.after) == ("kernels_bytes", 0, 102_173_245)
     assert one.scales_with == "process and device"
     assert "not told apart: kernels" in str(one.reason)
     assert one.carried_how == ESTIMATED
-    assert one.hardware_how == "measured"
+    assert figure.how == "measured"
 
 
 def test_what_agrees_within_the_digits_of_the_log_is_left_alone() -> None:
-    found = correct(side(of_log(3), False), side(of_run("recorded_023_tp2"), True), PROFILE)
+    found = Corrections(side(of_log(3)), side(of_run("recorded_023_tp2")), PROFILE)
     context = row(found, "context")
-    assert (context.hardware_bytes, context.applied_bytes, context.constants) == (375809638, 0, [])
+    assert context.hardware is not None
+    assert (context.hardware.bytes, context.applied_bytes, context.constants) == (375809638, 0, [])
     near = only(non_torch=500 * MIB)
     logged = ComparedRank({"non_torch": ReportedFigure(503 * MIB, 5 * MIB)}, "E4")
-    kept = correct(logged, near, PROFILE)
+    kept = Corrections(logged, near, PROFILE)
     assert row(kept, "non_torch").reason == "within the last printed digit of the log"
-    assert not kept.any
+    assert not any(each.constants for each in kept.rows)
 
 
 def test_the_old_method_compares_what_is_used_beside_allocated_blocks() -> None:
-    found = correct(side(of_log(2), False), side(of_run("recorded_013_tp2"), True), PROFILE)
+    found = Corrections(side(of_log(2)), side(of_run("recorded_013_tp2")), PROFILE)
     one = row(found, "non_torch")
-    assert (one.hardware_bytes, one.simulated_bytes) == (1_299_227_607, 1_276_704_870)
+    sizes = [each.bytes for each in (one.hardware, one.simulated) if each is not None]
+    assert sizes == [1_299_227_607, 1_276_704_870]
     assert one.applied_bytes == 22_522_737
     assert "the context is in it" in str(one.reason)
     assert "as simulated" in str(one.reason)
@@ -95,22 +99,10 @@ def test_the_old_method_compares_what_is_used_beside_allocated_blocks() -> None:
 
 
 def test_other_equations_are_not_compared_by_what_they_leave() -> None:
-    plan = side(of_run("recorded_023_tp2"), True)
-    told = {name: each for name, each in plan.told.items() if name == "rest"}
-    found = correct(
-        ComparedRank({"rest": ReportedFigure(15 * GIB)}, "E2"), replace(plan, told=told), PROFILE
-    )
+    plan = replace(only(used_by_device=4 * GIB), equation="E4")
+    found = Corrections(replace(only(used_by_device=5 * GIB), equation="E2"), plan, PROFILE)
     assert row(found, "non_torch").applied_bytes == 0
     assert "E2 and E4" in str(row(found, "non_torch").reason)
-
-
-def test_a_kv_cache_alone_is_shown_and_corrects_nothing_unless_asked() -> None:
-    hardware, plan = only(rest=5 * GIB), only(rest=4 * GIB)
-    shown = row(correct(hardware, plan, PROFILE), "non_torch")
-    assert (shown.difference_bytes, shown.applied_bytes) == (GIB, 0)
-    assert "shown, not corrected" in str(shown.reason)
-    taken = row(correct(hardware, plan, PROFILE, from_kv_cache=True), "non_torch")
-    assert taken.applied_bytes == GIB
 
 
 # --- where a difference goes ------------------------------------------------------------------------
@@ -118,13 +110,13 @@ def test_a_kv_cache_alone_is_shown_and_corrects_nothing_unless_asked() -> None:
 
 def test_less_than_simulated_is_taken_from_communicators_and_never_below_nothing() -> None:
     base = PROFILE.memory.hccl_base_bytes
-    some = correct(only(non_torch=470 * MIB), only(non_torch=500 * MIB), PROFILE)
+    some = Corrections(only(non_torch=470 * MIB), only(non_torch=500 * MIB), PROFILE)
     one = row(some, "non_torch")
     assert [(each.key, each.after) for each in one.constants] == [
         ("hccl_base_bytes", base - 30 * MIB)
     ]
     assert one.scales_with == "communicator"
-    all_of_it = row(correct(only(non_torch=0), only(non_torch=500 * MIB), PROFILE), "non_torch")
+    all_of_it = row(Corrections(only(non_torch=0), only(non_torch=500 * MIB), PROFILE), "non_torch")
     assert all_of_it.constants[0].after == 0
     assert all_of_it.applied_bytes == -base
     assert "MiB less than the profile can give up" in str(all_of_it.reason)
@@ -132,13 +124,13 @@ def test_less_than_simulated_is_taken_from_communicators_and_never_below_nothing
 
 def test_a_context_that_holds_another_process_is_not_taken() -> None:
     context = PROFILE.memory.context_bytes
-    more = row(correct(only(context=5 * GIB), only(context=context), PROFILE), "context")
+    more = row(Corrections(only(context=5 * GIB), only(context=context), PROFILE), "context")
     assert more.applied_bytes == 0
     assert "other processes" in str(more.reason)
-    some = correct(only(context=context + 30 * MIB), only(context=context), PROFILE)
+    some = Corrections(only(context=context + 30 * MIB), only(context=context), PROFILE)
     assert row(some, "context").applied_bytes == 30 * MIB
-    small = correct(only(context=20 * MIB), only(context=context), PROFILE)
-    settings = {each.key: each.value for each in small.calibration.settings}
+    small = Corrections(only(context=20 * MIB), only(context=context), PROFILE)
+    settings = {each.key: each.value for each in small.calibration().settings}
     assert settings == {"context_bytes": 20 * MIB, "context_runtime_bytes": 20 * MIB}
 
 
@@ -151,7 +143,7 @@ def test_a_context_is_not_corrected_twice_where_the_equation_subtracts_it() -> N
         "used_by_device": ReportedFigure(1100 * MIB),
     }
     plan = {"context": ReportedFigure(context), "used_by_device": ReportedFigure(1000 * MIB)}
-    found = correct(ComparedRank(hardware, "E2"), ComparedRank(plan, "E2"), PROFILE)
+    found = Corrections(ComparedRank(hardware, "E2"), ComparedRank(plan, "E2"), PROFILE)
     assert row(found, "context").applied_bytes == 30 * MIB
     assert row(found, "non_torch").applied_bytes == 70 * MIB
 
@@ -159,27 +151,27 @@ def test_a_context_is_not_corrected_twice_where_the_equation_subtracts_it() -> N
 def test_workspace_is_corrected_where_one_operator_has_it() -> None:
     rule = next(each for each in PROFILE.workspace if each.pattern == "AtbSelfAttention")
     plan = only(cleared=rule.base_bytes + 2 * MIB)
-    found = correct(only(cleared=rule.base_bytes - 18 * MIB), plan, PROFILE)
+    found = Corrections(only(cleared=rule.base_bytes - 18 * MIB), plan, PROFILE)
     (constant,) = row(found, "npu_workspace").constants
     assert (constant.key, constant.after) == ("AtbSelfAttention", rule.base_bytes - 20 * MIB)
-    none = row(correct(only(cleared=GIB), only(cleared=0), PROFILE), "npu_workspace")
-    assert none.reason == "the plan gives none back there: not known whose it is"
-    other = row(correct(only(cleared=GIB), only(cleared=3 * GIB), PROFILE), "npu_workspace")
+    none = row(Corrections(only(cleared=GIB), only(cleared=0), PROFILE), "npu_workspace")
+    assert none.reason == "no single operator has this workspace: not known whose it is"
+    other = row(Corrections(only(cleared=GIB), only(cleared=3 * GIB), PROFILE), "npu_workspace")
     assert other.applied_bytes == 0
     assert "not known whose it is" in str(other.reason)
 
 
 def test_graphs_are_corrected_by_one_factor_of_their_part_in_the_runtime() -> None:
     hardware = only(graph=160 * MIB)
-    found = correct(hardware, only(graph=130 * MIB, graph_runtime=120 * MIB), PROFILE)
+    found = Corrections(hardware, only(graph=130 * MIB, graph_runtime=120 * MIB), PROFILE)
     graph = row(found, "graph")
     assert graph.applied_bytes == 30 * MIB
     assert {each.after / each.before for each in graph.constants} == {1.25}
-    older = replace(hardware, release="0.18.0")
-    kept = row(correct(older, only(graph=130 * MIB, graph_runtime=120 * MIB), PROFILE), "graph")
+    older = replace(hardware, release="0.18")
+    kept = row(Corrections(older, only(graph=130 * MIB, graph_runtime=120 * MIB), PROFILE), "graph")
     assert kept.applied_bytes == 0
-    assert "another release captures other graphs: 0.18.0 and 0.23.0" in str(kept.reason)
-    stopped = row(correct(hardware, only(), PROFILE), "graph")
+    assert "another release captures other graphs: 0.18 and 0.23" in str(kept.reason)
+    stopped = row(Corrections(hardware, only(), PROFILE), "graph")
     assert stopped.applied_bytes == 0
     assert "--until ready" in str(stopped.reason)
 
@@ -200,7 +192,7 @@ def test_counters_correct_owner_by_owner() -> None:
         context_bytes=PROFILE.memory.context_bytes, kernels_bytes=0, hccl_base_bytes=10 * MIB,
         graph_capture_bytes=2000,
     )  # fmt: skip
-    found = correct(hardware, plan, PROFILE)
+    found = Corrections(hardware, plan, PROFILE)
     assert row(found, "kernels").applied_bytes == 50 * MIB
     assert row(found, "communicators").reason == "equal"
     assert [each.key for each in row(found, "graph").constants] == [
@@ -213,17 +205,17 @@ def test_a_recorded_run_has_counters_and_equals_itself() -> None:
     report = of_run("recorded_023_tp2")
     settings = calibrate(facts_of(best_rank(report), {}))
     assert "kernels_bytes" in {each.key for each in settings.settings}
-    same = ComparedRank(figures_of(report.ranks[0], True, None), "E4", settings)
-    assert not correct(same, same, PROFILE).any
+    same = ComparedRank(figures_of(report.ranks[0]), "E4", settings)
+    assert not any(each.constants for each in Corrections(same, same, PROFILE).rows)
 
 
 # --- the corrected profile ----------------------------------------------------------------------------
 
 
 def test_the_corrected_profile_can_be_read_and_differs_in_nothing_else(tmp_path: Path) -> None:
-    found = correct(side(of_log(3), False), side(of_run("recorded_023_tp2"), True), PROFILE)
+    found = Corrections(side(of_log(3)), side(of_run("recorded_023_tp2")), PROFILE)
     base = find_profile("910b").read_text()
-    text = render(found.calibration, "ascend910b", base, "other", "a log", "memprof plan")
+    text = render(found.calibration(), "ascend910b", base, "other", "a log", "memprof plan")
     path = tmp_path / "calibrated.toml"
     path.write_text(text)
     made = load_profile(str(path))
@@ -235,5 +227,5 @@ def test_the_corrected_profile_can_be_read_and_differs_in_nothing_else(tmp_path:
 @pytest.mark.parametrize("start", [1, 4])
 def test_a_start_tells_what_it_prints_and_no_more(start: int) -> None:
     ranks = of_log(start).ranks
-    told = {name for rank in ranks for name in figures_of(rank, False, None)}
-    assert told == ({"used_by_device", "rest"} if start == 1 else set())
+    told = {name for rank in ranks for name in figures_of(rank)}
+    assert told == ({"used_by_device"} if start == 1 else set())

@@ -10,15 +10,14 @@ from vllm_memprof.accounting.model import (
     Budget,
     Finding,
     Kv,
-    MemoryItem,
     Oom,
     RankReport,
+    Reading,
     Report,
     RunSummary,
-    TermRow,
 )
 from vllm_memprof.plans.first_failure import beyond
-from vllm_memprof.plans.wants import Miss
+from vllm_memprof.plans.rows import Miss, PlanRow, Try
 
 GIB = 1 << 30
 RUN = RunSummary("1", "plan", "m", [], status="ok", until="ready")
@@ -26,23 +25,23 @@ RUN = RunSummary("1", "plan", "m", [], status="ok", until="ready")
 
 def rank(label: str, activation: int, kv_cache: int, headroom: int | None) -> RankReport:
     held = [
-        MemoryItem("reserved_peak", "", 5 * GIB + activation, "measured", ""),
-        MemoryItem("non_torch_peak", "", GIB, "measured", ""),
-        MemoryItem("late_device", "", None, "derived", "", "not reached"),
+        Reading(5 * GIB + activation, name="reserved_peak"),
+        Reading(GIB, name="non_torch_peak"),
+        Reading(None, reason="not reached", name="late_device"),
     ]
     budget = Budget(
         headroom_bytes=headroom,
         held_at_peak=held,
-        terms=[
-            TermRow("weights", 4 * GIB, True),
-            TermRow("persistent_torch", GIB // 2, False),
-            TermRow("peak_activation", activation, True),
-        ],
     )
+    read = {
+        "weights": Reading(4 * GIB),
+        "persistent_torch": Reading(GIB // 2),
+        "peak_activation": Reading(activation),
+    }
     return RankReport(
         rank=0, label=label, pid=None, host=None, dp_rank=None, pp_rank=None, tp_rank=None,
         ep_rank=None, device_total_bytes=64 * GIB, initial_free_bytes=None, phases=[],
-        budget=budget, kv=Kv(planned_bytes=kv_cache), empty_cache=[],
+        budget=budget, readings=read, kv=Kv(planned_bytes=kv_cache), empty_cache=[],
     )  # fmt: skip
 
 
@@ -50,12 +49,16 @@ def report(*ranks: RankReport, status: str = "ok", findings: tuple[Finding, ...]
     return Report(replace(RUN, status=status), list(ranks), list(findings))
 
 
+def tried(status: str, *missing: Miss) -> Try:
+    return Try("9", PlanRow({}, status), list(missing))
+
+
 ANSWER = report(rank("TP0", GIB, 40 * GIB, 9 * GIB), rank("TP1", GIB, 40 * GIB, 3 * GIB))
 
 
 def test_headroom_names_the_rank_with_the_least_and_the_owner_that_grew_most() -> None:
     failing = report(rank("TP0", GIB, 39 * GIB, 9 * GIB), rank("TP1", 3 * GIB, 39 * GIB, GIB))
-    found = beyond("9", failing, [Miss("headroom", "headroom", GIB)], ANSWER)
+    found = beyond(tried("ok", Miss("headroom", "headroom", GIB)), failing, ANSWER)
     assert (found.value, found.kind, found.label, found.short_bytes) == ("9", "want", "TP1", GIB)
     assert found.text == "1.0000 GiB short; headroom"
     grown = {row.name: row.difference_bytes for row in found.owners}
@@ -79,11 +82,10 @@ def test_an_oom_is_short_of_what_was_asked_for_less_what_was_free(
     )  # fmt: skip
     failing = report(rank("TP0", GIB, 41 * GIB, 2 * GIB),
                      replace(rank("TP1", GIB, 41 * GIB, 2 * GIB), oom=oom), status="oom")  # fmt: skip
-    found = beyond("9", failing, [Miss("ran out", "plan")], ANSWER)
-    assert (found.kind, found.label, found.phase, found.site) == (
-        "oom", "TP1", "request", "linear.py:58",
-    )  # fmt: skip
-    assert (found.short_bytes, found.free_bytes) == (short, free)  # enough, in pieces: not known
+    found = beyond(tried("oom", Miss("ran out", "plan")), failing, ANSWER)
+    assert (found.kind, found.label, found.oom) == ("oom", "TP1", oom)
+    assert found.short_bytes == short  # enough, in pieces: not known
+    assert found.text.endswith("called at linear.py:58; ran out")
     assert ("GiB short" in found.text) is (short is not None)
     assert (found.owners[0].name, found.owners[0].difference_bytes) == ("kv_cache", GIB)
 
@@ -103,7 +105,7 @@ def test_a_refusal_lacks_what_its_finding_says(
 ) -> None:
     said = Finding(finding, "error", 0, "TP0", "title", "evidence", size)
     failing = report(rank("TP0", GIB, 0, None), status="failed", findings=(said,))
-    found = beyond("9", failing, [Miss("ValueError: no", "plan")], None)
+    found = beyond(tried("failed", Miss("ValueError: no", "plan")), failing, None)
     assert (found.kind, found.short_bytes, found.at_least) == (kind, short, at_least)
     assert found.text.endswith("ValueError: no")
     assert ("GiB short; " in found.text, "at least" in found.text) == (short is not None, at_least)
@@ -111,7 +113,7 @@ def test_a_refusal_lacks_what_its_finding_says(
 
 
 def test_a_plan_without_a_report_has_its_reason_alone() -> None:
-    found = beyond("9", None, [Miss("unrecognized arguments: --x", "refused")], ANSWER)
+    found = beyond(tried("failed", Miss("unrecognized arguments: --x", "refused")), None, ANSWER)
     assert (found.kind, found.text, found.short_bytes) == (
         "failed", "unrecognized arguments: --x", None,
     )  # fmt: skip
@@ -131,5 +133,5 @@ def test_a_kv_cache_that_is_too_small_for_a_request_lacks_the_rest_of_it(
     served = rank("TP0", GIB, 640 << 20, 9 * GIB)
     kv = Kv(blocks=320, max_concurrency=10.0, bytes_per_block=per_block, planned_bytes=640 << 20)
     failing = report(refused, status="failed")
-    found = beyond("9", failing, [Miss(said, "room")], report(replace(served, kv=kv)))
+    found = beyond(tried("failed", Miss(said, "room")), failing, report(replace(served, kv=kv)))
     assert (found.kind, found.short_bytes, found.at_least) == ("kv-cache", short, at_least)

@@ -38,7 +38,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def test_the_command_of_a_log_is_planned_with_the_utilization_of_its_start(ready: set[str]) -> None:
     source = read_hardware(f"{TWO}#2", A2)
-    assert source.devices == 2
+    assert source.source.devices == 2
     assert source.env is None
     found, _ = own_plan(source, ASKED)
     assert found is not None
@@ -68,7 +68,7 @@ def test_a_log_without_its_command_says_so(ready: set[str], tmp_path: Path) -> N
     log.write_text("\n".join(line for line in text if "non-default args" not in line))
     source = read_hardware(str(log), A2)
     assert source.arguments is None
-    assert source.devices is None
+    assert source.source.devices is None
     assert any("does not tell its command" in note for note in source.notes)
     assert own_plan(source, ASKED)[0] is None
 
@@ -95,7 +95,7 @@ def test_the_same_release_is_planned_on_its_stack(ready: set[str]) -> None:
         (LOGS / "sglang_0.5.23_server.log", "is of sglang: the plan is of vllm-ascend"),
         (f"{TWO}#4", "tells no figure of memory outside torch"),
         (LOGS / "vllm-project__vllm-ascend-1617.log", "is of an engine that it does not name"),
-        (TWO, "holds 5 starts"),
+        (TWO, "holds 5 runs"),
         (LOGS / "none.log", "there is no run folder and no file"),
     ],
 )
@@ -121,7 +121,7 @@ def test_another_type_of_device_is_refused_by_its_total_or_its_name() -> None:
         read_hardware(str(LOGS / "made" / "a3_quick_start.log"), A2)
     report = build_run(DATA / "recorded_tp2")
     named = replace(report, run=replace(report.run, simulated=False, device="Ascend910_9391"))
-    with pytest.raises(RunRecordError, match="is no ascend910b"):
+    with pytest.raises(RunRecordError, match="no Ascend 910B3"):
         hardware_of("run", named, [], {}, A2)
 
 

@@ -220,7 +220,7 @@ def test_a_folder_of_another_sweep_is_left_alone(env: dict[str, str], tmp_path: 
     assert call(env, tmp_path, "sweep", "--over", "max-num-seqs=8", "-o", "sweep").returncode == 0
     done = call(env, tmp_path, "sweep", "--over", "max-num-seqs=8,9", "-o", "sweep")
     assert done.returncode == 2
-    assert "sweep holds another sweep: knobs differ" in done.stderr
+    assert "sweep holds another sweep" in done.stderr
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
     done = call(env, tmp_path, "sweep", "--over", "max-num-seqs=8", "-o", "full")
@@ -248,13 +248,15 @@ def refused(env: dict[str, str], tmp_path: Path, monkeypatch: Any, capsys: Any) 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "--over OPTION=VALUE,VALUE is missing"),
+        ([], "names no option and its values"),
         (["--over", "max-num-seqs"], "names no option and its values"),
         (["--over", "max-num-seqs="], "has an empty value"),
         (["--over", "max-num-seqs=1,,2"], "has an empty value"),
-        (["--over", "max-num-seqs=1,1"], "1 is given twice"),
-        (["--over", "max-num-seqs=1", "--over", "max_num_seqs=2"], "max-num-seqs is given twice"),
-        (["--over", "max-num-seqs=1", "--jobs", "0"], "--jobs must be at least 1"),
+        (["--over", "max-num-seqs=1,1"], "max-num-seqs or a value of it is given twice"),
+        (
+            ["--over", "max-num-seqs=1", "--over", "max_num_seqs=2"],
+            "max-num-seqs or a value of it is given twice",
+        ),
         (["--over", "max-num-seqs=1", "--format", "html"], "--format 'html' is not known"),
         (["--over", "device=cpu,npu", "--ray"], "--ray makes plans on simulated devices"),
         (["--over", "tensor-parallel-size=two"], "'two' is not a number of devices"),
@@ -280,7 +282,7 @@ def test_a_sweep_that_is_none_is_refused(refused: Refused, args: list[str], mess
             ["--find", "max-cudagraph-capture-size", "--enforce-eager"],
             "has no effect with --enforce-eager",
         ),
-        (["--find", "max-model-len", "--want", "tokens=many"], "'many' is not a whole number"),
+        (["--find", "max-model-len", "--want", "tokens=many"], "--want 'tokens=many' is not known"),
         (["--find", "max-model-len", "--headroom", "2GB"], "not a size"),
         (["--find", "max-model-len", "--between", "5"], "is not a range"),
         (
@@ -312,7 +314,7 @@ def test_the_fewest_devices(env: dict[str, str], tmp_path: Path) -> None:
         ("2", False),
         ("4", True),
     ]
-    assert "ran out of device memory" in found["tries"][0]["missing"][0]
+    assert "ran out of device memory" in found["tries"][0]["missing"][0]["text"]
     run = tmp_path / "fit" / found["tries"][-1]["plan"]["run"]
     assert json.loads((run / "report.json").read_text())["run"]["status"] == "ok"
 
@@ -367,8 +369,9 @@ def test_a_value_passes_if_it_survives_its_largest_batches(
     by_value = {row["value"]: row["plan"] for row in found["tries"]}
     assert (by_value[answer]["survived"], by_value[after]["status"]) == (True, "oom")
     beyond = found["beyond"]
-    assert (beyond["value"], beyond["kind"], beyond["phase"]) == (after, "oom", "request")
-    assert (beyond["requested_bytes"], beyond["free_bytes"]) == (SERVING, free[after])
+    oom = beyond["oom"]
+    assert (beyond["value"], beyond["kind"], oom["phase"]) == (after, "oom", "request")
+    assert (oom["requested_bytes"], oom["free_bytes"]) == (SERVING, free[after])
     assert beyond["short_bytes"] == SERVING - free[after]
     grown = {row["name"]: row["difference_bytes"] for row in beyond["owners"]}
     assert grown["kv_cache"] > 0 == grown["weights"]

@@ -15,7 +15,7 @@ from vllm_memprof.plans.pool import Interrupted
 from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.plans.runner import PlanRunner
-from vllm_memprof.plans.share_rows import Flags, InstanceStart
+from vllm_memprof.plans.share import Flags, InstanceStart
 from vllm_memprof.plans.share_starts import Instance, ShareJob, start_all
 from vllm_memprof.plans.wants import Want
 from vllm_memprof.record.schema import ENV_HOLD, MOMENTS, READY, SERVED
@@ -89,15 +89,15 @@ def start(
     own = {"device": "sim:910b", "until": "ready"}
     instances = [Instance(name, Plan(f"m/{name}", [], own=own), list(wants)) for name in names]
     flags = [Flags(name, 0.5, 7) for name in names]
-    job = ShareJob(instances, 0, 0, [])
-    return start_all(job, 0, flags, list(names), moment, PlanRunner(folder))
+    job = ShareJob(instances, 0, 0)
+    return start_all(job, "1", flags, list(names), moment, PlanRunner(folder))
 
 
 def test_the_next_one_meets_a_neighbour_that_has_served(tmp_path: Path, log: list[str]) -> None:
     found = start(tmp_path, SERVED)
     assert log == ["A starts", "A served", "B starts", "B served", "A ends", "B ends"]
     assert found.passes
-    assert [each.name for each in found.results] == ["A", "B"]
+    assert [each.value for each in found.results] == ["A", "B"]
 
 
 def test_the_next_one_meets_a_neighbour_that_is_ready(tmp_path: Path, log: list[str]) -> None:
@@ -114,14 +114,14 @@ def test_after_one_that_fails_no_other_is_started(tmp_path: Path, log: list[str]
     found = start(tmp_path, SERVED, "ABC")
     assert log == ["A starts", "A served", "B starts", "A ends"]
     assert not found.passes
-    assert [(each.status, each.reason) for each in found.results] == [
-        ("ok", None), ("failed", "no room"), ("not started", None),
-    ]  # fmt: skip
+    plans = [each.plan for each in found.results]
+    assert [(each.status, each.reason) for each in plans] == [("ok", None), ("failed", "no room")]
 
 
 def test_what_is_wanted_has_to_be_there(tmp_path: Path, log: list[str]) -> None:
     found = start(tmp_path, SERVED, wants=(Want("tokens", 2000),))
-    assert [each.missing for each in found.results] == [["KV tokens 1,000 < 2,000"]] * 2
+    missing = [[miss.text for miss in each.missing] for each in found.results]
+    assert missing == [["KV tokens 1,000 < 2,000"]] * 2
     assert not found.passes
 
 

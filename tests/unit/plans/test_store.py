@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.plans import store as store_module
-from vllm_memprof.plans.plan_folder import read_row, row_of, write_row
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import PlanRow, plan_row
-from vllm_memprof.plans.store import Store, key_of
+from vllm_memprof.plans.store import Store, key_of, read_row, row_of, write_row
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.files import write_reports
@@ -126,7 +125,7 @@ def test_a_row_says_what_the_report_says(made: tuple[Path, PlanRow]) -> None:
 
 def test_the_concurrency_at_full_length_is_the_engines(made: tuple[Path, PlanRow]) -> None:
     run = load_run(made[0])
-    row = plan_row(run, build_run(made[0]), {}, lengths=[65536, 32768, 128])
+    row = plan_row(run, build_run(made[0]), replace(PLAN, lengths=(65536, 32768, 128)))
     assert row.max_model_len == 65536
     assert row.concurrency_at[65536] == row.max_concurrency
     blocks = build_run(made[0]).ranks[0].kv.blocks
@@ -137,16 +136,17 @@ def test_the_concurrency_at_full_length_is_the_engines(made: tuple[Path, PlanRow
 def test_what_was_kept_is_taken_with_its_run(made: tuple[Path, PlanRow], tmp_path: Path) -> None:
     run_dir, row = made
     store = Store(tmp_path / "cache")
-    assert store.take("k", PLAN, tmp_path / "none") is None
-    store.keep("k", row, run_dir)
+    assert store.take(Task(0, PLAN, tmp_path / "none", "k")) is None
+    store.keep(Task(0, PLAN, run_dir, "k"), row)
     target = tmp_path / "sweep" / "plans" / "01"
-    found = store.take("k", PLAN, target)
+    found = store.take(Task(0, PLAN, target, "k"))
     assert found is not None
     assert found.cached
     assert replace(found, cached=False) == row
-    assert read_row(target) == ("k", found, True)
+    assert read_row(target, "k") == found
+    assert read_row(target, "another") is None
     assert to_json(build_run(target)) == to_json(build_run(run_dir))
-    assert store.take(None, PLAN, tmp_path / "none") is None
+    assert store.take(Task(0, PLAN, tmp_path / "none", None)) is None
 
 
 def test_a_row_of_the_same_sources_is_not_read_from_its_record_again(
@@ -154,7 +154,7 @@ def test_a_row_of_the_same_sources_is_not_read_from_its_record_again(
 ) -> None:
     run_dir, row = made
     store = Store(tmp_path / "cache")
-    store.keep("k", row, run_dir)
+    store.keep(Task(0, PLAN, run_dir, "k"), row)
     read: list[Plan] = []
 
     def again(plan: Plan, *rest: object) -> PlanRow:
@@ -163,19 +163,16 @@ def test_a_row_of_the_same_sources_is_not_read_from_its_record_again(
 
     monkeypatch.setattr("vllm_memprof.plans.store.row_of", again)
     other = replace(PLAN, values={"max-num-seqs": "8"})
-    found = store.take("k", other, tmp_path / "taken")
+    found = store.take(Task(0, other, tmp_path / "taken", "k"))
     assert found == replace(row, values=other.values, cached=True)
     assert not read
 
     longer = replace(PLAN, lengths=(4096,))
-    found = store.take("k", longer, tmp_path / "longer")
+    found = store.take(Task(0, longer, tmp_path / "longer", "k"))
     assert found is not None
     assert found.reason == "read again"
 
-    kept = tmp_path / "cache" / "k" / "plan.json"
-    kept.write_text(json.dumps({**json.loads(kept.read_text()), "reader": "older"}))
-    assert store.take("k", PLAN, tmp_path / "older") is not None
-    assert read == [longer, PLAN]
+    assert read == [longer]
 
 
 def test_a_plan_of_the_cache_takes_20_ms(made: tuple[Path, PlanRow], tmp_path: Path) -> None:
@@ -183,11 +180,12 @@ def test_a_plan_of_the_cache_takes_20_ms(made: tuple[Path, PlanRow], tmp_path: P
     run_dir, row = made
     store = Store(tmp_path / "cache")
     plan_key = key()
-    store.keep(plan_key, row, run_dir)
+    write_row(run_dir, plan_key, row)
+    store.keep(Task(0, PLAN, run_dir, plan_key), row)
     seconds = []
     for number in range(10):
         begin = time.process_time()
-        assert store.take(key(), PLAN, tmp_path / f"taken{number}") is not None
+        assert store.take(Task(0, PLAN, tmp_path / f"taken{number}", key())) is not None
         seconds.append(time.process_time() - begin)
     assert min(seconds) <= 0.02, seconds
 
@@ -197,8 +195,8 @@ def test_what_another_try_may_end_otherwise_is_not_kept(
 ) -> None:
     run_dir, row = made
     store = Store(tmp_path / "cache")
-    store.keep("k", replace(row, final=False), run_dir)
-    assert store.take("k", PLAN, tmp_path / "none") is None
+    store.keep(Task(0, PLAN, run_dir, "k"), replace(row, final=False))
+    assert store.take(Task(0, PLAN, tmp_path / "none", "k")) is None
     assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").iterdir()) == []
 
 
@@ -242,9 +240,9 @@ def test_which_failures_are_final(
 def test_half_a_plan_in_the_cache_is_none(made: tuple[Path, PlanRow], tmp_path: Path) -> None:
     run_dir, row = made
     store = Store(tmp_path / "cache")
-    store.keep("k", row, run_dir)
+    store.keep(Task(0, PLAN, run_dir, "k"), row)
     (tmp_path / "cache" / "k" / "plan.json").write_text("{")
-    assert store.take("k", PLAN, tmp_path / "none") is None
+    assert store.take(Task(0, PLAN, tmp_path / "none", "k")) is None
 
 
 def test_processes_that_keep_the_same_plan_leave_one_whole(
@@ -252,10 +250,13 @@ def test_processes_that_keep_the_same_plan_leave_one_whole(
 ) -> None:
     run_dir, _ = made
     code = (
-        "import sys; from pathlib import Path; from vllm_memprof.plans.store import Store; "
-        "from vllm_memprof.plans.plan_folder import read_row\n"
-        "run_dir = Path(sys.argv[1]); row = read_row(run_dir).row\n"
-        "for number in range(10): Store(Path(sys.argv[2])).keep(f'k{number}', row, run_dir)"
+        "import os, shutil, sys; from pathlib import Path\n"
+        "from vllm_memprof.plans.request import Plan, Task\n"
+        "from vllm_memprof.plans.store import Store, read_row, write_row\n"
+        "run_dir, store = Path(sys.argv[1]), Store(Path(sys.argv[2])); row = read_row(run_dir, 'k')\n"
+        "own = shutil.copytree(run_dir, run_dir.with_name(f'own{os.getpid()}'))\n"
+        "for n in range(10):\n"
+        "    write_row(own, f'k{n}', row); store.keep(Task(0, Plan('m', []), own, f'k{n}'), row)"
     )
     command = [sys.executable, "-c", code, str(run_dir), str(tmp_path / "cache")]
     processes = [subprocess.Popen(command) for _ in range(3)]
@@ -264,6 +265,5 @@ def test_processes_that_keep_the_same_plan_leave_one_whole(
         f"k{i}" for i in range(10)
     )
     for number in range(10):
-        assert (
-            Store(tmp_path / "cache").take(f"k{number}", PLAN, tmp_path / f"t{number}") is not None
-        )
+        task = Task(0, PLAN, tmp_path / f"t{number}", f"k{number}")
+        assert Store(tmp_path / "cache").take(task) is not None

@@ -21,7 +21,7 @@ def kinds(found: Parts) -> list[tuple[str, str]]:
 def test_both_folders_are_read_the_first_host_first(tmp_path: Path) -> None:
     first, second = write_hosts(tmp_path)
     found = load_parts([second, first])
-    assert [part.folder for part in found.parts] == [first, second]
+    assert [part.folder for part in found.runs] == [first, second]
     assert found.name == "10.0.0.5:29500"
     assert found.gaps == []
 
@@ -55,7 +55,7 @@ def test_a_missing_an_unreadable_and_a_doubled_folder_are_named_and_the_rest_rea
     shutil.copytree(second, cut)
     (cut / "run.json").write_text('{"schema": "memp')
     found = load_parts([first, tmp_path / "nowhere", other, cut, second, first])
-    assert [part.folder for part in found.parts] == [first, second]
+    assert [part.folder for part in found.runs] == [first, second]
     assert kinds(found) == [
         ("unreadable", "nowhere"),
         ("unreadable", "of-another-release"),
@@ -70,7 +70,7 @@ def test_a_torn_record_is_named_and_read(tmp_path: Path) -> None:
     path = next(iter((second / "events").iterdir()))
     path.write_bytes(path.read_bytes()[:-40])
     found = load_parts([first, second])
-    assert len(found.parts) == 2
+    assert len(found.runs) == 2
     assert kinds(found) == [("truncated", "node-b")]
 
 
@@ -79,7 +79,7 @@ def test_events_of_another_release_leave_the_rest(tmp_path: Path) -> None:
     path = next(iter((second / "events").iterdir()))
     path.write_text(path.read_text().replace("memprof.events/1", "memprof.events/9"))
     found = load_parts([first, second])
-    assert [part.folder for part in found.parts] == [first]
+    assert [part.folder for part in found.runs] == [first]
     assert kinds(found)[0] == ("unreadable", "node-b")
 
 
@@ -104,7 +104,7 @@ def test_several_deployments_need_a_name(tmp_path: Path) -> None:
         load_parts([first, second])
     assert "--deployment" in (caught.value.hint or "")
     found = load_parts([first, second], name="other")
-    assert [part.folder for part in found.parts] == [second]
+    assert [part.folder for part in found.runs] == [second]
     with pytest.raises(UsageError, match="no run folder is of the deployment 'third'"):
         load_parts([first, second], name="third")
 
@@ -115,7 +115,7 @@ def test_folders_that_say_nothing_belong_together_where_a_person_named_each(
     folders = write_hosts(tmp_path)
     for folder in folders:
         edit(folder, part=None)
-    assert len(load_parts(folders).parts) == 2
+    assert len(load_parts(folders).runs) == 2
     with pytest.raises(UsageError, match="of 2 deployments: node-a, node-b"):
         load_parts(folders, named=False)
 
@@ -126,7 +126,7 @@ def test_one_name_of_two_clocks_is_of_two_hosts(tmp_path: Path) -> None:
         path.write_text(path.read_text().replace('"host": "node-b"', '"host": "node-a"'))
     edit(second, host="node-a")
     found = load_parts([first, second])
-    hosts = {each.identity.host for part in found.parts for each in part.run.processes}
+    hosts = {each.identity.host for part in found.runs for each in part.processes}
     assert hosts == {"node-a", "node-a (node-b)"}
 
 

@@ -101,7 +101,7 @@ def test_killed_run_keeps_the_rest_and_says_what_was_open() -> None:
     assert run.truncated
     assert run.notes == ["node0-4101.jsonl: 1 incomplete line(s) dropped"]
     killed = next(process for process in run.processes if process.identity.label == "TP1")
-    assert killed.truncated
+    assert killed.dropped_lines == 1
     assert [span.phase for span in killed.phases if span.open] == ["weight_load"]
     assert killed.phases[-1].seconds is None
     assert killed.phases[-1].after is None
@@ -221,7 +221,6 @@ def test_a_foreign_event_schema_is_refused(folder: Path) -> None:
         edge("weight_load", "before", 1, 3, snapshot={"allocated_bytes": True}),
         edge("weight_load", "after", 1, 3, snapshot=None, parent=[1]),
         {"kind": "figures", "t_ns": 2, "values": {"weights_bytes": "9"}},
-        {"kind": "figures", "t_ns": 2, "values": {"requested_bytes": float("nan")}},
         {"kind": "figures", "t_ns": 2, "values": [1]},
         {"kind": "kv_plan", "t_ns": 2, "blocks": "many"},
         {"kind": "kv_plan", "t_ns": 2, "planned_bytes": 5},
@@ -236,7 +235,7 @@ def test_records_of_the_wrong_type_are_refused(folder: Path, event: dict[str, An
 def test_missing_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(RunRecordError, match="does not exist"):
         load_run(tmp_path / "absent")
-    with pytest.raises(RunRecordError, match=r"no run\.json"):
+    with pytest.raises(RunRecordError, match=r"no file .*run\.json"):
         load_run(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(RunRecordError, match="is not a folder"):
@@ -277,7 +276,7 @@ def test_wrong_types_in_run_json(folder: Path, change: dict[str, Any]) -> None:
 
 def test_fields_missing_from_run_json(folder: Path) -> None:
     (folder / "run.json").write_text('{"schema": "memprof.run/1"}')
-    with pytest.raises(RunRecordError, match=r"field is missing .*'id' is missing"):
+    with pytest.raises(RunRecordError, match=r"field is missing .*required field `id`"):
         load_run(folder)
 
 

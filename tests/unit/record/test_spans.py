@@ -7,7 +7,6 @@ from dataclasses import replace
 from tests.unit.accounting.builders import SECOND, snapshot, span
 from vllm_memprof.record.spans import (
     DeviceMemory,
-    Edge,
     ancestors,
     device_after,
     edges_of,
@@ -30,7 +29,7 @@ def test_a_span_has_the_snapshots_of_its_edges() -> None:
     assert (whole.before, whole.after) == (FIRST, SECOND_READING)
     assert (left_open.before, left_open.after) == (FIRST, None)
     assert (ended.before, ended.after) == (None, SECOND_READING)
-    assert bare.edges == ()
+    assert bare.edges == []
     read = [(each.order, edge.side) for each, edge in edges_of(SPANS)]
     assert read == [(0, "before"), (0, "after"), (1, "before"), (2, "after")]
 
@@ -71,7 +70,7 @@ def test_the_device_after_a_phase_is_that_of_its_last_edge_with_a_total() -> Non
     def ending(order: int, rest: int | None, side: str = "after"):  # type: ignore[no-untyped-def]
         owners = DeviceMemory([], rest)
         whole = span("request", None, None, order)
-        return replace(whole, edges=(Edge(side, FIRST, owners),))
+        return replace(whole, **{side: FIRST}, owners={side: owners})
 
     spans = [ending(0, 7), ending(1, 8), ending(2, None), ending(3, 9, "before")]
     found = device_after(spans, "request")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 
 import vllm_memprof
 from vllm_memprof.accounting.findings.table import FINDINGS
+from vllm_memprof.accounting.oom.remedies import GIVES, REMEDIES
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.causes.book import read_book
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.equation import read_equations
-from vllm_memprof.report import language
+from vllm_memprof.files import read_table
+from vllm_memprof.text import Part
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 _IN_PAGES = re.compile(r'\bsay\(\s*"((?:[^"\\]|\\.)*)"')
@@ -73,6 +76,15 @@ def in_source(source: str, where: str) -> Iterator[Template]:
         yield Template(place, first.value, None if unknown else frozenset(map(str, names)))
 
 
+def in_table(where: str, parts: Iterable[Part]) -> Iterator[Template]:
+    """Yield the sentences of a table, but those that are a figure alone."""
+    for part in parts:
+        for one in part if isinstance(part, tuple) else (part,):
+            said = one if isinstance(one, str) else one["say"]
+            if not re.fullmatch(r"\{\w+\}", said):
+                yield Template(where, said, None)
+
+
 def every_template() -> list[Template]:
     """Return the templates of the package and of its pages."""
     found: list[Template] = []
@@ -81,11 +93,12 @@ def every_template() -> list[Template]:
         if path.name != "text.py" and re.search(r"vllm_memprof\.(text|tables) import", source):
             found += in_source(source, str(path.relative_to(PACKAGE)))
     for rule in FINDINGS.values():
-        listed = [rule.title, *rule.evidence, *rule.action]
-        said = [one if isinstance(one, str) else one["say"] for part in listed for one in part]
-        # one that is a figure alone has no words of its own
-        words = [one for one in said if not re.fullmatch(r"\{\w+\}", one)]
-        found += [Template(rule.id, one, None) for one in (*words, *rule.needs.conditions.values())]
+        found += in_table(rule.id, [rule.title, *rule.evidence, *rule.action])
+        found += [Template(rule.id, one, None) for one in rule.needs.conditions.values()]
+    for name, remedy in REMEDIES.items():
+        found += in_table(name, [remedy.argument, *remedy.grounds])
+    found += in_table("remedies.toml", [GIVES])
+    found += in_table("titles.toml", [title for area in TITLES.values() for title in area.values()])
     for row in (row for rows in read_book().origins.values() for row in rows):
         sentences = [row.title, *(cure.why for cure in row.cures)]
         sentences += [cure.action for cure in row.cures if cure.action is not None]
@@ -93,13 +106,25 @@ def every_template() -> list[Template]:
     titles = PACKAGE / "report" / "titles.toml"
     found += [
         Template(titles.name, words, frozenset())
-        for area in language.tomllib.loads(titles.read_text(encoding="utf-8")).values()
+        for area in read_table(titles).values()
         for words in area.values()
     ]
     for row in ENGINES.values():
         said = [row.arguments.share_grounds, row.compared, *(what for *_, what in row.observing)]
         said += [equation.base_title for equation in read_equations(row.folder)]
         found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
+    table = read_table(PACKAGE / "accounting" / "readings" / "quantities.toml")
+    words = ("title", "source", "unknown")
+    said = [row[key] for row in table.values() for key in words if key in row]
+    found += [Template("quantities.toml", each, frozenset()) for each in said]
+    words = read_table(PACKAGE / "report" / "words.toml")
+    rows = [
+        part for row in words["tables"].values() for part in (row["title"], *row.get("notes", ()))
+    ]
+    rows += [part for row in words["sentences"].values() for part in row]
+    for part in rows:
+        for one in part if isinstance(part, tuple) else (part,):
+            found.append(Template("words.toml", one if isinstance(one, str) else one["say"], None))
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

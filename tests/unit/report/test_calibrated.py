@@ -16,9 +16,10 @@ from tests.unit.report.test_schemas import schema_of
 from tests.unit.test_docs import lacking
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.plans.calibrated import Calibrated
 from vllm_memprof.plans.calibrated_document import calibrated_document
-from vllm_memprof.plans.calibrated_rows import Calibrated, HardwareSource
-from vllm_memprof.plans.corrections import ComparedRank, correct, figures_of
+from vllm_memprof.plans.corrections import ComparedRank, Corrections, figures_of
+from vllm_memprof.plans.hardware import HardwareSource
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.loader import load_run
@@ -37,10 +38,10 @@ def corrections():
     log = build_report(read_log(DATA / "logs" / "two_methods_910b_tp2.md")[2]).ranks[0]
     plan = build_report(load_run(DATA / "recorded_023_tp2")).ranks[0]
     sides = [
-        ComparedRank(figures_of(log, False, None), "E4"),
-        ComparedRank(figures_of(plan, True, None), "E4"),
+        ComparedRank(figures_of(log), "E4"),
+        ComparedRank(figures_of(plan), "E4"),
     ]
-    return correct(*sides, load_profile("910b")).rows
+    return Corrections(*sides, load_profile("910b")).rows
 
 
 def row(name: str, kv: int, headroom: int) -> PlanRow:
@@ -54,9 +55,8 @@ FOUND = Calibrated(
     model="some/model",
     command=["memprof", "calibrate", "some/model", "--run", "a.log"],
     source=HardwareSource(
-        name="a.log", kind="log", model="some/model", engine="vllm-ascend", engine_version=None,
-        device=None, arguments=["--tensor-parallel-size", "2"], devices=2, rank="worker 1 of 2",
-        equation="E4",
+        name="a.log", model="some/model", engine="vllm-ascend", engine_version=None, device=None,
+        devices=2, rank="worker 1 of 2",
     ),
     stack="vllm-ascend-0.23.0",
     own=row("own", 44 * GIB, GIB),
@@ -84,10 +84,9 @@ def test_each_correction_has_both_sides_and_the_answer_both_profiles(width: int)
     joined = " ".join(text.split())
     assert "non-torch as one 0.5600 ±0.0050 0.4648 (m) +0.0952 +0.0952" in joined
     assert "context 0.3500 ±0.0050 0.3500 (m) +0.0000 -" in joined
-    assert "kernels_bytes 0 -> 102,173,245, per process and device" in joined
+    assert "kernels_bytes 0 -> 102,173,245; per process and device" in joined
     assert "KV cache, GiB 40.0000 39.9043 -0.0957" in joined
     assert "Headroom, GiB 0.0879 (m) -0.0078 (m) -0.0957" in joined
-    assert "fits the device yes no" in joined
     assert "With, estimated" in joined
 
 
@@ -99,7 +98,7 @@ def test_every_heading_has_an_entry_in_the_glossary(width: int) -> None:
 def test_a_plan_that_fails_says_why() -> None:
     failed = PlanRow({"plan": "with"}, "oom", "TP0 ran out of device memory in profile_run")
     text = " ".join(table(replace(FOUND, corrected=failed), 120).split())
-    assert "with failed TP0 ran out of device memory in profile_run" in text
+    assert "plan=with: TP0 ran out of device memory in profile_run" in text
     assert "KV cache, GiB 40.0000 - -" in text
 
 
@@ -117,9 +116,9 @@ def test_its_json_obeys_the_schema_and_can_be_read() -> None:
     data = json.loads(render_result_json(FOUND))
     jsonschema.validate(data, schema_of("calibrated"))
     assert data["schema"] == "memprof.calibrated/2"
-    assert {"with", "without"} <= data.keys()
+    assert {"corrected", "without"} <= data.keys()
     assert data["kv_cache_change_bytes"] == -98 * MIB
     one = next(each for each in data["corrections"] if each["owner"] == "non_torch")
     assert one["difference_bytes"] == one["applied_bytes"] == 102_173_245
-    assert (one["hardware_how"], one["carried_how"]) == ("measured", "estimated")
+    assert (one["hardware"]["how"], one["carried_how"]) == ("measured", "estimated")
     assert from_json(Calibrated, data) == FOUND

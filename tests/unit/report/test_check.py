@@ -126,8 +126,8 @@ def test_junit_has_a_case_per_limit(case: tuple[str, str, str | None]) -> None:
     root = ET.fromstring(render_check_junit(result))
     validate_junit(root)
     cases = root.findall("testsuite/testcase")
-    assert [row.get("name") for row in cases] == [outcome.key for outcome in result.outcomes]
-    for row, outcome in zip(cases, result.outcomes, strict=True):
+    assert [row.get("name") for row in cases] == [outcome.key for outcome in result.limits]
+    for row, outcome in zip(cases, result.limits, strict=True):
         kinds = [failure.get("type") for failure in row.findall("failure")]
         assert kinds == (
             [] if outcome.ok else ["not measured" if outcome.unmeasured else "over budget"]

@@ -25,7 +25,7 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Finding, Report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.record.spans import Edge
+from vllm_memprof.record.spans import DeviceMemory
 from vllm_memprof.report import render_json
 from vllm_memprof.report.documents.report import head, verdict
 from vllm_memprof.report.html import render_html, script_json, sort_value
@@ -189,13 +189,13 @@ def hostile_report() -> Report:
         replace(rank, phases=[replace(row, error=HOSTILE) for row in rank.phases]) for rank in ranks
     ]
 
-    def renamed(edge: Edge) -> Edge:
-        assert edge.owners is not None
-        rows = [replace(r, component=f"{r.component}{HOSTILE}") for r in edge.owners.rows]
-        return replace(edge, owners=replace(edge.owners, rows=rows))
+    def renamed(memory: DeviceMemory) -> DeviceMemory:
+        rows = [replace(r, component=f"{r.component}{HOSTILE}") for r in memory.rows]
+        return replace(memory, rows=rows)
 
     phases = [
-        replace(span, edges=tuple(renamed(edge) for edge in span.edges)) for span in ranks[1].phases
+        replace(span, owners={side: renamed(memory) for side, memory in span.owners.items()})
+        for span in ranks[1].phases
     ]
     ranks[1] = replace(ranks[1], phases=phases)
     finding = Finding(

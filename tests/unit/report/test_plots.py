@@ -12,7 +12,7 @@ from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import Edge, Span, edges_of
+from vllm_memprof.record.spans import Span, edges_of
 from vllm_memprof.report.plots import MOST_VIEWS, WaterfallBar, plots, waterfall
 from vllm_memprof.report.timeline import MOST_MOMENTS, MOST_PEAKS, Timeline
 
@@ -202,8 +202,7 @@ def serving(rank: RankReport, requests: int) -> RankReport:
     """The rank with requests of 5 ms after its start-up, one of which all but fills the device."""
     last = next(row for row in reversed(rank.phases) if row.depth == 0 and row.after is not None)
     rows: list[Span] = []
-    read = last.edge("after")
-    assert read is not None
+    read = last.edges[-1]
     for i in range(requests):
         order = rank.phases[-1].order + 1 + i
         free = gib(0.25) if i == requests // 3 else read.snapshot.device_free_bytes
@@ -212,8 +211,10 @@ def serving(rank: RankReport, requests: int) -> RankReport:
             side: replace(read.snapshot, t_ns=t_ns, device_free_bytes=free)
             for side, t_ns in (("before", begins), ("after", begins + 5 * 10**6))
         }
-        edges = tuple(replace(read, side=side, snapshot=each) for side, each in taken.items())
-        rows.append(replace(last, phase="request", order=order, parent=None, edges=edges))
+        owners = dict.fromkeys(taken, read.owners)
+        rows.append(
+            replace(last, phase="request", order=order, parent=None, owners=owners, **taken)
+        )
     return replace(rank, phases=[*rank.phases, *rows])
 
 
@@ -356,19 +357,22 @@ def test_of_many_ranks_the_outliers_are_kept() -> None:
 def jittered(rank: RankReport, number: int, more: int) -> RankReport:
     """The rank with more bytes of context, as another card would have."""
 
-    def moved(edge: Edge) -> Edge:
+    def moved(span: Span) -> Span:
         by = {"context": more, "free": -more}
-        assert edge.owners is not None
-        rows = [
-            replace(r, bytes=None if r.bytes is None else r.bytes + by.get(r.component, 0))
-            for r in edge.owners.rows
-        ]
-        taken = edge.snapshot
-        if taken.device_free_bytes is not None:
-            taken = replace(taken, device_free_bytes=taken.device_free_bytes - more)
-        return replace(edge, snapshot=taken, owners=replace(edge.owners, rows=rows))
+        taken, owners = {}, {}
+        for edge in span.edges:
+            assert edge.owners is not None
+            rows = [
+                replace(r, bytes=None if r.bytes is None else r.bytes + by.get(r.component, 0))
+                for r in edge.owners.rows
+            ]
+            owners[edge.side] = replace(edge.owners, rows=rows)
+            free = edge.snapshot.device_free_bytes
+            free = None if free is None else free - more
+            taken[edge.side] = replace(edge.snapshot, device_free_bytes=free)
+        return replace(span, owners=owners, **taken)
 
-    phases = [replace(row, edges=tuple(map(moved, row.edges))) for row in rank.phases]
+    phases = list(map(moved, rank.phases))
     left = None if rank.budget.headroom_bytes is None else rank.budget.headroom_bytes - more
     return replace(
         rank,

@@ -455,7 +455,7 @@ def test_markdown_fits_into_a_comment_whatever_a_run_says() -> None:
     text = render_markdown(loud)
     assert len(text.encode()) < 60_000
     assert "497 more in report.json" in text
-    assert "Too long for a comment, in report.json: Phases, GiB" in text
+    assert "Too long for a comment, see report.json: Phases, GiB" in text
     assert "## KV cache budget" in text  # what fits is there
 
 

@@ -14,9 +14,9 @@ from vllm_memprof.accounting import Report
 from vllm_memprof.accounting.model import RequestRow
 from vllm_memprof.record.samples import Item, RequestRecord
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.plots import MOST_BARS, serving_of
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.serving import SHOWN_REQUESTS
-from vllm_memprof.report.serving import MOST_BARS, serving_of
 from vllm_memprof.units import GIB, MIB
 
 

@@ -11,9 +11,18 @@ import pytest
 from rich.console import Console
 
 from tests.unit.report.test_schemas import assert_obeys
-from vllm_memprof.plans.share import Figures, SharedDevice, SharingRule, ways
+from vllm_memprof.accounting.budget.equations import form_of
+from vllm_memprof.plans.rows import Miss, PlanRow, Try
+from vllm_memprof.plans.share import (
+    DeviceShare,
+    Figures,
+    InstanceStart,
+    SharedDevice,
+    SharingPlan,
+    SoloPlan,
+    ways,
+)
 from vllm_memprof.plans.share_document import share_document
-from vllm_memprof.plans.share_rows import DeviceShare, InstanceStart, SharingPlan, SoloPlan, Started
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.json_text import render_result_json
@@ -23,11 +32,11 @@ TOTAL = 60 * GIB
 
 
 def alone(name: str, own: int) -> SoloPlan:
+    figures = Figures(own, own + GIB // 2, own + GIB, GIB // 4, GIB, 1 << 20, block_tokens=16.0)
     return SoloPlan(
         name, f"some/model-{name.lower()}", ["--max-model-len", "4096"],
-        ["KV tokens >= 1,000"] if name == "B" else [], "ok", run=f"plans/{name}",
-        subtracted_bytes=own, held_ready_bytes=own + GIB // 2, held_peak_bytes=own + GIB,
-        context_bytes=GIB // 4, need_bytes=GIB, bytes_per_block=1 << 20, tokens_per_block=16.0,
+        ["KV tokens >= 1,000"] if name == "B" else [], PlanRow({}, "ok", run=f"plans/{name}"),
+        figures,
     )  # fmt: skip
 
 
@@ -35,21 +44,29 @@ def started(way: SharingPlan, status: str = "ok") -> SharingPlan:
     """The same way with one start, whose last instance ended with this status."""
     names = way.order or [each.name for each in way.flags]
     results = [
-        Started(each.name, "ok", None, each.kv_cache_bytes, each.tokens) for each in way.flags
+        Try(
+            each.name, PlanRow({}, "ok", kv_cache_bytes=each.kv_cache_bytes, tokens=each.tokens), []
+        )
+        for each in way.flags
     ]
     if status != "ok":
-        results[-1] = Started(results[-1].name, status, "it ran out of device memory")
+        missing = [Miss("it ran out of device memory", "plan")]
+        results[-1] = Try(results[-1].value, PlanRow({}, status), missing)
     return replace(way, starts=[InstanceStart(list(names), "served", results, GIB // 2)])
 
 
 def share(equation: str, status: str = "ok") -> DeviceShare:
     rows = [alone("A", 4 * GIB), alone("B", 20 * GIB)]
-    figures = [each for row in rows if (each := Figures.of(row)) is not None]
-    found = ways(SharedDevice(TOTAL, SharingRule.of(equation)), figures)
+    form = form_of(equation)
+    assert form is not None
+    figures = {row.name: row.figures for row in rows if row.figures is not None}
     return DeviceShare(
-        ["memprof", "share", "some/model-a", "--", "some/model-b"], rows, equation,
-        TOTAL, 0, 0, [started(way, status) if way.flags else way for way in found],
-        seconds=1.0, notes=["a note"], simulated=True,
+        rows, equation, TOTAL, 0, 0,
+        [started(way, status) if way.flags else way
+         for way in ways(
+             SharedDevice(TOTAL, figures, form.subtracts_neighbours, form.checks_free)
+         )],
+        command=["memprof", "share", "some/model-a", "--", "some/model-b"], notes=["a note"],
     )  # fmt: skip
 
 
@@ -75,8 +92,7 @@ def test_tables_have_the_flags_and_fit(equation: str, width: int, lang: str) -> 
     ways_of = {"E2": 3, "E3": 3, "E4": 1}[equation]
     assert text.count("--gpu-memory-utilization") == 2 * ways_of
     if lang == "en":
-        answer = "found and started" if equation == "E4" else "3 ways, each started"
-        assert f"answer {answer}" in joined
+        assert "answer found and started" in joined
         assert ("none: the equation subtracts what a neighbour holds" in joined) is (
             equation != "E4"
         )
@@ -99,10 +115,9 @@ def test_flags_that_were_not_started_are_no_answer() -> None:
 
 
 def test_why_there_is_nothing_to_compute() -> None:
-    failed = replace(alone("A", GIB), status="oom", reason="TP0 ran out of device memory")
-    found = DeviceShare(
-        ["memprof"], [failed], None, None, 0, 0, why_none="instance A does not start"
-    )
+    plan = PlanRow({}, "oom", "TP0 ran out of device memory")
+    failed = replace(alone("A", GIB), plan=plan, figures=None)
+    found = DeviceShare([failed], None, None, 0, 0, why_none="instance A does not start")
     assert not found.found
     assert "why     instance A does not start" in drawn(found, 100)
 

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from vllm_memprof.cli.commands import sim
 from vllm_memprof.errors import MemprofError, RunRecordError, SetupError, UsageError
-from vllm_memprof.sim import setup
 from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.sim.setup import SetupResult
 from vllm_memprof.sim.stacks import load_stack
@@ -46,7 +45,7 @@ def test_setup_prints_steps_as_plain_lines(monkeypatch, tmp_path):
         progress.done(1.5)
         return SetupResult(load_stack(), tmp_path, True, 2.0)
 
-    monkeypatch.setattr(setup, "setup_stack", fake)
+    monkeypatch.setattr(sim, "setup_stack", fake)
     result = CliRunner().invoke(sim.app, ["setup"])
     assert result.exit_code == 0
     assert "[1/2] install [torch]" in result.output
@@ -58,7 +57,7 @@ def test_setup_prints_steps_as_plain_lines(monkeypatch, tmp_path):
 
 
 def test_live_progress_survives_markup_and_ends(monkeypatch):
-    progress = sim._LiveProgress()
+    progress = sim._SetupProgress(quiet=False, live=True)
     progress.detail("another setup is at work in [/tmp]")
     progress.step(1, 1, "check [this]")
     progress.detail("Collecting x[y]==1")
@@ -70,7 +69,7 @@ def test_errors_pass_through_to_the_one_place_that_prints_them(monkeypatch):
     def fail(*args, **kwargs):
         raise SetupError("no room", "free some")
 
-    monkeypatch.setattr(setup, "setup_stack", fail)
+    monkeypatch.setattr(sim, "setup_stack", fail)
     result = CliRunner().invoke(sim.app, ["setup"])
     assert isinstance(result.exception, SetupError)
 

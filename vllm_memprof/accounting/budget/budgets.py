@@ -21,7 +21,7 @@ from vllm_memprof.accounting.budget.equations import (
     form_of,
 )
 from vllm_memprof.accounting.budget.kv import tokens_for_bytes, worth_in_tokens
-from vllm_memprof.accounting.budget.serving_peak import computed, printed, serving_peak, unprofiled
+from vllm_memprof.accounting.budget.serving_peak import serving_peak, suggested, unprofiled
 from vllm_memprof.accounting.model import (
     DERIVED,
     MEASURED,
@@ -30,20 +30,39 @@ from vllm_memprof.accounting.model import (
     Check,
     Correction,
     Kv,
-    MemoryItem,
     Oom,
+    Reading,
     Suggestion,
     TermRow,
 )
 from vllm_memprof.accounting.readings.audit import audit
-from vllm_memprof.accounting.readings.quantities import QUANTITIES, is_device_wide
-from vllm_memprof.accounting.readings.startup import StartupReadings, value
+from vllm_memprof.accounting.readings.quantities import (
+    QUANTITIES,
+    StartupReadings,
+    is_device_wide,
+)
+from vllm_memprof.accounting.readings.startup import NON_TORCH
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.equation import WHOLE_PAGES, Equation, Figures, Term
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.spans import weakest
 from vllm_memprof.text import text
-from vllm_memprof.units import minus, sum_or_none
+from vllm_memprof.units import largest, minus, sum_or_none
+
+#: Figures of a log from which the device's budget may be made; each is rounded.
+_PRINTED_FOR_DEVICE = (
+    "device_total_bytes",
+    "requested_bytes",
+    "initial_free_bytes",
+    "weights_bytes",
+    "peak_activation_bytes",
+    "non_torch_increase_bytes",
+    "profile_after_allocated_peak_bytes",
+    "profile_end_reserved_bytes",
+    "profile_end_non_torch_bytes",
+    "graph_bytes",
+    "kv_cache_bytes",
+)
 
 
 def scaled(size: int | None, by: float = 1.0, over: float = 1.0) -> int | None:
@@ -55,8 +74,8 @@ def items_not_subtracted(
     names: Sequence[str],
     of: StartupReadings,
     terms: Sequence[TermRow] = (),
-) -> list[MemoryItem]:
-    """Read the items that an equation does not subtract, in its order.
+) -> list[Reading]:
+    """Return the items that an equation does not subtract, in its order.
 
     Args:
         names: of ``accounting.readings.quantities``.
@@ -67,14 +86,12 @@ def items_not_subtracted(
     subtracted = {term.name: term.bytes for term in terms if term.subtracted}
     charged = of.figures.get("graph_estimate_charged") != 0
     # what the equation of an engine without a profile does not subtract comes after the plan
-    logged = of.not_own is not None
     profiles = of.equation is None or row_of_run(of.equation.engine).profiles
-    unread = of.nothing_later if logged or not profiles else None
+    unread = None if of.not_own is None and profiles else of.nothing_later
     items = []
     for name in names:
-        row = QUANTITIES[name]
-        found = row.item(row.reading(of))
-        size, formula, reason = found.bytes, found.formula, found.reason
+        row, item = QUANTITIES[name], of.quantities[name]
+        size, formula, reason = item.bytes, item.formula, item.reason
         if size is None:
             reason = unread or reason
         elif row.estimated_by in subtracted or (row.estimated_within in subtracted and charged):
@@ -84,18 +101,23 @@ def items_not_subtracted(
             elif estimate:
                 size = max(0, size - estimate)
                 formula = f"max(0, {formula} - {row.estimated_by})"
-        if name == "reserved_not_allocated" and size is not None:
-            peak = None if of.profile_peak is None else of.profile_peak.reserved
-            beyond = minus(peak, of.figure("profile_after_allocated_peak_bytes"))
+        if name == "reserved_not_allocated" and size is not None and of.profile_peak is not None:
+            peak = of.figure("profile_after_allocated_peak_bytes")
+            beyond = minus(of.profile_peak.reserved, peak)
             if beyond is not None and beyond < size:  # the peak uses these blocks
                 size, formula = max(0, beyond), "reserved peak - allocated peak of the profile run"
         # what an estimate has covered already is not known part by part
-        parts = found.parts if size == found.bytes else ()
-        items.append(replace(found, bytes=size, formula=formula, reason=reason, parts=parts))
+        parts = item.parts if size == item.bytes else ()
+        items.append(replace(item, bytes=size, formula=formula, reason=reason, parts=parts))
     return items
 
 
-def equation_budget(of: StartupReadings, kv: Kv, engine: Figures, command: Sequence[str]) -> Budget:
+def equation_budget(
+    of: StartupReadings,
+    kv: Kv,
+    engine: Figures,
+    command: Sequence[str],
+) -> Budget:
     """Return the engine's equation of a rank, and what fits the request.
 
     Args:
@@ -115,32 +137,37 @@ def equation_budget(of: StartupReadings, kv: Kv, engine: Figures, command: Seque
         return budget
     result = evaluate(equation, figures, of.half_units)
     counted, granted = counted_per_byte(equation, figures), result.kv_cache_bytes
-    items = []
-    for item in items_not_subtracted(equation.not_subtracted, of, result.terms):
-        size = None if item.bytes is None else item.bytes // equation.divisor
-        tokens = worth_in_tokens(kv, scaled(size, counted))
-        items.append(replace(item, kv_tokens=tokens))
+    items = [
+        replace(
+            item,
+            kv_tokens=worth_in_tokens(
+                kv, None if item.bytes is None else scaled(item.bytes // equation.divisor, counted)
+            ),
+        )
+        for item in items_not_subtracted(equation.not_subtracted, of, result.terms)
+    ]
     fitting = None
     if items and not result.override:
         fitting = fits_request(granted, items, equation.divisor, counted)
+    shown = {term.name for term in result.terms}
     formula = equation.formula
-    if any(term.name == WHOLE_PAGES for term in result.terms):  # it took the place of another term
-        shown = {term.name for term in result.terms}
+    if WHOLE_PAGES in shown:  # it took the place of another term
         terms = [term for term in equation.terms if term.name in shown]
         formula = equation.formula_of([*terms, Term(WHOLE_PAGES)])
-    asked_for = f"requested = {equation.asked}", computed_request(equation, figures)
-    parts: list[tuple[str, float | None, str, tuple[str, ...]]]
-    parts = [(*asked_for, "requested_bytes", (equation.base,))]
+    requested = f"requested = {equation.asked}", computed_request(equation, figures)
+    compared: list[tuple[str, float | None, str, tuple[str, ...]]]
+    compared = [(*requested, "requested_bytes", (equation.base,))]
     for term in equation.terms:
         if term.plus and term.figure is not None:
             name = f"{term.name} = {' + '.join(term.plus)} - {' - '.join(term.minus)}"
-            parts.append((name, term.derived(figures), term.figure, (*term.plus, *term.minus)))
+            ingredients = (*term.plus, *term.minus)
+            compared.append((name, term.derived(figures), term.figure, ingredients))
     checks = []  # the engine's figures beside their parts
-    for name, expected, figure, made_of in parts:
-        slack = of.rounding(figure, *made_of)
+    for name, expected, figure, ingredients in compared:
+        slack = of.rounding(figure, *ingredients)
         # a printed figure is known to a byte at best
         checks.append(Check.of(name, expected, figures.get(figure), slack + 1 if slack else 0))
-    weights = QUANTITIES["weights"].reading(of)
+    weights = of.quantities["weights"]
     asked = read_options(command, [Option("gpu-memory-utilization", float)])
     utilization = cast("float | None", asked.get("gpu_memory_utilization"))
     return replace(
@@ -171,7 +198,7 @@ def equation_budget(of: StartupReadings, kv: Kv, engine: Figures, command: Seque
 
 def fits_request(
     kv_cache_bytes: int | None,
-    items: list[MemoryItem],
+    items: list[Reading],
     divisor: int = 1,
     counted: float = 1.0,
 ) -> int | None:
@@ -180,30 +207,19 @@ def fits_request(
     An equation that divides what is left grants so many times less for each byte subtracted, and
     one that counts more or fewer bytes than the device holds (``counted`` per byte) accordingly.
     """
-    if kv_cache_bytes is None or any(item.required and item.bytes is None for item in items):
+    left_out = sum_or_none(item.bytes for item in items if item.required or item.bytes is not None)
+    if left_out is None:
         return None
-    left_out = sum(item.bytes or 0 for item in items) // divisor
-    return minus(kv_cache_bytes, scaled(left_out, counted))
-
-
-#: Figures of a log from which the device's budget may be made; each is rounded.
-_PRINTED_FOR_DEVICE = (
-    "device_total_bytes",
-    "requested_bytes",
-    "initial_free_bytes",
-    "weights_bytes",
-    "peak_activation_bytes",
-    "non_torch_increase_bytes",
-    "profile_after_allocated_peak_bytes",
-    "profile_end_reserved_bytes",
-    "profile_end_non_torch_bytes",
-    "graph_bytes",
-    "kv_cache_bytes",
-)
+    return minus(kv_cache_bytes, scaled(left_out // divisor, counted))
 
 
 def fit_device(
-    budget: Budget, of: StartupReadings, kv: Kv, *, oom: Oom | None = None, eager: bool = False
+    budget: Budget,
+    of: StartupReadings,
+    kv: Kv,
+    *,
+    oom: Oom | None = None,
+    eager: bool = False,
 ) -> Budget:
     """Return a budget with the KV cache that fits the device, the headroom, and how each is known.
 
@@ -226,14 +242,22 @@ def fit_device(
     if total is None and budget.requested and budget.gpu_memory_utilization:
         total = round(budget.requested / budget.gpu_memory_utilization)  # a log may not print it
     fits, released = minus(total, peak.held_bytes), minus(total, peak.at_least_bytes)
-    suggested = printed(of.figures)
-    if not suggested and equation is not None and of.last("warm_up") is not None:
-        suggested = computed(equation, of.figures, eager)
+    headroom = minus(fits, serves_with)
     # a figure of the whole device has a part in what the engine granted
     device_wide = budget.override is None and any(
         term.subtracted and is_device_wide(term.name) for term in budget.terms
     )
     of_equation = MODELLED if of.simulated and device_wide else DERIVED
+    suggestions = [
+        Suggestion(
+            limit,
+            size,
+            of_equation,
+            tokens_for_bytes(kv, size),
+            minus(fits, scaled(size, over=counted_of_fixed)),
+        )
+        for limit, size in suggested(equation, of, eager).items()
+    ]
     how = {
         "kv_cache_bytes": (budget.kv_cache_bytes, of_equation),
         "engine_kv_cache_bytes": (granted, MEASURED if of_equation == DERIVED else of_equation),
@@ -242,23 +266,18 @@ def fit_device(
             weakest([of_equation, *(each.how for each in budget.not_subtracted if each.bytes)]),
         ),
         "fits_device_bytes": (fits, weakest([DERIVED, peak.how])),
-        "headroom_bytes": (minus(fits, serves_with), weakest([DERIVED, peak.how])),
-        "suggested_bytes": (len(suggested) or None, of_equation),
+        "headroom_bytes": (headroom, weakest([DERIVED, peak.how])),
+        "suggested_bytes": (len(suggestions) or None, of_equation),
     }
-    suggestions = [
-        Suggestion(limit, size, of_equation, tokens_for_bytes(kv, size),
-                   minus(fits, scaled(size, over=counted_of_fixed)))
-        for limit, size in suggested.items()
-    ]  # fmt: skip
     return replace(
         budget,
         held_at_peak=peak.items,
         fits_device_bytes=fits,
         fits_device_tokens=tokens_for_bytes(kv, scaled(fits, counted)),
         fits_device_released_bytes=released,
-        headroom_bytes=minus(fits, serves_with),
+        headroom_bytes=headroom,
         released_headroom_bytes=minus(released, serves_with),
-        unprofiled_bytes=unprofiled(QUANTITIES["peak_activation"].reading(of).bytes),
+        unprofiled_bytes=unprofiled(of.quantities["peak_activation"].bytes),
         device_tolerance_bytes=of.rounding(*_PRINTED_FOR_DEVICE),
         suggestions=suggestions,
         how={name: known for name, (size, known) in how.items() if size is not None},
@@ -266,7 +285,10 @@ def fit_device(
 
 
 def _corrections(
-    equation: Equation, of: StartupReadings, kv: Kv, items: list[MemoryItem]
+    equation: Equation,
+    of: StartupReadings,
+    kv: Kv,
+    items: list[Reading],
 ) -> list[Correction]:
     """Read the budget again from absolute figures, where the equation takes increases.
 
@@ -277,13 +299,11 @@ def _corrections(
     e2 = form_of("E2")
     assert e2 is not None
     peak, asked = of.figure("profile_after_allocated_peak_bytes"), of.figures.get("requested_bytes")
-    before, after, _ = of.profile_end
-    sizes = [value(moment, "non_torch_bytes") for moment in (before, after)]
-    most = max((size for size in sizes if size is not None), default=None)
-    idle = QUANTITIES["reserved_not_allocated"].reading(of).bytes
+    before = of.moments["profile_end"].nearest
+    most = largest(of.value(moment, NON_TORCH) for moment in ("profile_end", "profiled"))
+    idle = of.quantities["reserved_not_allocated"].bytes
     left = sum_or_none([of.figure("profile_after_non_torch_bytes"), idle])
-    known = [item.name for item in items if item.bytes is not None]
-    readings = (
+    rows = (
         (
             "at_the_peaks",
             text("both peaks subtracted whole"),
@@ -299,8 +319,9 @@ def _corrections(
             tuple(name for name in equation.not_subtracted if name not in e2.not_subtracted),
         ),
     )
+    known = [item.name for item in items if item.bytes is not None]
     found = []
-    for name, title, used, formula, parts in readings:
+    for name, title, used, formula, parts in rows:
         if asked is not None and peak is not None and used is not None:
             size = int(asked - peak - used)
             tokens = tokens_for_bytes(kv, size)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import Budget, RankReport, TermRow
-from vllm_memprof.accounting.readings.quantities import held_quantities
 from vllm_memprof.engines.equation import Equation
 
 
@@ -52,10 +51,10 @@ def granted_bytes(rank: RankReport) -> int | None:
     return rank.budget.kv_cache_bytes if granted is None else granted
 
 
-def decompose(rank: RankReport, simulated: bool) -> Decomposition:
+def decompose(rank: RankReport) -> Decomposition:
     """Take a rank's budget apart into common quantities."""
     budget, granted = rank.budget, granted_bytes(rank)
-    held = held_quantities(rank, simulated)
+    held = {name: reading.bytes for name, reading in rank.readings.items()}
     lines: list[KvChange] = []
     unknown: list[str] = []
     if budget.requested_bytes is None:

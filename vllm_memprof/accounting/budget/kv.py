@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vllm_memprof.accounting.budget.layers import RequestLimits, page_bytes, request_blocks
-from vllm_memprof.accounting.model import Check, Kv, KvGroup
+from vllm_memprof.accounting.budget.layers import page_bytes, request_blocks
+from vllm_memprof.accounting.model import Check, Kv
 from vllm_memprof.engines import row_of_run
+from vllm_memprof.record.codec import from_json
 from vllm_memprof.text import text
-from vllm_memprof.units import minus
+from vllm_memprof.units import minus, sum_or_none
 
 #: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by
 #: as much each. (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::
@@ -42,61 +43,40 @@ def build_kv(
     """
     if plan is None:
         return Kv()
-
-    def whole(name: str) -> int | None:
-        return _integer(plan.get(name))
-
-    groups = [read_group(data) for data in plan.get("groups") or []]
-    blocks = whole("blocks")
-    planned = _item(plan.get("planned_bytes"), worker_index)
-    available = _item(plan.get("available_bytes"), worker_index)
-    count = whole("group_count")
-    if count is None and groups:
-        count = len(groups)  # of records from before it was recorded
-    shared = bool(plan.get("shared_backing"))
-    per_block = _bytes_per_block(groups, planned, blocks, count, shared)
-    override = whole("num_gpu_blocks_override")
-    draft_layers, draft_bytes = _of_drafter(plan, worker_index, drafter)
-    fitting = _fitting_blocks(plan, blocks)
-    if fitting is None:
-        fitting = whole("fitting_blocks")
-    kv = Kv(
-        tokens=whole("tokens"),
-        block_size=whole("block_size"),
-        blocks=blocks,
-        bytes_per_token=plan.get("bytes_per_token"),
-        max_model_len=whole("max_model_len"),
-        max_concurrency=plan.get("max_concurrency"),
-        bytes_per_block=per_block,
-        available_bytes=available,
-        planned_bytes=planned,
-        groups=groups,
-        override_blocks=override,
-        fitting_blocks=fitting,
-        tokens_rule=plan.get("tokens_rule") or ("concurrency" if groups else None),
-        group_count=count,
-        context_parallel=whole("context_parallel") or 1,
-        draft_bytes=draft_bytes,
-        draft_layers=draft_layers,
+    own = {name: _of(plan.get(name), worker_index) for name in ("available_bytes", "planned_bytes")}
+    own |= {"override_blocks": plan.get("num_gpu_blocks_override")}
+    known = {name: value for name, value in (plan | own).items() if value is not None}
+    kv = from_json(Kv, {"group_count": len(plan.get("groups") or ()) or None, **known})
+    layers = _of(plan.get("layer_bytes"), worker_index)
+    if drafter is not None and layers is not None:
+        # bytes of layers of the plan; unknown where one shares its tensor with another
+        sizes = [size for name, size in layers.items() if name in drafter]
+        kv = replace(kv, draft_layers=len(sizes), draft_bytes=sum_or_none(sizes))
+    fitting = _fitting_blocks(plan)
+    kv = replace(
+        kv,
+        bytes_per_block=_bytes_per_block(kv),
+        fitting_blocks=kv.fitting_blocks if fitting is None else fitting,
     )
-    limits = RequestLimits(
-        kv.max_model_len,
-        whole("max_num_batched_tokens"),
-        kv.context_parallel,
-        plan.get("mamba_cache_mode"),
-    )
-    padding = _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in groups)
-    checks = _checks(kv, limits, shared)
-    held = planned if planned is None or counted == 1.0 else round(planned / counted)
-    padded = whole("padding_bytes") or 0
+    held = kv.planned_bytes
+    if held is not None and counted != 1.0:
+        held = round(held / counted)
+    padded = plan.get("padding_bytes") or 0
     if plan.get("kv_transfer"):
-        padded += padding
+        padded += _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in kv.groups)
     over = minus(allocated_bytes, held)  # the allocator pads each tensor by some bytes
     kept = None if over is None else 0 <= over <= (held or 0) // 100 + padded
-    checks.append(Check(ALLOCATED, held, allocated_bytes, kept))
+    checks = [*_checks(kv), Check(ALLOCATED, held, allocated_bytes, kept)]
     if printed is not None and kv.recorded:
         checks += _printed_checks(kv, printed)
     return replace(kv, checks=checks)
+
+
+def _of(values: Any, worker_index: int | None) -> Any:
+    """Return what a list of the plan has for a worker; one that is not known may be the only."""
+    if not isinstance(values, list) or (worker_index is None and len(values) > 1):
+        return None
+    return dict(enumerate(values)).get(worker_index or 0)
 
 
 #: Tokens per block that an engine takes by default; a log does not print it. vLLM's own default is
@@ -119,12 +99,10 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
     none, blocks stay unknown.
     """
     overridden = kv.override_blocks is not None or is_overridden_by_an_unknown(kv)
-    if kv.blocks is not None and not overridden:
-        return kv
-    if not kv.tokens or not granted_bytes or is_hybrid(kv):
+    if (kv.blocks is not None and not overridden) or not granted_bytes or is_hybrid(kv):
         return kv
     block_size = kv.block_size or _DEFAULT_BLOCK_SIZE.get(engine or "")
-    if block_size is not None and kv.tokens % block_size:
+    if not kv.tokens or (block_size is not None and kv.tokens % block_size):
         return kv
     tokens = kv.tokens  # what the granted memory holds: an override serves another number
     if overridden:
@@ -132,9 +110,9 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
             return kv
         tokens = kv.fitting_blocks * block_size
     # the granted memory holds these blocks and less than one more
-    one_more = (
-        0 if row_of_run(engine).whole_pools else block_size or math.gcd(tokens, _LARGEST_BLOCK)
-    )
+    one_more = block_size or math.gcd(tokens, _LARGEST_BLOCK)
+    if row_of_run(engine).whole_pools:
+        one_more = 0
     low = math.floor((granted_bytes - half_unit_bytes) / (tokens + one_more)) + 1
     high = math.floor((granted_bytes + half_unit_bytes) / tokens)
     last = high // _BYTES_PER_TOKEN_STEP
@@ -148,13 +126,14 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
     )
     if block_size is None:
         return found
+    blocks = kv.tokens // block_size
     return replace(
         found,
         block_size=block_size,
         default_block_size=kv.block_size is None,
-        blocks=kv.tokens // block_size,
+        blocks=blocks,
         bytes_per_block=None if per_token is None else per_token * block_size,
-        override_blocks=kv.tokens // block_size if overridden else None,
+        override_blocks=blocks if overridden else None,
     )
 
 
@@ -194,13 +173,7 @@ def concurrency_at(plan: dict[str, Any], length: int) -> float | None:
     ``max_model_len``: blocks over the blocks that one request takes.
     """
     kv = build_kv(plan, None, None)
-    limits = RequestLimits(
-        min(length, kv.max_model_len or length),
-        _integer(plan.get("max_num_batched_tokens")),
-        kv.context_parallel,
-        plan.get("mamba_cache_mode"),
-    )
-    needed = _request_blocks(kv, limits)
+    needed = _request_blocks(replace(kv, max_model_len=min(length, kv.max_model_len or length)))
     if not needed or kv.blocks is None:
         return kv.max_concurrency if length == kv.max_model_len else None
     return kv.blocks / needed
@@ -237,16 +210,10 @@ def worth_in_tokens(kv: Kv, size_bytes: int | None) -> int | None:
     if size_bytes is None:
         return None
     tokens = tokens_for_bytes(kv, abs(size_bytes))
-    return None if tokens is None else int(tokens if size_bytes >= 0 else -tokens)
+    return tokens if tokens is None or size_bytes >= 0 else -tokens
 
 
-def _bytes_per_block(
-    groups: list[KvGroup],
-    planned: int | None,
-    blocks: int | None,
-    count: int | None,
-    shared_backing: bool,
-) -> int | None:
+def _bytes_per_block(kv: Kv) -> int | None:
     """Return the bytes of one block on the device over all layers, as the plan divides them.
 
     Several groups share pools, one per layer of the largest group; the layers of a single group
@@ -254,64 +221,44 @@ def _bytes_per_block(
     (vllm 0.11.0 to 0.26.0, vllm/v1/core/kv_cache_utils.py::get_kv_cache_config_from_groups; 0.30.0,
     _get_kv_cache_bytes_per_block)
     """
-    if planned is not None and blocks and planned % blocks == 0:
-        return planned // blocks
-    pages = [group.page_size_bytes for group in groups]
-    layers = [group.layers for group in groups]
-    if not groups or None in pages or None in layers:
-        return None
-    known = [
-        (page, number)
-        for page, number in zip(pages, layers, strict=True)
-        if page is not None and number
+    if kv.planned_bytes is not None and kv.blocks and kv.planned_bytes % kv.blocks == 0:
+        return kv.planned_bytes // kv.blocks
+    pages = {group.page_size_bytes for group in kv.groups}
+    sizes = [
+        group.page_size_bytes * group.layers
+        for group in kv.groups
+        if group.page_size_bytes is not None and group.layers is not None
     ]
-    if count == 1:
-        return sum(page * number for page, number in known)
-    if count != len(groups):  # a group of several layer types: which row is whose is not known
+    if not sizes or len(sizes) < len(kv.groups):
         return None
-    if shared_backing:
-        return max(page * number for page, number in known)
-    if len(set(pages)) != 1:
-        return None
-    return known[0][0] * max(number for _, number in known)
+    if kv.group_count == 1:
+        return sum(sizes)
+    # a group of several layer types: which row is whose is not known
+    alike = kv.group_count == len(sizes) and (kv.shared_backing or len(pages) == 1)
+    return max(sizes) if alike else None
 
 
-def _fitting_blocks(plan: dict[str, Any], blocks: int | None) -> int | None:
+def _fitting_blocks(plan: dict[str, Any]) -> int | None:
     """Return the blocks that the worker with the least memory can hold.
 
     The engine serves with the minimum over workers.
     """
-    available, planned = plan.get("available_bytes"), plan.get("planned_bytes")
-    if (
-        not isinstance(available, list)
-        or not isinstance(planned, list)
-        or len(available) != len(planned)
-    ):
+    blocks, available, planned = map(plan.get, ("blocks", "available_bytes", "planned_bytes"))
+    if not blocks or not available or not planned or None in available:
         return None
-    if (
-        not blocks
-        or None in available
-        or any(size is None or int(size) < blocks for size in planned)
-    ):
+    if len(available) != len(planned) or any(size is None or size < blocks for size in planned):
         return None
-    counted = plan.get("divisor_bytes")
-    if not isinstance(counted, list) or len(counted) != len(planned):
-        counted = [None] * len(planned)  # of records from before it was recorded
-    fitting = [
-        int(room) // (divisor or int(size) // blocks)
-        for room, size, divisor in zip(available, planned, counted, strict=True)
-    ]
-    return min(fitting, default=None)
+    counted = plan.get("divisor_bytes") or [None] * len(planned)
+    rooms = zip(available, planned, counted, strict=True)
+    return min(int(room // (divisor or size // blocks)) for room, size, divisor in rooms)
 
 
-def _checks(kv: Kv, limits: RequestLimits, shared_backing: bool) -> list[Check]:
+def _checks(kv: Kv) -> list[Check]:
     pages = [page_bytes(group) for group in kv.groups]
     per_block = None
-    if pages and None not in pages:
-        replaced = [
-            replace(g, page_size_bytes=page) for g, page in zip(kv.groups, pages, strict=True)
-        ]
-        per_block = _bytes_per_block(replaced, None, None, kv.group_count, shared_backing)
+    if None not in pages:
+        sized = [replace(g, page_size_bytes=page) for g, page in zip(kv.groups, pages, strict=True)]
+        per_block = _bytes_per_block(replace(kv, groups=sized, planned_bytes=None))
     if kv.planned_bytes is None:
         name = "bytes per block = those of its layers, by their types"
         checks = [Check.of(name, per_block, kv.bytes_per_block)]
@@ -320,35 +267,23 @@ def _checks(kv: Kv, limits: RequestLimits, shared_backing: bool) -> list[Check]:
         name = "planned bytes = blocks x bytes per block of their layers, by type"
         checks = [Check.of(name, product, kv.planned_bytes)]
     if kv.override_blocks is None:
-        fits = kv.planned_bytes is not None and kv.available_bytes is not None
-        within = (kv.planned_bytes or 0) <= (kv.available_bytes or 0) if fits else None
-        checks += [
-            Check(
-                "planned bytes fit into the budget", kv.available_bytes, kv.planned_bytes, within
-            ),
-            Check.of(
-                "blocks = budget // bytes per block, least of all workers",
-                kv.fitting_blocks,
-                kv.blocks,
-            ),
-        ]
+        left = minus(kv.available_bytes, kv.planned_bytes)
+        within = None if left is None else left >= 0
+        name = "planned bytes fit into the budget"
+        checks.append(Check(name, kv.available_bytes, kv.planned_bytes, within))
+        name = "blocks = budget // bytes per block, least of all workers"
+        checks.append(Check.of(name, kv.fitting_blocks, kv.blocks))
     else:
         checks.append(Check.of("blocks = --num-gpu-blocks-override", kv.override_blocks, kv.blocks))
-    needed = _request_blocks(kv, limits)
-    tokens = None
+    needed, tokens = _request_blocks(kv), None
     if kv.blocks is not None and kv.tokens_rule == "blocks":
         tokens = tokens_for_blocks(kv, kv.blocks)
     elif kv.blocks is not None and needed and kv.max_model_len is not None:
         tokens = int(kv.blocks / needed * kv.max_model_len)
-    checks += [
-        Check.of(
-            "blocks of a request of max_model_len, by its layers",
-            needed,
-            blocks_per_request(kv),
-        ),
-        Check.of("tokens = what the engine's release makes of its blocks", tokens, kv.tokens),
-    ]
-    return checks
+    name = "blocks of a request of max_model_len, by its layers"
+    checks.append(Check.of(name, needed, blocks_per_request(kv)))
+    name = "tokens = what the engine's release makes of its blocks"
+    return [*checks, Check.of(name, tokens, kv.tokens)]
 
 
 def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
@@ -356,80 +291,38 @@ def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
 
     The concurrency is printed with two digits and compared in hundredths.
     """
-
     if not printed:
         return [Check(text("tokens and concurrency as the engine printed them"), None, None, None)]
+
+    def hundredths(figure: float | None) -> int | None:
+        return None if figure is None else round(float(f"{figure:.2f}") * 100)
+
+    concurrency = "max_concurrency"
     rows = (
         ("tokens", text("tokens as the engine printed them"), kv.tokens),
-        ("max_concurrency", text("max concurrency as the engine printed it, in hundredths"),
-         kv.max_concurrency),
+        (
+            concurrency,
+            text("max concurrency as the engine printed it, in hundredths"),
+            hundredths(kv.max_concurrency),
+        ),
         ("max_model_len", text("max_model_len as the engine printed it"), kv.max_model_len),
         ("blocks", text("blocks as the engine printed them"), kv.blocks),
-    )  # fmt: skip
-
-    def comparable(name: str, figure: float | None) -> float | None:
-        hundredths = figure is not None and name == "max_concurrency"
-        return round(float(f"{figure:.2f}") * 100) if hundredths else figure
-
+    )
+    said = {**printed, concurrency: hundredths(printed.get(concurrency))}
     return [
-        Check.of(title, comparable(name, recorded), comparable(name, printed[name]))
-        for name, title, recorded in rows
-        if name in printed
+        Check.of(title, recorded, said[name]) for name, title, recorded in rows if name in printed
     ]
 
 
-def _request_blocks(kv: Kv, limits: RequestLimits) -> int | None:
+def _request_blocks(kv: Kv) -> int | None:
     """Return the blocks of a request of full length over all groups.
 
     The layers of one group share their blocks.
     """
-    needed = [request_blocks(group, limits) for group in kv.groups]
-    if not needed or None in needed:
-        return None
+    needed = [request_blocks(group, kv) for group in kv.groups]
     known = [number for number in needed if number is not None]
+    if not known or len(known) < len(needed):
+        return None
     if kv.group_count == 1:
         return max(known)
     return sum(known) if kv.group_count == len(known) else None
-
-
-def _of_drafter(
-    plan: dict[str, Any], worker_index: int | None, drafter: Collection[str] | None
-) -> tuple[int | None, int | None]:
-    """Return how many layers of the plan are the drafter's, and the bytes of their tensors.
-
-    Bytes are None where one of them shares its tensor with another layer.
-    """
-    of_workers = plan.get("layer_bytes")
-    if drafter is None or not isinstance(of_workers, list) or not of_workers:
-        return None, None
-    index = 0 if worker_index is None and len(of_workers) == 1 else worker_index
-    if index is None or not 0 <= index < len(of_workers):
-        return None, None
-    sizes = [size for name, size in of_workers[index].items() if name in drafter]
-    known = [int(size) for size in sizes if size is not None]
-    return len(sizes), sum(known) if len(known) == len(sizes) else None
-
-
-def read_group(data: dict[str, Any]) -> KvGroup:
-    """A row of a plan's ``groups``."""
-    return KvGroup(
-        type=str(data.get("type")),
-        layers=_integer(data.get("layers")),
-        block_size=_integer(data.get("block_size")),
-        page_size_bytes=_integer(data.get("page_size_bytes")),
-        bytes_per_token=data.get("bytes_per_token"),
-        dtype=data.get("dtype"),
-        layout=data.get("layout"),
-    )
-
-
-def _integer(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
-def _item(values: Any, index: int | None) -> int | None:
-    if not isinstance(values, list) or not values:
-        return None
-    if index is None:
-        return _integer(values[0]) if len(values) == 1 else None
-    return _integer(values[index]) if 0 <= index < len(values) else None

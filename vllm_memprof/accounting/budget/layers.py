@@ -8,35 +8,16 @@ are compared with these.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from vllm_memprof.accounting.model import KvGroup
+from vllm_memprof.accounting.model import Kv, KvGroup
 from vllm_memprof.engines import ENGINES
 
 _Layout = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """What a request of full length depends on besides its layers; None is unknown."""
-
-    max_model_len: int | None = None  # tokens
-    max_num_batched_tokens: int | None = None
-    context_parallel: int = 1  # ranks that share the tokens of a request
-    mamba_cache_mode: str | None = None  # none | all | align
-
-
-@dataclass(frozen=True)
-class LayerType:
-    """One kind of layer: both functions return None where the group or the limits lack a figure."""
-
-    names: tuple[str, ...]  # class names of the engine's specs
-    page: Callable[[_Layout, int], int | None]  # bytes of a block of so many tokens in one layer
-    blocks: Callable[
-        [_Layout, int, RequestLimits], int | None
-    ]  # that one request of max_model_len tokens takes
-    cite: str
+#: Bytes of a block of so many tokens in one layer; blocks of so many tokens that one request of
+#: ``max_model_len`` tokens takes. Both are None where the layout or the plan lacks a figure.
+Page = Callable[[_Layout, int], int | None]
+Blocks = Callable[[_Layout, int, Kv], int | None]
 
 
 def page_bytes(group: KvGroup) -> int | None:
@@ -44,32 +25,29 @@ def page_bytes(group: KvGroup) -> int | None:
     row = _row(group)
     if row is None or group.layout is None or not group.block_size:
         return None
-    size = row.page(group.layout, group.block_size)
-    padded = group.layout.get("page_size_padded")
+    size, padded = row[0](group.layout, group.block_size), group.layout.get("page_size_padded")
     return size if size is None or padded is None else max(size, int(padded))
 
 
-def request_blocks(group: KvGroup, limits: RequestLimits) -> int | None:
+def request_blocks(group: KvGroup, kv: Kv) -> int | None:
     """Blocks that one request of ``max_model_len`` tokens takes of the group."""
     row = _row(group)
-    if row is None or not group.block_size or not limits.max_model_len:
+    if row is None or not group.block_size or not kv.max_model_len:
         return None
-    return row.blocks(group.layout or {}, group.block_size, limits)
+    return row[1](group.layout or {}, group.block_size, kv)
 
 
-def _row(group: KvGroup) -> LayerType | None:
-    spec = _POOLS.get(group.type or "", group.type)
-    return next((row for row in LAYER_TYPES if spec in row.names), None)
+def _row(group: KvGroup) -> tuple[Page, Blocks] | None:
+    return LAYER_TYPES.get(_POOLS.get(group.type, group.type))
 
 
 def _two_tensors(layout: _Layout, block: int) -> int | None:
     """Keys and values: tokens x heads x (size of a key + size of a value) x bytes per number."""
     if layout.get("kv_quant_mode"):
         return None  # scales of quantised caches lie in the same page
-    keys, value = _vectors(layout, block), layout.get("head_size_v")
-    if keys is None or value is None:
-        return None if keys is None else 2 * keys
-    return keys + (_vectors({**layout, "head_size": value}, block) or 0)
+    size = layout.get("head_size_v", layout.get("head_size"))
+    keys, values = _vectors(layout, block), _vectors({**layout, "head_size": size}, block)
+    return None if keys is None or values is None else keys + values
 
 
 def _vectors(layout: _Layout, block: int) -> int | None:
@@ -113,61 +91,56 @@ def _state(layout: _Layout, block: int) -> int | None:
     return None if size is None else int(size)
 
 
-def _whole_length(layout: _Layout, block: int, limits: RequestLimits) -> int | None:
-    share = -(-(limits.max_model_len or 0) // limits.context_parallel)
+def _whole_length(layout: _Layout, block: int, kv: Kv) -> int | None:
+    share = -(-(kv.max_model_len or 0) // (kv.context_parallel or 1))
     return -(-share // block)
 
 
-def _window(layout: _Layout, block: int, limits: RequestLimits) -> int | None:
+def _window(layout: _Layout, block: int, kv: Kv) -> int | None:
     """Return the blocks of the window and the tokens of one step, and one more.
 
     A window need not begin at the beginning of a block.
     """
-    window, batch = layout.get("sliding_window"), limits.max_num_batched_tokens
-    if window is None or batch is None or limits.max_model_len is None:
+    kept, more = layout.get("sliding_window"), layout.get("extra_retained_tokens") or 0
+    blocks = None if kept is None else _recent(kept - 1 + more, block, kv)
+    return None if blocks is None else blocks + 1
+
+
+def _chunk(layout: _Layout, block: int, kv: Kv) -> int | None:
+    return _recent(layout.get("attention_chunk_size"), block, kv)
+
+
+def _recent(kept: int | None, block: int, kv: Kv) -> int | None:
+    """Return the blocks of the tokens that are kept and of those of one step."""
+    if kept is None or kv.max_num_batched_tokens is None or kv.max_model_len is None:
         return None
-    kept = int(window) - 1 + int(layout.get("extra_retained_tokens") or 0)
-    return -(-min(kept + batch, limits.max_model_len) // block) + 1
+    return -(-min(kept + kv.max_num_batched_tokens, kv.max_model_len) // block)
 
 
-def _chunk(layout: _Layout, block: int, limits: RequestLimits) -> int | None:
-    chunk, batch = layout.get("attention_chunk_size"), limits.max_num_batched_tokens
-    if chunk is None or batch is None or limits.max_model_len is None:
-        return None
-    return -(-min(int(chunk) + batch, limits.max_model_len) // block)
-
-
-def _states(layout: _Layout, block: int, limits: RequestLimits) -> int | None:
+def _states(layout: _Layout, block: int, kv: Kv) -> int | None:
     """Return one state, one per speculative token, and one where prefix caching aligns them.
 
     Without a mode the release is one from before 0.18, where it is one block or as many as the
     length has.
     """
-    speculative = int(layout.get("num_speculative_blocks") or 0)
-    fixed = {"none": 1, "align": 2}.get(limits.mamba_cache_mode or "")
+    fixed = {"none": 1, "align": 2}.get(kv.mamba_cache_mode or "")
     if fixed is None:
         return None
-    kept = int(layout.get("num_prefill_checkpoint_blocks") or 0)  # from 0.29 on
-    return fixed + speculative + (kept if limits.mamba_cache_mode == "align" else 0)
+    names = ["num_speculative_blocks"]
+    if kv.mamba_cache_mode == "align":
+        names.append("num_prefill_checkpoint_blocks")  # from 0.29 on
+    return fixed + sum(int(layout.get(name) or 0) for name in names)
 
 
-_SPECS = "vllm/v1/kv_cache_interface.py"
-
-#: Read in vLLM 0.11.0, 0.18.0, 0.23.0, 0.27.1, 0.30.0 and 0.33.0.
-LAYER_TYPES: tuple[LayerType, ...] = (
-    LayerType(("FullAttentionSpec",), _two_tensors, _whole_length, f"{_SPECS}::FullAttentionSpec"),
-    LayerType(("MLAAttentionSpec",), _latent, _whole_length, f"{_SPECS}::MLAAttentionSpec"),
-    LayerType(
-        ("AscendMLAAttentionSpec",),
-        _ascend_latent,
-        _whole_length,
-        "vllm_ascend/core/kv_cache_interface.py::AscendMLAAttentionSpec (0.23.0)",
-    ),
-    LayerType(("SlidingWindowSpec",), _two_tensors, _window, f"{_SPECS}::SlidingWindowSpec"),
-    LayerType(
-        ("ChunkedLocalAttentionSpec",), _two_tensors, _chunk, f"{_SPECS}::ChunkedLocalAttentionSpec"
-    ),
-    LayerType(("MambaSpec",), _state, _states, f"{_SPECS}::MambaSpec"),
-)
+#: Class of the engine's spec -> its formulas. (vllm/v1/kv_cache_interface.py, read in vLLM 0.11.0,
+#: 0.18.0, 0.23.0, 0.27.1, 0.30.0 and 0.33.0; vllm_ascend/core/kv_cache_interface.py 0.23.0)
+LAYER_TYPES: dict[str, tuple[Page, Blocks]] = {
+    "FullAttentionSpec": (_two_tensors, _whole_length),
+    "MLAAttentionSpec": (_latent, _whole_length),
+    "AscendMLAAttentionSpec": (_ascend_latent, _whole_length),
+    "SlidingWindowSpec": (_two_tensors, _window),
+    "ChunkedLocalAttentionSpec": (_two_tensors, _chunk),
+    "MambaSpec": (_state, _states),
+}
 #: Of an engine that has no specs: the class of its pool stands for one.
 _POOLS = {pool: spec for row in ENGINES.values() for pool, spec in row.pools.items()}

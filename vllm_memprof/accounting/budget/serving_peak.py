@@ -1,25 +1,25 @@
 """What a rank holds beside its KV cache at the serving peak, and the KV cache that fits the device.
 
-The phases of a rank enter, items in bytes leave. The serving peak is a step as large as the profile
-run with everything in place that came after it (captured graphs, pools first used in the warm-up),
-or a later moment at which more was held. There is one definition: a plan, which stops before the
-later items exist, has them as unknown, and what follows from it is estimated.
+The readings of a rank enter, items in bytes leave. The serving peak is a step as large as the
+profile run with everything in place that came after it (captured graphs, pools first used in the
+warm-up), or a later moment at which more was held. There is one definition: a plan, which stops
+before the later items exist, has them as unknown, and what follows from it is estimated.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from vllm_memprof.accounting.model import MemoryItem, Oom
+from vllm_memprof.accounting.model import Oom, Reading
 from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.accounting.readings.startup import (
+    ALLOCATED,
+    Moments,
     ProfilePeak,
-    Reading,
-    StartupReadings,
     growth,
     peak_between,
 )
-from vllm_memprof.engines.equation import Equation, Figures
+from vllm_memprof.engines.equation import Equation
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     DERIVED,
@@ -30,21 +30,21 @@ from vllm_memprof.record.spans import (
     weakest,
 )
 from vllm_memprof.text import text
-from vllm_memprof.units import MIB, minus, sum_or_none
+from vllm_memprof.units import MIB, either, floor_zero, largest, minus, sum_or_none
 
 #: What engines leave free in the sizes that they suggest, because profiling "may slightly
 #: underestimate non-torch allocations". (vllm-ascend 0.23.0, vllm_ascend/worker/worker.py::
 #: NPUWorker.compile_or_warm_up_model; vLLM 0.33.0, vllm/v1/worker/gpu_worker.py)
 MARGIN_BYTES = 150 * MIB
-
-REQUEST, DEVICE = "request", "device"
-#: Where a log has the sizes: exact, and rounded.
-_PRINTED = {
-    REQUEST: ("suggested_requested_bytes", "suggested_requested_printed_bytes"),
-    DEVICE: ("suggested_limit_bytes", "suggested_limit_printed_bytes"),
+#: What a suggested size is to fit into -> the figure that it is less of; where a log has it, exact,
+#: and rounded.
+_LIMITS = {
+    "request": (
+        "requested_bytes",
+        ("suggested_requested_bytes", "suggested_requested_printed_bytes"),
+    ),
+    "device": ("initial_free_bytes", ("suggested_limit_bytes", "suggested_limit_printed_bytes")),
 }
-#: What is subtracted from the request, or from the memory that was free at the start.
-_TAKEN = ("weights_bytes", "peak_activation_bytes", "non_torch_increase_bytes")
 #: Of the activation peak, what serving may hold beyond the profile run: that step runs without
 #: attention over a KV cache. ``scripts/verdict_cases.py`` has driven engines that held up to a
 #: fifth of it more.
@@ -59,11 +59,10 @@ def unprofiled(peak_activation_bytes: int | None) -> int:
     return max(MARGIN_BYTES, int((peak_activation_bytes or 0) * UNPROFILED_SHARE))
 
 
-@dataclass(frozen=True)
-class ServingPeak:
+class ServingPeak(NamedTuple):
     """What a rank holds beside its KV cache, bytes; None where it is unknown."""
 
-    items: list[MemoryItem]
+    items: list[Reading]
     #: Sum of the known items: every block stays reserved. None where the profile run is unknown.
     held_bytes: int | None
     #: What no release of unallocated blocks and workspace gives back; a part may be missing.
@@ -71,9 +70,7 @@ class ServingPeak:
     how: str  # held_bytes; estimated where an item is unknown
 
 
-def serving_peak(
-    of: StartupReadings, kv_cache_bytes: int | None, oom: Oom | None = None
-) -> ServingPeak:
+def serving_peak(of: Moments, kv_cache_bytes: int | None, oom: Oom | None = None) -> ServingPeak:
     """Find what is held beside the KV cache at the serving peak.
 
     Args:
@@ -81,40 +78,37 @@ def serving_peak(
         kv_cache_bytes: that the rank serves with, None where none was granted.
         oom: an allocation that failed; one that failed beside the KV cache counts as held.
     """
-    nothing = ServingPeak([], None, None, DERIVED)
     if kv_cache_bytes is None:
-        return nothing
+        return ServingPeak([], None, None, DERIVED)
     stands, failed = first_of(of.spans, "kv_cache_alloc"), None
     if oom is not None and stands is not None and stands.after is not None:
         # what an allocation that failed beside the KV cache would have held with it
         failed = minus(oom.used_bytes, minus(kv_cache_bytes, oom.requested_bytes))
-    reached = [_later(of, kv_cache_bytes), failed]
-    later = max((size for size in reached if size is not None), default=None)
+    later = largest([_later(of, kv_cache_bytes), failed])
     if of.figure("profiled_bytes") is not None:  # an engine that runs no profile
         if of.nothing_later is not None or later is None:  # nothing was run once the KV cache stood
-            return nothing
+            return ServingPeak([], None, None, DERIVED)
         # a step larger than those that were run holds more: an estimate from below
         where = text(
             "the worst reading after kv_cache_alloc; this engine runs no step of full size"
         )
-        whole = QUANTITIES["held_at_worst"].item(Reading(later, ESTIMATED, where))
+        whole = QUANTITIES["held_at_worst"].named(Reading(later, ESTIMATED, where))
         return ServingPeak([whole], later, None, ESTIMATED)
     peak, least = of.profile_peak, _at_least(of, kv_cache_bytes)
     allocated = of.figure("profile_after_allocated_peak_bytes")
     # a reading below what tensors held was not taken at the peak: what was reserved is not known
     if peak is None or (allocated is not None and peak.reserved < allocated):
-        return replace(nothing, at_least_bytes=least)
+        return ServingPeak([], None, least, DERIVED)
     non_torch, over = (MODELLED, MODELLED) if of.simulated else (MEASURED, DERIVED)
     late_torch, late_device = _late(of, peak, kv_cache_bytes)
     worst, most = text("the worst reading of profile_run"), text("most at a reading of profile_run")
-    end, missing = text("after warm_up"), None
-    if late_torch is None or late_device is None:
-        missing = of.nothing_later or text("the run did not get through its warm-up")
+    end = text("after warm_up")
+    missing = of.nothing_later or text("the run did not get through its warm-up")
     held = {
         "reserved_peak": Reading(peak.reserved, MEASURED, worst),
         "non_torch_peak": Reading(peak.non_torch, non_torch, most),
-        "late_torch": Reading(late_torch, DERIVED, end, missing if late_torch is None else None),
-        "late_device": Reading(late_device, over, end, missing if late_device is None else None),
+        "late_torch": Reading(late_torch, DERIVED, end, missing),
+        "late_device": Reading(late_device, over, end, missing),
     }
     graph = of.figure("graph_bytes")
     if late_torch is None and late_device is None and graph is not None:
@@ -126,114 +120,98 @@ def serving_peak(
         held["held_later"] = Reading(later - total, non_torch, where)
         total = later
     hows = [ESTIMATED if each.bytes is None else each.how for each in held.values()]
+    items = [QUANTITIES[name].named(reading) for name, reading in held.items()]
     # the allocator has released all that it can before it fails
-    least = max((size for size in (least, failed) if size is not None), default=None)
-    items = [QUANTITIES[name].item(reading) for name, reading in held.items()]
-    return ServingPeak(items, total, least, weakest(hows))
+    return ServingPeak(items, total, largest([least, failed]), weakest(hows))
 
 
-def _late(
-    of: StartupReadings, peak: ProfilePeak, kv_cache_bytes: int
-) -> tuple[int | None, int | None]:
+def _late(of: Moments, peak: ProfilePeak, kv_cache_bytes: int) -> tuple[int | None, int | None]:
     """Return what came after the profile run and stays, bytes, over its peak: torch, non-torch."""
     warm_up, start = of.last("warm_up"), peak.end
     if start is None or warm_up is None or warm_up.error or warm_up.after is None:
         return None, None
     end = warm_up.after
-    grown = minus(growth(start, end, "reserved_bytes"), kv_cache_bytes)
-    tensors = minus(growth(start, end, "allocated_bytes"), kv_cache_bytes)
+    torch = minus(growth(start, end, "reserved_bytes"), kv_cache_bytes)
+    tensors = minus(growth(start, end, ALLOCATED), kv_cache_bytes)
     pools = minus(end.graph_pool_bytes, start.graph_pool_bytes or 0)
-    if grown is not None and tensors is not None and pools is not None:
+    if torch is not None and tensors is not None and pools is not None:
         # blocks of the default pool without a tensor are used by the next peak, those of graphs not
-        grown = max(tensors, min(grown, tensors + pools))
-    torch = None if grown is None else max(0, grown)
-    if end.non_torch_bytes is None:
-        return torch, None
+        torch = max(tensors, min(torch, tensors + pools))
     # the next peak takes the operator workspace again
     again = minus(peak.workspace, end.npu_workspace_bytes)
     again = peak.cleared if again is None else max(0, again)
-    return torch, max(0, end.non_torch_bytes + again - peak.non_torch)
+    device = minus(end.non_torch_bytes, peak.non_torch - again)
+    return floor_zero(torch), floor_zero(device)
 
 
-def _later(of: StartupReadings, kv_cache_bytes: int) -> int | None:
+def _later(of: Moments, kv_cache_bytes: int) -> int | None:
     """Return the most that was held beside the KV cache once it stood, bytes."""
     stands, total = first_of(of.spans, "kv_cache_alloc"), of.figure("device_total_bytes")
     if stands is None or stands.after is None:
         return None
-    sizes = [_in_use(stands.after, total)]
+
+    def in_use(at: Snapshot) -> int | None:
+        used = minus(either(at.device_total_bytes, total), at.device_free_bytes)
+        return either(used, sum_or_none([at.reserved_bytes, at.non_torch_bytes]))
+
+    sizes = [in_use(stands.after)]
     for span in of.spans:
         if span.order > stands.order:
-            sizes += [_in_use(edge.snapshot, total) for edge in span.edges]
+            edges = [edge.snapshot for edge in span.edges]
+            sizes += map(in_use, edges)
             # the reserved peak within the phase, and the non-torch memory that was there: at least
             # the lesser of both edges; at that moment it is not known
-            outside = [edge.snapshot.non_torch_bytes for edge in span.edges]
-            mapped = not any(edge.snapshot.unmapped_bytes for edge in span.edges)
-            if mapped and (high := peak_between(span)) is not None and None not in outside:
+            outside = [edge.non_torch_bytes for edge in edges]
+            high = peak_between(span)
+            mapped = not any(edge.unmapped_bytes for edge in edges)
+            if mapped and high is not None and None not in outside:
                 sizes.append(high + min(size or 0 for size in outside))
-    known = [size for size in sizes if size is not None]
-    return max(known) - kv_cache_bytes if known else None
+    return minus(largest(sizes), kv_cache_bytes)
 
 
-def _at_least(of: StartupReadings, kv_cache_bytes: int) -> int | None:
+def _at_least(of: Moments, kv_cache_bytes: int) -> int | None:
     """Return what is held at the peak when the allocator has released all that it can, bytes."""
-    peak, after = of.figure("profile_after_allocated_peak_bytes"), of.profile_end[1]
+    peak, after = of.figure("profile_after_allocated_peak_bytes"), of.moments["profiled"].nearest
     if peak is None or after is None or after.non_torch_bytes is None:
         # the engine's figures: in use at the start, and all that it then measured
-        weights = of.figure("weights_bytes")
         used = minus(of.figure("device_total_bytes"), of.figure("initial_free_bytes"))
-        if weights is None or used is None:
-            return None
         names = ("peak_activation_bytes", "non_torch_increase_bytes", "graph_bytes")
-        return weights + used + sum(max(0, of.figure(name) or 0) for name in names)
+        later = sum(max(0, of.figure(name) or 0) for name in names)
+        return sum_or_none([of.figure("weights_bytes"), used, later])
     held = peak + after.non_torch_bytes - (after.npu_workspace_bytes or 0)
     warm_up = of.last("warm_up")
     end = None if warm_up is None or warm_up.error else warm_up.after
     if end is None:
         return held
-    if end.non_torch_bytes is not None and end.npu_workspace_bytes is not None:
-        held = peak + end.non_torch_bytes - end.npu_workspace_bytes
-    grown = minus(growth(after, end, "allocated_bytes"), kv_cache_bytes)
-    return held + max(0, grown or 0)
+    outside = minus(end.non_torch_bytes, end.npu_workspace_bytes)
+    grown = minus(growth(after, end, ALLOCATED), kv_cache_bytes)
+    return (held if outside is None else peak + outside) + max(0, grown or 0)
 
 
-def _in_use(snapshot: Snapshot, total: int | None) -> int | None:
-    whole = snapshot.device_total_bytes if snapshot.device_total_bytes is not None else total
-    used = minus(whole, snapshot.device_free_bytes)
-    if used is None:
-        return sum_or_none([snapshot.reserved_bytes, snapshot.non_torch_bytes])
-    return used
+def suggested(equation: Equation | None, of: Moments, eager: bool) -> dict[str, int]:
+    """Return the sizes that the engine suggests, by what they are to fit into.
 
-
-def printed(figures: Figures) -> dict[str, int]:
-    """Return the sizes that a log holds, by what they are to fit into."""
-    found = {}
-    for limit, names in _PRINTED.items():
-        size = next((figures[name] for name in names if figures.get(name) is not None), None)
-        if size is not None:
-            found[limit] = int(size)
-    return found
-
-
-def computed(equation: Equation, figures: Figures, eager: bool) -> dict[str, int]:
-    """Return the sizes that the engine printed at the end of a start that got so far.
-
-    They are computed as the engine does, from its own figures; nothing where its release prints
-    none, where a fixed size replaced the equation, or where a figure is unknown.
+    Those that a log holds; else, of a start that got so far, computed as the engine does, from its
+    own figures; nothing where its release prints none, where a fixed size replaced the equation, or
+    where a figure is unknown.
 
     Args:
         equation: of the engine.
-        figures: of one rank.
+        of: the readings of a rank.
         eager: no graphs are captured, and the engine takes 0 for them.
     """
-    if not equation.suggests or figures.get("kv_cache_memory_bytes_arg") is not None:
-        return {}
-    graphs = 0 if eager else figures.get("graph_bytes")
-    taken = [graphs, *(figures.get(name) for name in _TAKEN)]
-    if None in taken:
-        return {}
-    limits = {REQUEST: figures.get("requested_bytes"), DEVICE: figures.get("initial_free_bytes")}
-    return {
-        limit: int(size) - sum(int(each or 0) for each in taken) - MARGIN_BYTES
-        for limit, size in limits.items()
-        if size is not None
+    printed = {
+        limit: either(*(of.figure(name) for name in names)) for limit, (_, names) in _LIMITS.items()
     }
+    found = {limit: size for limit, size in printed.items() if size is not None}
+    if found or equation is None or not equation.suggests or of.last("warm_up") is None:
+        return found
+    names = ("weights_bytes", "peak_activation_bytes", "non_torch_increase_bytes")
+    graphs = 0 if eager else of.figure("graph_bytes")
+    taken = sum_or_none([graphs, *(of.figure(name) for name in names)])
+    if taken is None or of.figure("kv_cache_memory_bytes_arg") is not None:
+        return {}
+    left = {
+        limit: minus(of.figure(name), taken + MARGIN_BYTES) for limit, (name, _) in _LIMITS.items()
+    }
+    return {limit: size for limit, size in left.items() if size is not None}

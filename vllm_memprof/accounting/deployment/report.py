@@ -28,7 +28,8 @@ from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom.remedies import with_values
 from vllm_memprof.accounting.serving.growth import host_growth, traced
 from vllm_memprof.accounting.summary import summarise, workers_by_label
-from vllm_memprof.record.deployment import Part, Parts
+from vllm_memprof.record.deployment import Parts
+from vllm_memprof.record.loader import Run
 
 #: Statuses, the gravest first.
 _GRAVITY = ("oom", "failed", "truncated", "running", "ok")
@@ -40,19 +41,18 @@ def build_deployment(found: Parts) -> Report:
     Args:
         found: the run folders that can be read, and what is missing.
     """
-    clocks = host_clocks([part.run for part in found.parts])
+    clocks = host_clocks(found.runs)
     offsets = {host: c.offset_ns for host, c in clocks.items() if c.offset_ns is not None}
-    groups: dict[str | None, list[Part]] = {}
-    for part in found.parts:
-        groups.setdefault(part.group, []).append(part)
+    groups: dict[str | None, list[Run]] = {}
+    for run in found.runs:
+        groups.setdefault(run.info.group, []).append(run)
     ranks: list[RankReport] = []
     findings = []
     missing: list[NotMeasured] = []
     growth, allocations = [], []
     rows: list[HostRow] = []
     summaries: list[RunSummary] = []
-    for group, parts in groups.items():
-        runs = [part.run for part in parts]
+    for group, runs in groups.items():
         # what the runs of a group were given is that of the first
         whole = replace(
             runs[0],
@@ -70,8 +70,8 @@ def build_deployment(found: Parts) -> Report:
                 label = f"{process.identity.host} {label}"
             labels[id(process)] = f"{group} {label}" if len(groups) > 1 and group else label
         of_group: list[RankReport] = []
-        for part in parts:
-            run = replace(part.run, group=whole, clock_offsets=offsets)
+        for run in runs:
+            run = replace(run, group=whole, clock_offsets=offsets)
             summary = summarise(run)
             workers = [(labels[id(each)], each) for each in run.processes if each.is_worker]
             made = rank_reports(run, summary, workers)
@@ -82,7 +82,7 @@ def build_deployment(found: Parts) -> Report:
             if summary.mode == "plan":
                 summary = replace(summary, notes=[*summary.notes, *fullest_notes(made)])
             summaries.append(summary)
-            rows += _host_rows(part, summary, made, clocks)
+            rows += _host_rows(run, summary, made, clocks)
             of_group += made
         findings += find(whole, of_group)
         ranks += of_group
@@ -100,9 +100,7 @@ def build_deployment(found: Parts) -> Report:
             NotMeasured(phase, reason, None if len(each) == len(everyone) else each)
             for (phase, reason), each in absent.items()
         ],
-        failure=with_values(
-            next((part.run.failure for part in found.parts if part.run.failure), None), ranks
-        ),
+        failure=with_values(next((r.failure for r in found.runs if r.failure), None), ranks),
         growth=growth,
         allocations=allocations,
         deployment=Deployment(found.name, rows, _cores(ranks), found.gaps),
@@ -110,7 +108,7 @@ def build_deployment(found: Parts) -> Report:
 
 
 def _host_rows(
-    part: Part,
+    run: Run,
     summary: RunSummary,
     ranks: Sequence[RankReport],
     clocks: Mapping[str | None, HostClock],
@@ -119,8 +117,8 @@ def _host_rows(
     return [
         HostRow(
             host=host,
-            group=part.group,
-            folder=part.folder.name,
+            group=run.info.group,
+            folder=run.folder.name,
             run=summary.id,
             labels=[rank.label for rank in ranks if rank.host == host],
             status=summary.outcome if summary.status == "ok" else summary.status,
@@ -131,10 +129,10 @@ def _host_rows(
             device=summary.device,
             clock=clocks.get(host, HostClock(UNKNOWN, None)),
             command=summary.command,
-            place=part.place,
+            place=run.info.part,
             truncated=summary.truncated,
         )
-        for host in part.run.hosts
+        for host in run.hosts
     ]
 
 
@@ -167,9 +165,9 @@ def _joined(found: Parts, summaries: Sequence[RunSummary]) -> RunSummary:
     several = len(summaries) > 1
     worst = min(summaries, key=lambda each: _GRAVITY.index(each.status))
     notes: dict[str, list[str]] = {}
-    for part, summary in zip(found.parts, summaries, strict=True):
+    for run, summary in zip(found.runs, summaries, strict=True):
         for note in summary.notes:
-            notes.setdefault(note, []).append(summary.host or part.folder.name)
+            notes.setdefault(note, []).append(summary.host or run.folder.name)
     said = [
         note if not several or len(hosts) == len(summaries) else f"{', '.join(hosts)}: {note}"
         for note, hosts in notes.items()

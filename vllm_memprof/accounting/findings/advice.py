@@ -117,14 +117,14 @@ def more_kv_cache(ranks: list[RankReport]) -> MoreKvCache | None:
 
 
 def keep_apart(rank: RankReport) -> dict[str, object]:
-    """Return the ``equation`` where it takes other processes' memory from the KV cache.
+    """Return ``subtracting``, the equation where it takes others' memory from the KV cache.
 
     And ``upgrade``, where a later release does not.
     """
     form = form_of(rank.budget.equation)
     if form is None or not form.subtracts_neighbours:
         return {}
-    return {"equation": form.id, "upgrade": form.id != "E4p" or None}
+    return {"subtracting": form.id, "upgrade": form.id != "E4p" or None}
 
 
 def higher_share(

@@ -58,14 +58,11 @@ def serving_peak(verdict: str, rank: RankReport, run: Context) -> Iterator[Found
         size if verdict == "narrow" else -size,
         {
             "total": device_total(rank),
-            "held": join(
-                " + ", [text("{size:gib} {title}", size=i.bytes, title=i.title) for i in items]
-            ),
+            "held": join(" + ", [text("{bytes:gib} {title}", item) for item in items]),
             "fits": fits,
             "granted": minus(fits, size),
-            "headroom": headroom,
-            "argument": f"--kv-cache-memory-bytes {least}" if fixed else None,
-            "partly": any(item.bytes is None for item in budget.held_at_peak) or None,
+            "argument": fixed and f"--kv-cache-memory-bytes {least}",
+            "partly": any(item.bytes is None for item in budget.held_at_peak),
         },
     )
 
@@ -75,7 +72,7 @@ def engine_suggestion_beyond_device(rank: RankReport, _: Context) -> Iterator[Fo
     fits, slack = rank.budget.fits_device_bytes, rank.budget.device_tolerance_bytes
     for each in rank.budget.suggestions:
         if fits is not None and each.headroom_bytes is not None and each.headroom_bytes < -slack:
-            yield Found(-each.headroom_bytes, {"fits": fits, each.limit: each.bytes})
+            yield Found(-each.headroom_bytes, {each.limit: each.bytes})
 
 
 def co_tenant(rank: RankReport, run: Context) -> Iterator[Found]:
@@ -105,11 +102,8 @@ def _at_the_start(rank: RankReport, run: Context, driver: int | None) -> Iterato
     apart, parts = keep_apart(rank), divisor_of(budget.equation)
     cleared = _subtracted_as_cleared(rank, parts) if apart else None
     ceiling = CONTEXT_CEILING_BYTES if budget.equation != "E4p" else CONTEXT_CEILING_310P_BYTES
-    non_torch, everything = (
-        rank.figures.get("initial_non_torch_bytes"),
-        budget.term("used_by_device"),
-    )
-    seen: dict[str, object]
+    non_torch = rank.figures.get("initial_non_torch_bytes")
+    seen: dict[str, object] = {}
     if driver is not None:
         used, seen, ceiling = driver, {"driver": driver}, NOTEWORTHY_BYTES - 1
     elif total is not None and free is not None:
@@ -117,23 +111,17 @@ def _at_the_start(rank: RankReport, run: Context, driver: int | None) -> Iterato
     elif non_torch is not None:
         used, seen = int(non_torch), {"non_torch": non_torch}
     else:  # what the equation subtracts beyond what one process holds
-        if apart and everything is not None and everything > NON_TORCH_CEILING_BYTES:
+        everything = budget.term("used_by_device") or 0
+        if apart and everything > NON_TORCH_CEILING_BYTES:
             yield Found(everything, {"everything": everything, **apart})
         used, granted = cleared or 0, budget.engine_kv_cache_bytes or 0
         issue = "vllm-ascend#7308" if parts == 1 else "vllm-ascend#14274"
-        seen = {
-            "taken": cleared,
-            "right": granted + used // parts,
-            "granted": granted,
-            "issue": issue,
-        }
-        cleared = None
+        seen, cleared = {"taken": used, "right": granted + used // parts, "issue": issue}, None
     if used > ceiling:
-        tokens = worth_in_tokens(rank.kv, used // parts)
-        seen |= {"cleared": cleared, "halved": parts != 1 or None, **apart}
+        seen |= {"cleared": cleared, "halved": parts != 1, **apart}
         if apart:
             seen |= higher_share(rank, used, run.ranks)
-        yield Found(used, {**seen}, kv_tokens=tokens)
+        yield Found(used, seen, kv_tokens=worth_in_tokens(rank.kv, used // parts))
 
 
 def _subtracted_as_cleared(rank: RankReport, parts: int) -> int | None:
@@ -159,23 +147,16 @@ def allocation_outside_torch(rank: RankReport, run: Context) -> Iterator[Found]:
         return
     for row, size in _own_growth(rank):
         if size >= NOTEWORTHY_BYTES:
-            early = (
+            figures: dict[str, object] = {"after": row.after, "phase": row.phase, "last": last}
+            if (
                 profile is None
                 or row.order <= profile.order
                 or is_within(rank.phases, rank.phases[row.order], profile.order)
-            )
-            yield Found(
-                size,
-                {
-                    "size": size,
-                    "after": row.after,
-                    "phase": row.phase,
-                    "last": last,
-                    "late": None if early else True,
-                    **({} if early else leave_room(rank, size, run.least_granted_bytes)),
-                },
-                severity=INFO if early else None,
-            )
+            ):
+                yield Found(size, figures, severity=INFO)
+            else:
+                room = leave_room(rank, size, run.least_granted_bytes)
+                yield Found(size, figures | {"late": True} | room)
 
 
 def _last_reading(rank: RankReport) -> int | None:
@@ -232,6 +213,4 @@ def communicator_buffers(rank: RankReport, run: Context) -> Iterator[Found]:
     elif asked and buffers and not by_variable:
         yield Found(total, {"buffers": evidence, "setting": f"{_VARIABLE}={asked}"}, severity=INFO)
     elif total >= _MANY_BUFFERS_BYTES:
-        yield Found(
-            total, {"buffers": evidence, "count": len(buffers), "total": total}, severity=INFO
-        )
+        yield Found(total, {"buffers": evidence, "count": len(buffers)}, severity=INFO)

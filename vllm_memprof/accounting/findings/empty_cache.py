@@ -8,8 +8,9 @@ sleep and wake-up (vllm-ascend#9563).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
+from typing import TypeVar
 
 from vllm_memprof.accounting.findings.observers import observer_of
 from vllm_memprof.accounting.findings.rules import (
@@ -20,6 +21,7 @@ from vllm_memprof.accounting.findings.rules import (
     Found,
 )
 from vllm_memprof.accounting.model import ENGINE, Cycle, EmptyCacheCall, RankReport
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import join, text
 from vllm_memprof.units import MIB
 
@@ -32,29 +34,25 @@ START_UP_COST_S = 0.1
 GROWTH_BYTES = MIB
 #: Cycles that it takes to speak of growth; the first may take what the engine needs only once.
 LEAST_CYCLES = 3
-_CYCLES = {
-    "sleep": text("sleep and wake-up"),
-    "pause": text("pause, weight update and continue"),
-    "weight_update": text("weight update"),
-}
+
+
+_Key = TypeVar("_Key")
 
 
 def empty_cache_in_hot_path(rank: RankReport, _: Context) -> Iterator[Found]:
     """Find calls of empty_cache while requests run, by place."""
-    serving = [call for call in rank.empty_cache if call.while_serving]
-    for site, calls in _by_site(serving).items():
+    serving = (call for call in rank.empty_cache if call.while_serving)
+    for site, calls in _grouped(serving, _site).items():
         freed = [call.freed_bytes for call in calls if call.freed_bytes is not None]
-        again = [call.refilled_bytes for call in calls if call.refilled_by is not None]
+        again = [call.refilled_bytes or 0 for call in calls if call.refilled_by is not None]
         requests = [call.requests for call in calls if call.requests is not None]
-        seconds = [call.seconds for call in calls if call.seconds is not None]
         yield Found(
             max(freed, default=None),
             {
                 "inside": sum(1 for call in calls if call.in_step) or None,
                 "requests": max(requests, default=None),
-                "longest": max(seconds, default=None),
-                "freed": sum(freed) if freed else None,
-                "again": sum(size or 0 for size in again) if again and freed else None,
+                "freed": freed and sum(freed),
+                "again": again and freed and sum(again),
                 **_calls_at(site, calls),
             },
         )
@@ -62,71 +60,60 @@ def empty_cache_in_hot_path(rank: RankReport, _: Context) -> Iterator[Found]:
 
 def observation_empties_cache(rank: RankReport, _: Context) -> Iterator[Found]:
     """Find calls of empty_cache from functions that read memory or write a log."""
-    by_observer: dict[tuple[str, str], list[EmptyCacheCall]] = {}
-    for call in rank.empty_cache:
-        observer = observer_of(call.chain) if call.by == ENGINE else None
-        if observer is not None:
-            by_observer.setdefault(observer, []).append(call)
-    for (caller, what), calls in by_observer.items():
-        phases: dict[str, int] = {}
-        for call in calls:
-            phase = call.phase or text("no phase")
-            phases[phase] = phases.get(phase, 0) + (call.freed_bytes or 0)
-        sizes = [text("{phase} {size:gib4}", phase=each, size=n) for each, n in phases.items()]
-        freed = sum(phases.values())
+    observed = _grouped(rank.empty_cache, lambda call: observer_of(call.chain))
+    for (caller, what), calls in observed.items():
+        by_phase = _grouped(calls, lambda call: call.phase or text("no phase"))
+        sizes = {phase: _freed(each) for phase, each in by_phase.items()}
+        said = [text("{phase} {size:gib4}", phase=each, size=n) for each, n in sizes.items()]
+        freed = _freed(calls)
         grave = freed >= WARNING_BYTES or any(call.while_serving for call in calls)
-        yield Found(
-            freed,
-            {
-                "caller": caller,
-                "what": what,
-                "count": len(calls),
-                "time": sum(call.seconds or 0 for call in calls),
-                "size": freed,
-                "phases": join(", ", sizes),
-            },
-            severity=WARNING if grave else INFO,
-        )
+        figures = {"caller": caller, "what": what, "phases": join(", ", said)}
+        severity = WARNING if grave else INFO
+        yield Found(freed, figures | _calls_at("", calls), severity)
 
 
 def empty_cache_refilled(rank: RankReport, _: Context) -> Iterator[Found]:
     """Find calls of empty_cache whose freed memory was taken again by the next reading."""
-    refilled = [call for call in rank.empty_cache if call.refilled_by is not None]
-    for site, members in _by_site(refilled).items():
+    refilled = (call for call in rank.empty_cache if call.refilled_by is not None)
+    for site, members in _grouped(refilled, _site).items():
         slow = sum(call.seconds or 0 for call in members) >= START_UP_COST_S
         calls = [call for call in members if call.after_ready] or (members if slow else [])
-        freed = sum(call.freed_bytes or 0 for call in calls)
-        again = sum(call.refilled_bytes or 0 for call in calls)
+        freed, again = _freed(calls), sum(call.refilled_bytes or 0 for call in calls)
         if freed >= 2 * MIB and again >= REFILLED_SHARE * freed:
-            yield Found(
-                freed - again,
-                {
-                    "freed": freed,
-                    "again": again,
-                    "left": freed - again,
-                    "phase": calls[-1].refilled_by,
-                    **_calls_at(site, calls),
-                },
-                severity=WARNING if any(call.while_serving for call in calls) else INFO,
-            )
+            figures = {"freed": freed, "again": again, "phase": calls[-1].refilled_by}
+            severity = WARNING if any(call.while_serving for call in calls) else INFO
+            yield Found(freed - again, figures | _calls_at(site, calls), severity)
 
 
-def _by_site(calls: Iterable[EmptyCacheCall]) -> dict[str, list[EmptyCacheCall]]:
-    """Return the engine's calls by file and line."""
-    sites: dict[str, list[EmptyCacheCall]] = {}
+def _grouped(
+    calls: Iterable[EmptyCacheCall], key: Callable[[EmptyCacheCall], _Key | None]
+) -> dict[_Key, list[EmptyCacheCall]]:
+    """Return the engine's calls by a key, those without one left out."""
+    found: dict[_Key, list[EmptyCacheCall]] = {}
     for call in calls:
-        if call.by == ENGINE:
-            sites.setdefault(call.site or text("an unknown place"), []).append(call)
-    return sites
+        name = key(call) if call.by == ENGINE else None
+        if name is not None:
+            found.setdefault(name, []).append(call)
+    return found
+
+
+def _site(call: EmptyCacheCall) -> str:
+    return call.site or text("an unknown place")
+
+
+def _freed(calls: list[EmptyCacheCall]) -> int:
+    return sum(call.freed_bytes or 0 for call in calls)
 
 
 def _calls_at(site: str, calls: list[EmptyCacheCall]) -> dict[str, object]:
     """Return number and time of calls, and ``where``: with the functions; ``place``: the only."""
     names = list(dict.fromkeys(call.function for call in calls if call.function))
     where = text("{site} ({functions})", site=site, functions=", ".join(names)) if names else site
+    seconds = [call.seconds for call in calls if call.seconds is not None]
     return {
         "count": len(calls),
-        "time": sum(call.seconds or 0 for call in calls),
+        "time": sum(seconds),
+        "longest": max(seconds, default=None),
         "where": where,
         "place": names[0] if len(names) == 1 else site,
     }
@@ -141,8 +128,7 @@ def reserved_grows_without_empty_cache(rank: RankReport, _: Context) -> Iterator
                 sum(grown),
                 {
                     "sizes": _sizes(grown),
-                    "size": sum(grown),
-                    "pause": kind == "pause" or None,
+                    "pause": kind == "pause",
                     **_until_full(kind, cycles, round(median(grown))),
                 },
             )
@@ -167,16 +153,16 @@ def residue_per_cycle(rank: RankReport, _: Context) -> Iterator[Found]:
                 per_cycle,
                 {
                     **{name: _sizes(sizes) for name, sizes in growing.items() if sizes},
-                    "block": growing["allocated"][-1] if growing["allocated"] else None,
-                    "cleanup": True if asleep and growing["non_torch"] else None,
-                    "compare": True if asleep and not growing["kept"] else None,
+                    "block": growing["allocated"] and growing["allocated"][-1],
+                    "cleanup": asleep and growing["non_torch"],
+                    "compare": asleep and not growing["kept"],
                     **_until_full(kind, cycles, per_cycle),
                 },
             )
 
 
 def _series(rank: RankReport) -> Iterator[tuple[str, list[Cycle]]]:
-    for kind in _CYCLES:
+    for kind in TITLES["cycles"]:
         cycles = [cycle for cycle in rank.cycles if cycle.kind == kind]
         if len(cycles) >= LEAST_CYCLES:
             yield kind, cycles
@@ -199,7 +185,7 @@ def _until_full(kind: str, cycles: list[Cycle], per_cycle: int) -> dict[str, obj
     """Return the cycles, and where the device tells it how many more it has room for."""
     left = None if cycles[-1].used_bytes is None else cycles[-1].free_bytes
     return {
-        "cycle": _CYCLES[kind],
+        "cycle": TITLES["cycles"][kind],
         "count": len(cycles),
         "free": left,
         "more": None if left is None or per_cycle <= 0 else left // per_cycle,

@@ -18,8 +18,8 @@ from vllm_memprof.accounting.findings.rules import (
     Found,
 )
 from vllm_memprof.accounting.model import RankReport, Tried
-from vllm_memprof.accounting.readings.audit import audit_title
-from vllm_memprof.accounting.readings.quantities import HOW_TITLES, title_of
+from vllm_memprof.accounting.readings.quantities import title_of
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB
 
@@ -36,15 +36,7 @@ def equation_unbalanced(rank: RankReport, _: Context) -> Iterator[Found]:
     budget = rank.budget
     if not budget.tried:
         if budget.balanced is False:
-            yield Found(
-                budget.residual_bytes,
-                {
-                    "engine": budget.engine_kv_cache_bytes,
-                    "recomputed": budget.kv_cache_bytes,
-                    "cite": budget.cite,
-                    "equation": budget.equation,
-                },
-            )
+            yield Found(budget.residual_bytes, {})
         return
     given = next((one for one in budget.tried if one.given), None)
     if given is None or not (given.closes is False or given.leaves_less_than_nothing):
@@ -53,20 +45,18 @@ def equation_unbalanced(rank: RankReport, _: Context) -> Iterator[Found]:
     several = budget.equation == given.equation and budget.balanced is not True
     said = [  # what each gives, or leaves for the figure that it lacks
         text(
-            "{equation}: leaves {size:gib} GiB for {term}, which the log does not give",
-            equation=_name(one),
-            size=one.missing_bytes,
+            "{name}: leaves {missing_bytes:gib} GiB for {term}, which the log does not give",
+            one,
+            name=_name(one),
             term=title_of(one.missing or ""),
         )
         if one.residual_bytes is None
         else text(
-            "{equation}: engine {granted:gib} GiB, recomputed {given:gib} +-{slack:gib} GiB, off "
-            "by {off:gib4}",
-            equation=_name(one),
+            "{name}: engine {granted:gib} GiB, recomputed {kv_cache_bytes:gib} "
+            "+-{tolerance_bytes:gib} GiB, off by {residual_bytes:gib4}",
+            one,
+            name=_name(one),
             granted=budget.engine_kv_cache_bytes,
-            given=one.kv_cache_bytes,
-            slack=one.tolerance_bytes,
-            off=one.residual_bytes,
         )
         for one in budget.tried
     ]
@@ -74,10 +64,10 @@ def equation_unbalanced(rank: RankReport, _: Context) -> Iterator[Found]:
         given.missing_bytes if given.residual_bytes is None else given.residual_bytes,
         {
             "given": given.equation,
-            "found": closing[0] if closing and not several else None,
-            "others": len(closing) or None,
+            "found": closing and not several and closing[0],
+            "others": len(closing),
             "names": join(", ", closing),
-            "tried": join("; ", said),
+            "tries": join("; ", said),
         },
         severity=WARNING,
     )
@@ -100,17 +90,13 @@ def engine_term_off(rank: RankReport, _: Context) -> Iterator[Found]:
     if off:
         said = [
             text(
-                "{term}: engine {engine:gib4} GiB, read {own:gib4} GiB ({difference:bytes} bytes; "
-                "{source})",
-                term=audit_title(row),
-                engine=row.engine_bytes,
-                own=row.own_bytes,
-                difference=row.difference_bytes,
-                source=row.source,
+                "{title}: engine {engine_bytes:gib4} GiB, read {bytes:gib4} GiB "
+                "({difference_bytes:bytes} bytes; {source})",
+                row,
             )
             for row in off
         ]
-        of_kv_cache = [row for row in off if row.term == "kv_cache"]
+        of_kv_cache = [row for row in off if row.name == "kv_cache"]
         worst = max(of_kv_cache or off, key=lambda row: abs(row.difference_bytes or 0))
         yield Found(worst.difference_bytes, {"rows": join("; ", said)})
 
@@ -118,31 +104,17 @@ def engine_term_off(rank: RankReport, _: Context) -> Iterator[Found]:
 def item_not_subtracted(name: str, rank: RankReport, run: Context) -> Iterator[Found]:
     """Find an item that the equation does not subtract, where it takes a KV block at least."""
     item = next((item for item in rank.budget.not_subtracted if item.name == name), None)
-    if item is not None and item.bytes is not None and item.bytes > 0 and item.kv_tokens != 0:
-        yield Found(
-            item.bytes,
-            {
-                "formula": item.formula,
-                "size": item.bytes,
-                "source": item.source,
-                "how": HOW_TITLES.get(item.how, item.how),
-                **leave_room(rank, item.bytes, run.least_granted_bytes, by_utilization=True),
-            },
-            severity=INFO if _only_exceeds_request(rank, item.bytes) else BY_BYTES,
-            kv_tokens=item.kv_tokens,
-        )
-
-
-def _only_exceeds_request(rank: RankReport, size: int) -> bool:
-    """Return whether the device holds an item beside the KV cache: only the request is exceeded.
-
-    Where the KV cache that fits the device is unknown: whether the share of the device that was
-    never requested holds it.
-    """
-    if rank.budget.device_verdict is not None:
-        return rank.budget.device_verdict in ("fits", "narrow")
+    if item is None or item.bytes is None or item.bytes <= 0 or item.kv_tokens == 0:
+        return
     total, asked = share_of(rank).base_bytes or device_total(rank), rank.budget.requested_bytes
-    return total is not None and asked is not None and size <= total - asked
+    # whether the device holds it beside the KV cache, so that only the request is exceeded; where
+    # that is unknown, whether the share of the device that was never requested holds it
+    held = rank.budget.device_verdict in ("fits", "narrow")
+    if rank.budget.device_verdict is None:
+        held = total is not None and asked is not None and item.bytes <= total - asked
+    room = leave_room(rank, item.bytes, run.least_granted_bytes, by_utilization=True)
+    figures = {**vars(item), "how": TITLES["how"].get(item.how, item.how), **room}
+    yield Found(item.bytes, figures, INFO if held else BY_BYTES, item.kv_tokens)
 
 
 def graph_estimate_high(rank: RankReport, run: Context) -> Iterator[Found]:
@@ -152,8 +124,7 @@ def graph_estimate_high(rank: RankReport, run: Context) -> Iterator[Found]:
     if estimate is not None and actual is not None:
         over = estimate - max(0, int(actual))
         if over >= WARNING_BYTES:
-            advice = higher_share(rank, over, run.ranks)
-            yield Found(over, {"estimate": estimate, "actual": actual, **advice})
+            yield Found(over, {"estimate": estimate, **higher_share(rank, over, run.ranks)})
 
 
 def engine_suggestion_wrong(rank: RankReport, _: Context) -> Iterator[Found]:
@@ -168,18 +139,7 @@ def engine_suggestion_wrong(rank: RankReport, _: Context) -> Iterator[Found]:
     slack = sum(rank.half_units.get(name, 0) for name in (*_SUGGESTION_FIGURES, rounded))
     if abs(asked - consumed - peak - graph - MARGIN_BYTES - printed) <= slack + 1:
         right = int(printed) + estimate
-        yield Found(
-            estimate,
-            {
-                "asked": asked,
-                "consumed": consumed,
-                "peak": peak,
-                "graph": graph,
-                "printed": printed,
-                "estimate": estimate,
-                "right": right if right > 0 else None,
-            },
-        )
+        yield Found(estimate, {"printed": printed, "right": right > 0 and right})
 
 
 def requested_base_mistaken(rank: RankReport, _: Context) -> Iterator[Found]:
@@ -191,10 +151,7 @@ def requested_base_mistaken(rank: RankReport, _: Context) -> Iterator[Found]:
         return
     off = round(asked - base * share)
     if abs(off) > sum(rank.half_units.get(name, 0) for name in ("requested_bytes", claimed)):
-        yield Found(
-            off,
-            {"base": base, "share": share, "wrong": base * share, "asked": asked, "total": total},
-        )
+        yield Found(off, {"wrong": base * share, "total": total})
 
 
 def gb_is_gib(rank: RankReport, run: Context) -> Iterator[Found]:

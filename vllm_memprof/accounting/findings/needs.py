@@ -17,23 +17,13 @@ from vllm_memprof.text import text, titled
 Condition = Callable[[Report, RankReport], object]
 
 
-def _recorded(report: Report, rank: RankReport) -> bool:
-    return not EVIDENCE[report.run.source].partial
-
-
-def _granted(report: Report, rank: RankReport) -> bool:
-    return rank.budget.engine_kv_cache_bytes is not None
-
-
 CONDITIONS: dict[str, Condition] = {
-    "recorded": _recorded,
-    "granted": _granted,
+    "recorded": lambda report, rank: not EVIDENCE[report.run.source].partial,
+    "granted": lambda report, rank: rank.budget.engine_kv_cache_bytes is not None,
+    "refused": lambda report, rank: rank.figures.get("no_cache_blocks"),
     "sampled": lambda report, rank: rank.samples,
-    "oom-told": lambda report, rank: rank.oom is not None or _recorded(report, rank),
-    "cycles-told": lambda report, rank: rank.cycles or _recorded(report, rank),
-    "refusal-told": lambda report, rank: (
-        rank.figures.get("no_cache_blocks") or _granted(report, rank)
-    ),
+    "ran-out": lambda report, rank: rank.oom is not None,
+    "slept": lambda report, rank: rank.cycles,
     "recomputed": lambda report, rank: rank.budget.balanced is not None,
     "compared": lambda report, rank: any(row.agrees is not None for row in rank.budget.audit),
     "peak-known": lambda report, rank: rank.budget.headroom_bytes is not None,
@@ -49,13 +39,14 @@ class Need:
     """What has to be known of a rank."""
 
     said: str  # completes "looked for where ..."
-    conditions: Mapping[str, str] = field(default_factory=dict)  # -> the reason where it is not met
+    #: Conditions, each of ``CONDITIONS`` or several with "or" between -> why it is not met.
+    conditions: Mapping[str, str] = field(default_factory=dict)
     item: str | None = None  # that the equation does not subtract, and has to be known
 
     def lacking(self, report: Report, rank: RankReport) -> str | None:
         """Return why something is not known, None where all is; a run without the item has it."""
         for name, reason in self.conditions.items():
-            if not CONDITIONS[name](report, rank):
+            if not any(CONDITIONS[one](report, rank) for one in name.split(" or ")):
                 return titled(reason)
         items = (one for one in rank.budget.not_subtracted if one.name == self.item)
         item = next(items, None)

@@ -9,13 +9,13 @@ from vllm_memprof.accounting.findings.rules import WARNING_BYTES, Context, Found
 from vllm_memprof.accounting.model import Oom, RankReport
 from vllm_memprof.accounting.oom.failed_allocation import (
     HELD,
-    STAGE_TITLES,
     gib_of,
     images_of,
     kv_cache_state,
     merge_not_profiled,
 )
 from vllm_memprof.accounting.oom.remedies import room_for
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
@@ -40,7 +40,7 @@ def out_of_memory(rank: RankReport, _: Context) -> Iterator[Found]:
         "graphs": oom.graph_pools_bytes,
         "outside": outside,
         "process": oom.process_non_torch_bytes,
-        "others": oom.other_processes_bytes,
+        "of_others": oom.other_processes_bytes,
         "largest": largest or None,
     }
     spans = (s.after for s in rank.phases if s.phase == "kv_cache_alloc" and s.error is None)
@@ -48,16 +48,14 @@ def out_of_memory(rank: RankReport, _: Context) -> Iterator[Found]:
     yield Found(
         oom.missing_bytes,
         {
-            "at": oom.at_request,
-            "count": oom.request_count,
-            "stage": STAGE_TITLES.get(oom.stage or ""),
-            "images": images or None,
+            **vars(oom),
+            "stage": TITLES["stages"].get(oom.stage or ""),
+            "images": images,
             "holder": name,
             "grown": oom.taken_since(next(spans, None)) or None,
-            "phase": oom.phase,
-            "unknown": True if oom.phase is None else None,
+            "unknown": oom.phase is None,
             "merge": merge_not_profiled(oom),
-            "remedies": room_for(rank, oom, kv_cache),
+            **room_for(rank, oom, kv_cache),
             **{name: size and gib_of(rank, size) for name, size in sizes.items()},
             **{flag: True for flag in (oom.asked_by, oom.last_phase) if flag is not None},
         },
@@ -103,15 +101,13 @@ def fragmentation(rank: RankReport, run: Context) -> Iterator[Found]:
     yield Found(
         size,
         {
-            "reserved": reserved,
-            "peak": reserved - size if oom.allocated_bytes is None else None,
-            "allocated": None if oom.allocated_bytes is None else reserved - size,
-            "wanted": wanted,
-            "free": free,
-            "setting": None if grows else f"PYTORCH_{chip}_ALLOC_CONF=expandable_segments:True",
-            "largest": None
-            if blocks is None or (stale and blocks.freed_bytes is None)
-            else blocks.largest_bytes,
-            "freed": blocks.freed_bytes if blocks is not None and stale else None,
+            **vars(oom),
+            "peak": oom.allocated_bytes is None and reserved - size,
+            "allocated": oom.allocated_bytes is not None and reserved - size,
+            "setting": not grows and f"PYTORCH_{chip}_ALLOC_CONF=expandable_segments:True",
+            "largest": blocks is not None
+            and (blocks.exact or blocks.freed_bytes is not None)
+            and blocks.largest_bytes,
+            "freed": blocks is not None and stale and blocks.freed_bytes,
         },
     )

@@ -7,10 +7,11 @@ severity, and what a run must have measured before the absence of the finding me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.findings.advice import least_granted
@@ -53,7 +54,9 @@ class Found:
     """One occurrence. What is None is as the rule says."""
 
     bytes: int | None
-    figures: Mapping[str, object]  # by the names that the sentences of the row have for them
+    #: By the names that the sentences of the row have for them. Others that they name are of the
+    #: rank, its budget, its KV plan, or in ``RankReport.figures``.
+    figures: Mapping[str, object]
     severity: str | None = None
     kv_tokens: int | None = None  # where the cost in KV tokens is not that of ``bytes``
     about: RankReport | Identity | None = None  # None: the rank that was looked at, or the run
@@ -61,45 +64,57 @@ class Found:
 
 @dataclass(frozen=True)
 class FindingRule:
-    """A finding that a run may have."""
+    """A row of ``findings.toml``: a finding that a run may have."""
 
     id: str
     title: tuple[Sentence, ...]  # alternatives, that of its page last
     severity: str
-    evidence: Sequence[Part]
-    action: Sequence[Part]
-    mark: str  # between the parts of the evidence
-    needs: Need
-    priced: bool  # in KV tokens
-    of_run: bool  # ``find`` takes the run as a whole, not a rank of it
     find: Callable[..., Iterator[Found]]
-    explained: Mapping[str, str]  # meaning, computed, to-do: of its page
-    source: str  # file::symbol
+    source: str  # of ``find``: file::symbol
+    evidence: Sequence[Part]
+    meaning: str  # with computed and to_do: its page
+    computed: str
+    to_do: str
+    needs: Need
+    action: Sequence[Part] = ()
+    mark: str = "; "  # between the parts of the evidence
+    priced: bool = True  # in KV tokens
+    of_run: bool = False  # ``find`` takes the run as a whole, not a rank of it
+    argument: object = None  # ``find`` takes it first
 
     def findings(self, run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
         """Yield all occurrences in a run."""
         context = Context(run, ranks)
-        for rank in [None] if self.of_run else ranks:
-            for one in self.find(context) if rank is None else self.find(rank, context):
-                yield self._finding(one, one.about or rank)
-
-    def _finding(self, one: Found, about: RankReport | Identity | None) -> Finding:
-        severity, tokens = one.severity or self.severity, one.kv_tokens
-        if severity == BY_BYTES:
-            severity = WARNING if (one.bytes or 0) >= WARNING_BYTES else INFO
-        if tokens is None and self.priced and isinstance(about, RankReport):
-            tokens = worth_in_tokens(about.kv, one.bytes)
-        return Finding(
-            id=self.id,
-            severity=severity,
-            rank=None if about is None else about.rank,
-            label=None if about is None else about.label,
-            title=sentences([self.title], one.figures),
-            evidence=sentences(self.evidence, one.figures, self.mark),
-            bytes=one.bytes,
-            kv_tokens=tokens,
-            action=sentences(self.action, one.figures),
-        )
+        given = () if self.argument is None else (self.argument,)
+        asked = [(None, (context,))] if self.of_run else [(rank, (rank, context)) for rank in ranks]
+        for rank, where in asked:
+            for one in self.find(*given, *where):
+                about = one.about or rank
+                severity, tokens = one.severity or self.severity, one.kv_tokens
+                if severity == BY_BYTES:
+                    severity = WARNING if (one.bytes or 0) >= WARNING_BYTES else INFO
+                figures: dict[str, object] = {}
+                if isinstance(about, RankReport):
+                    figures = {
+                        **vars(about.kv),
+                        **vars(about.budget),
+                        **vars(about),
+                        **about.figures,
+                    }
+                    if tokens is None and self.priced:
+                        tokens = worth_in_tokens(about.kv, one.bytes)
+                figures |= {"bytes": one.bytes, **one.figures}
+                yield Finding(
+                    id=self.id,
+                    severity=severity,
+                    rank=None if about is None else about.rank,
+                    label=None if about is None else about.label,
+                    title=sentences([self.title], figures),
+                    evidence=sentences(self.evidence, figures, self.mark),
+                    bytes=one.bytes,
+                    kv_tokens=tokens,
+                    action=sentences(self.action, figures),
+                )
 
 
 def read_rules(folders: Mapping[Path, str]) -> Iterator[FindingRule]:
@@ -110,29 +125,25 @@ def read_rules(folders: Mapping[Path, str]) -> Iterator[FindingRule]:
     Args:
         folders: -> the package of the functions that the rules name.
     """
-    tables = {
-        path: read_table(file) for path in folders if (file := path / "findings.toml").exists()
-    }
-    shared = next(iter(tables.values()))
-    for folder, table in tables.items():
+    shared: dict[str, Any] = {}
+    for folder, package in folders.items():
+        file = folder / "findings.toml"
+        table = read_table(file) if file.exists() else {"findings": {}}
+        shared = shared or table
         for name, row in table["findings"].items():
             module, _, function = row["find"].partition(":")
-            find = getattr(import_module(f"{folders[folder]}.{module}"), function)
-            argument, need = row.get("argument"), row.get("needs", "nothing")
-            yield FindingRule(
-                id=name,
-                title=_alternatives(row["title"], shared["sentences"]),
-                severity=row["severity"],
-                evidence=[_alternatives(part, shared["sentences"]) for part in row["evidence"]],
-                action=[_alternatives(part, shared["sentences"]) for part in row.get("action", ())],
-                mark=row.get("mark", "; "),
-                needs=Need(**shared["needs"][need], item=argument if need == "item" else None),
-                priced=row.get("priced", True),
-                of_run=row.get("of") == "run",
-                find=find if argument is None else partial(find, argument),
-                explained={key: row[key] for key in ("meaning", "computed", "to-do")},
-                source=f"{find.__module__.replace('.', '/')}.py::{function}",
-            )
+            find = getattr(import_module(f"{package}.{module}"), function)
+            need = Need(**shared["needs"][row.get("needs", "nothing")])
+            if row.get("needs") == "item":
+                need = replace(need, item=row["argument"])
+            said = {
+                key: tuple(_alternatives(part, shared["sentences"]) for part in row.get(key, ()))
+                for key in ("evidence", "action")
+            }
+            source = f"{find.__module__.replace('.', '/')}.py::{function}"
+            title = _alternatives(row["title"], shared["sentences"])
+            made = {"title": title, "needs": need, "find": find, "source": source}
+            yield FindingRule(**row | said | made, id=name)
 
 
 def _alternatives(part: Part, named: Mapping[str, tuple[Sentence, ...]]) -> tuple[Sentence, ...]:

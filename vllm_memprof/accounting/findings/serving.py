@@ -38,7 +38,7 @@ def growth_while_serving(run: Context) -> Iterator[Found]:
     for host in host_growth(run.run):
         if host.growth.verdict == GROWING:
             name = process_title(host)
-            figures = {"process": name, "name": name, "pid": host.pid}
+            figures = {"process": name, "name": name, "process_pid": host.pid}
             figures |= dict.fromkeys(host.roles, True)
             yield _grown(run, host.growth, by_pid[host.host, host.pid], "host", figures)
 

@@ -76,7 +76,7 @@ def hosts_differ(left_out: Mapping[str, Sequence[str]], run: Context) -> Iterato
     for name in names:
         hosts: dict[str | None, list[str]] = {}
         for each, known in zip(runs, facts, strict=True):
-            hosts.setdefault(known.get(name), []).append(each.info.host or each.name)
+            hosts.setdefault(known.get(name), []).append(each.info.host or each.folder.name)
         if len(hosts) > 1:
             values = [
                 text(
@@ -90,9 +90,7 @@ def hosts_differ(left_out: Mapping[str, Sequence[str]], run: Context) -> Iterato
             said.append(text("{name}: {values}", name=name, values=join(", ", values)))
     if said:
         more = len(said) - _NAMED
-        yield Found(
-            None, {"differing": join("; ", said[:_NAMED]), "more": more if more > 0 else None}
-        )
+        yield Found(None, {"differing": join("; ", said[:_NAMED]), "more": more > 0 and more})
 
 
 def _facts(run: Run, left_out: Mapping[str, Sequence[str]]) -> dict[str, str]:

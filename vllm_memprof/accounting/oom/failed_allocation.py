@@ -6,8 +6,10 @@ large enough, too small, and out of reach.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from vllm_memprof.accounting.model import (
     DERIVED,
@@ -21,33 +23,29 @@ from vllm_memprof.accounting.owners.in_torch import divide_allocated, torch_owne
 from vllm_memprof.accounting.owners.outside_torch import EdgeTime
 from vllm_memprof.accounting.readings.startup import grown_by
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.record.failures import PROFILE, Pool, StepItem, StepReading, StepRequest, stage_of
+from vllm_memprof.record.failures import (
+    PROFILE,
+    Failure,
+    Pool,
+    StepItem,
+    StepReading,
+    StepRequest,
+    stage_of,
+)
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import BEFORE, ancestors, first_of, last_of
-from vllm_memprof.text import Text, text
+from vllm_memprof.record.spans import BEFORE, Span, ancestors, first_of, last_of
+from vllm_memprof.text import sentences
 from vllm_memprof.units import GIB, format_gib, minus
 
 #: What the allocator asks the device for on behalf of a small request (up to 1 MiB, which is
 #: served from pools of its own): kSmallBuffer.
 #: (torch, CUDACachingAllocator.cpp, and torch_npu, NPUCachingAllocator.cpp)
 _SMALL_SEGMENT_BYTES = 2 << 20
-#: Part of a step -> what it is.
-STAGE_TITLES = {
-    "mm_encoder": text("multimodal encoder"),
-    "mm_merge": text("merge of multimodal embeddings"),
-    "mm_gather": text("gathering of encoder outputs"),
-    "mm_cache_insert": text("encoder outputs into the encoder cache"),
-    "mm_cache_evict": text("encoder outputs out of the encoder cache"),
-    "embedding": text("token embeddings"),
-    "model_forward": text("language model"),
-    "logits": text("logits"),
-    "sampling": text("sampling"),
-}
 HELD, BEING_ALLOCATED, NOT_YET = "held", "being_allocated", "not_yet"
 _ALLOCATION = "kv_cache_alloc"
-_BEFORE = ("device_init", "hccl_init", "weight_load", "mm_profile", "profile_run", "kv_cache_plan")
-_AFTER = (
+_BEFORE = {"device_init", "hccl_init", "weight_load", "mm_profile", "profile_run", "kv_cache_plan"}
+_AFTER = {
     "graph_capture",
     "warm_up",
     "atb_warm_up",
@@ -55,7 +53,7 @@ _AFTER = (
     "request",
     "sleep",
     "wake_up",
-)
+}
 #: Of a log: a line of these phases precedes the message.
 _AFTER_IN_A_LOG = ("graph_capture", "warm_up")
 
@@ -71,56 +69,39 @@ def failed_allocation(run: Run, process: ProcessRecord) -> Oom | None:
     if span is None:
         return None
     snapshot = span.after or span.before or Snapshot(t_ns=0)
+    detail: Mapping[str, Any] = span.detail
+    counters, index = run.oom_counters, process.identity.device_index
+    failures = (each for each in process.failures if each.oom == span.id)
+    failure = next(failures, Failure("", requests=_step_at(detail.get("moment"))))
 
     def told(name: str, read: int | None = None) -> int | None:
         value = span.integer(name)
         return read if value is None else value
 
-    total = told("device_total_bytes")
+    total, asked = told("device_total_bytes"), told("requested_bytes")
     allocated = told("allocated_bytes", snapshot.allocated_bytes)
     reserved = told("reserved_bytes", snapshot.reserved_bytes)
     # the allocator's own figure at the failure is nearer to it than a reading after it
     free = told("free_bytes", told("device_free_bytes", snapshot.device_free_bytes))
     if free is None:
-        free = minus(minus(total, reserved), span.integer("non_torch_bytes"))
-    process_bytes = span.integer("process_bytes")
-    used = minus(total, free)
-    asked_by = None
-    if span.detail.get("npu_workspace"):
-        asked_by = "npu_workspace"
-    elif span.detail.get("outside_torch"):
-        asked_by = "runtime"
-    around = [each.phase for each in ancestors(process.phases, span)]
+        free = minus(minus(total, reserved), told("non_torch_bytes"))
+    used, process_bytes = minus(total, free), told("process_bytes")
     # where only the peak of allocated memory is known, at least this much of the segments was free
     held = told("allocated_peak_bytes") if allocated is None else allocated
-    counters, index = run.oom_counters, process.identity.device_index
-    failure = next((each for each in process.failures if each.oom == span.id), None)
-    moment = span.detail.get("moment")
-    requests = _step_at(moment) if failure is None else failure.requests
-    # in the order in which requests began; of several in the step the first with encoded items
-    begun = [record.id for each in run.whole.processes for record in each.served.requests]
-    encoded = [each for each in requests or [] if any(item.encoded for item in each.items)]
-    first = next(iter(encoded or (requests if len(requests or []) == 1 else None) or []), None)
-    in_turn = begun.index(first.id) + 1 if first is not None and first.id in begun else None
-    chain = [] if failure is None else failure.chain
-    stage = span.string("stage")
-    if stage is None:
-        stage = stage_of(chain, any(request.items for request in requests or []))
-    if stage is None and isinstance(moment, Mapping):
-        stage = moment.get("stage")
-    phase = around[0] if around else span.string("phase")
+    # as the log tells it, the call chain, or the sampler
+    multimodal = any(request.items for request in failure.requests or [])
+    stage = detail.get("stage") or stage_of(failure.chain, multimodal)
+    stage = stage or (detail.get("moment") or {}).get("stage")
+    phase = next((each.phase for each in ancestors(process.phases, span)), span.string("phase"))
     warm = last_of(process.phases, "warm_up")
     served = warm is not None and warm.after is not None and warm.error is None
-    if phase is None and (requests or served):  # after the warm-up it is a request
+    if phase is None and (failure.requests or served):  # after the warm-up it is a request
         phase = "request"
-    readings = span.detail.get("readings")
-    readings = readings if isinstance(readings, list) else []
-    blocks = None
-    if failure is not None and failure.pools:
-        asked = told("requested_bytes")
-        blocks = divide_free(failure.pools, asked, allocated, reserved)
+    asked_by = "npu_workspace" if detail.get("npu_workspace") else None
+    if asked_by is None and detail.get("outside_torch"):
+        asked_by = "runtime"
     oom = Oom(
-        requested_bytes=told("requested_bytes"),
+        requested_bytes=asked,
         device_total_bytes=total,
         allocated_bytes=allocated,
         reserved_bytes=reserved,
@@ -132,32 +113,30 @@ def failed_allocation(run: Run, process: ProcessRecord) -> Oom | None:
         process_bytes=process_bytes,
         process_non_torch_bytes=minus(process_bytes, reserved),
         other_processes_bytes=minus(used, process_bytes),
-        graph_pools_bytes=span.integer("graph_pools_bytes"),
+        graph_pools_bytes=told("graph_pools_bytes"),
         asked_by=asked_by,
         phase=phase,
         last_phase=span.string("last_stage"),
         # the csv of torch_npu is rounded
-        components=counters.get(-1 if index is None else index)
-        if snapshot.components is None
-        else snapshot.components,
-        requested_half_unit_bytes=span.integer("requested_half_unit_bytes") or 0,
+        components=snapshot.components or counters.get(-1 if index is None else index),
+        requested_half_unit_bytes=told("requested_half_unit_bytes") or 0,
         stage=stage,
-        site=span.string("site") if failure is None else failure.site,
-        chain=chain,
-        requests=requests,
-        at_request=span.integer("at_request") or in_turn,
-        request_count=span.integer("request_count"),
+        site=failure.site or span.string("site"),
+        chain=failure.chain,
+        requests=failure.requests,
+        at_request=told("at_request") or _in_turn(run, failure.requests or []),
+        request_count=told("request_count"),
         input=span.string("input"),
-        readings=[from_json(StepReading, each) for each in readings],
-        free_blocks=blocks,
-        allocator_settings=None if failure is None else failure.allocator_settings,
+        readings=[from_json(StepReading, each) for each in detail.get("readings") or []],
+        free_blocks=divide_free(failure.pools or [], asked, allocated, reserved),
+        allocator_settings=failure.allocator_settings,
     )
-    return replace(oom, owners=_owners(process, oom, None if failure is None else failure.snapshot))
+    return replace(oom, owners=_owners(process, span, oom, failure.snapshot or Snapshot(t_ns=0)))
 
 
-def _step_at(moment: object) -> list[StepRequest] | None:
+def _step_at(moment: Any) -> list[StepRequest] | None:
     """Return the requests of the step that was under way, as the sampler noted them."""
-    if not isinstance(moment, Mapping):
+    if moment is None:
         return None
     items: dict[str, list[StepItem]] = {}
     for item in moment.get("items") or []:
@@ -169,76 +148,74 @@ def _step_at(moment: object) -> list[StepRequest] | None:
     ]
 
 
-def _owners(process: ProcessRecord, oom: Oom, after: Snapshot | None) -> list[ComponentRow]:
+def _in_turn(run: Run, requests: list[StepRequest]) -> int | None:
+    """Return which request it was, counted from 1 in the order in which they began.
+
+    Of several in the step the first with encoded items.
+    """
+    begun = [record.id for each in run.whole.processes for record in each.served.requests]
+    encoded = [each for each in requests if any(item.encoded for item in each.items)]
+    for first in (encoded or (requests if len(requests) == 1 else []))[:1]:
+        return begun.index(first.id) + 1 if first.id in begun else None
+    return None
+
+
+def _owners(process: ProcessRecord, span: Span, oom: Oom, after: Snapshot) -> list[ComponentRow]:
     """Divide the device at the failure, as far as the figures go; see ``Oom.owners``.
 
-    Weights and KV cache are parts of what was allocated: what their phases added to it. They are
-    left out where they would be more than it, being figures of another moment.
+    What the start-up phases hold is a part of what was allocated, and left out where it would be
+    more than it, being figures of another moment.
 
     Args:
         process: the worker.
-        oom: its failed allocation.
+        span: of the failure.
+        oom: the failed allocation.
         after: the reading after the failure, which has the owners outside torch.
     """
-    allocated = ComponentRow("allocated", oom.allocated_bytes, MEASURED)
-    if oom.allocated_bytes is None:  # a message that gives the peak alone
-        peak = minus(oom.reserved_bytes, oom.fragmentation_bytes)
-        allocated = ComponentRow("allocated_peak", peak, MEASURED)
-    rows = [
-        allocated,
-        ComponentRow("reserved_not_allocated", oom.fragmentation_bytes, DERIVED),
-    ]
-    parts = _of_allocated(process, oom.allocated_bytes)
-    known = sum(part.bytes or 0 for part in parts)
-    if oom.allocated_bytes is not None and parts and known <= oom.allocated_bytes:
-        rest = oom.allocated_bytes - known
-        rows[1:1] = [*parts, ComponentRow("other_tensors", rest, DERIVED, part_of="allocated")]
-    workspace = None if after is None else after.npu_workspace_bytes
-    others = oom.other_processes_bytes
-    if others is None and after is not None:
-        others = after.other_processes_bytes
-    outside = minus(minus(oom.other_bytes, workspace or 0), others or 0)
-    if workspace:
-        rows.append(ComponentRow("npu_workspace", workspace, MEASURED))
-    name = "outside_allocator" if others is None else "outside_torch"
-    rows.append(ComponentRow(name, outside, DERIVED))
-    if others is not None:
-        rows.append(ComponentRow("other_processes", others, MEASURED))
-    rows.append(ComponentRow("free", oom.free_bytes, MEASURED))
-    return rows
-
-
-def _of_allocated(process: ProcessRecord, allocated: int | None) -> list[ComponentRow]:
-    """Return what start-up phases hold of ``allocated``, each with its own owners apart."""
-    span = first_of(process.phases, "oom")
-    snapshot = None if span is None else span.after or span.before
-    if span is None or snapshot is None:
-        divided = []
-    else:
-        at = EdgeTime(snapshot.t_ns or 0, span.order, BEFORE)
-        rows = divide_allocated(torch_owners(process.phases), allocated, at)
-        divided = [row for row in rows if row.bytes]
-    kv_cache = _added(process, "kv_cache_alloc", None)
-    for row in divided:
-        if row.component == "kv_connector":  # its phase lies in the other's
-            kv_cache = minus(kv_cache, row.bytes)
-    loaded = any(row.component in ("target_weights", "draft_weights", "lora") for row in divided)
-    weights = None if loaded else _added(process, "weight_load", "weights_bytes")
+    at, allocated = span.after or span.before, oom.allocated_bytes
+    divided: list[ComponentRow] = []
+    if at is not None:
+        edge = EdgeTime(at.t_ns or 0, span.order, BEFORE)
+        divided = divide_allocated(torch_owners(process.phases), allocated, edge)
+    sizes = {row.component: row.bytes for row in divided if row.bytes}
+    loaded, planned = (last_of(process.phases, name) for name in ("weight_load", "kv_cache_alloc"))
+    # the connector's phase lies in the other's
+    kv_cache = None if planned is None else grown_by(planned)
+    kv_cache = minus(kv_cache, sizes.get("kv_connector") or 0)
+    weights: float | None = None if loaded is None else grown_by(loaded)
+    if weights is None:
+        weights = process.figures.get("weights_bytes")
+    if sizes.keys() & {"target_weights", "draft_weights", "lora"}:
+        weights = None
     parts = [
-        ComponentRow(name, size, MEASURED, part_of="allocated")
+        ComponentRow(name, int(size), MEASURED, part_of="allocated")
         for name, size in (("weights", weights), ("kv_cache", kv_cache))
         if size
+    ] + [replace(row, source="") for row in divided if row.bytes]
+    rest = None if allocated is None else allocated - sum(part.bytes or 0 for part in parts)
+    if not parts or rest is None or rest < 0:
+        parts = []
+    else:
+        parts.append(ComponentRow("other_tensors", rest, DERIVED, part_of="allocated"))
+    # a message may give the peak alone
+    peak = minus(oom.reserved_bytes, oom.fragmentation_bytes)
+    workspace, others = after.npu_workspace_bytes, oom.other_processes_bytes
+    if others is None:
+        others = after.other_processes_bytes
+    outside = minus(minus(oom.other_bytes, workspace or 0), others or 0)
+    rows = [
+        ComponentRow("allocated_peak", peak, MEASURED)
+        if allocated is None
+        else ComponentRow("allocated", allocated, MEASURED),
+        *parts,
+        ComponentRow("reserved_not_allocated", oom.fragmentation_bytes, DERIVED),
+        ComponentRow("npu_workspace", workspace or None, MEASURED),
+        ComponentRow("outside_allocator" if others is None else "outside_torch", outside, DERIVED),
+        ComponentRow("other_processes", others, MEASURED),
+        ComponentRow("free", oom.free_bytes, MEASURED),
     ]
-    return [*parts, *(replace(row, source="") for row in divided)]
-
-
-def _added(process: ProcessRecord, phase: str, figure: str | None) -> int | None:
-    """Return what a phase that came to its end has left allocated, or the engine's figure of it."""
-    span = last_of(process.phases, phase)
-    size: float | None = None if span is None else grown_by(span)
-    if size is None and figure is not None:
-        size = process.figures.get(figure)
-    return None if size is None else int(size)
+    optional = ("npu_workspace", "other_processes")
+    return [row for row in rows if row.bytes is not None or row.component not in optional]
 
 
 def phases_of(rank: RankReport, oom: Oom) -> list[str]:
@@ -254,15 +231,16 @@ def kv_cache_state(rank: RankReport, oom: Oom) -> str | None:
 
     None: nothing tells.
     """
-    phases = phases_of(rank, oom)
-    done = any(each.phase == _ALLOCATION and each.error is None for each in rank.phases)
-    if (done and _ALLOCATION not in phases) or any(phase in _AFTER for phase in phases):
+    phases = set(phases_of(rank, oom))
+    allocations = [each for each in rank.phases if each.phase == _ALLOCATION]
+    done = _ALLOCATION not in phases and any(each.error is None for each in allocations)
+    if done or phases & _AFTER:
         return HELD
-    if _ALLOCATION in phases or any(each.phase == _ALLOCATION for each in rank.phases):
+    if _ALLOCATION in phases or allocations:
         return BEING_ALLOCATED
     if oom.last_phase in _AFTER_IN_A_LOG:
         return HELD
-    return NOT_YET if any(phase in _BEFORE for phase in phases) else None
+    return NOT_YET if phases & _BEFORE else None
 
 
 def divide_free(
@@ -284,40 +262,38 @@ def divide_free(
     Returns:
         None where there is no segment.
     """
-    common = [pool for pool in pools if not pool.private]
-    if not common:
+    held: Counter[str] = Counter()
+    for pool in pools:
+        if not pool.private:
+            held[pool.stream] += pool.allocated_bytes
+    if not held:
         return None
     small = requested is not None and requested <= _SMALL_SEGMENT_BYTES
-    held: dict[str, int] = {}
-    for pool in common:
-        held[pool.stream] = held.get(pool.stream, 0) + pool.allocated_bytes
-    stream = max(held, key=lambda name: held[name])
-    same = [pool for pool in common if pool.small == small]
-    asked = [pool for pool in same if pool.stream == stream]
+    stream = max(held, key=held.__getitem__)
+    asked = [
+        pool for pool in pools if (pool.private, pool.small, pool.stream) == (False, small, stream)
+    ]
+    free: Counter[str] = Counter()
+    for pool in pools:
+        other = "pools" if pool.small != small else "streams"
+        free["graphs" if pool.private else "asked" if pool in asked else other] += pool.free_bytes
     fitting = None if requested is None else sum(pool.fitting_bytes or 0 for pool in asked)
-    free = _free(asked)
-    left = sum(pool.allocated_bytes for pool in pools)
-    held_now = sum(pool.total_bytes for pool in pools)
-    freed = None if allocated is None else allocated - left
+    freed = minus(allocated, sum(pool.allocated_bytes for pool in pools))
     return FreeBlocks(
         stream=stream,
         streams=len(held),
         small=small,
         expandable=any(pool.expandable for pool in asked),
-        exact=freed == 0 and reserved == held_now,
+        exact=freed == 0 and reserved == sum(pool.total_bytes for pool in pools),
         freed_bytes=freed,
         largest_bytes=max((pool.largest_free_bytes for pool in asked), default=0),
         fitting_bytes=fitting,
-        too_small_bytes=None if fitting is None else free - fitting,
-        other_streams_bytes=_free([pool for pool in same if pool.stream != stream]),
-        other_pools_bytes=_free([pool for pool in common if pool.small != small]),
-        graph_pools_bytes=_free([pool for pool in pools if pool.private]),
+        too_small_bytes=minus(free["asked"], fitting),
+        other_streams_bytes=free["streams"],
+        other_pools_bytes=free["pools"],
+        graph_pools_bytes=free["graphs"],
         pending_bytes=sum(pool.pending_bytes for pool in pools),
     )
-
-
-def _free(pools: list[Pool]) -> int:
-    return sum(pool.free_bytes for pool in pools)
 
 
 def images_of(oom: Oom) -> list[tuple[int, int]]:
@@ -330,29 +306,23 @@ def images_of(oom: Oom) -> list[tuple[int, int]]:
     ]
 
 
-def merge_not_profiled(oom: Oom) -> Text | None:
+def merge_not_profiled(oom: Oom) -> str | None:
     """Return what a log notes of a merge of embeddings that its profile has none of; else None."""
     profiled = {each.stage for each in oom.readings if each.moment == PROFILE}
     served = [each for each in oom.readings if each.moment != PROFILE]
     merge = next((each for each in served if each.stage == "mm_merge"), None)
     if merge is None or not profiled or "mm_merge" in profiled:
         return None
-    encoder = next(
-        (each for each in served if (each.moment, each.stage) == (merge.moment, "mm_encoder")),
-        None,
+    same = (each for each in served if each.moment == merge.moment)
+    more = next((merge.bytes - each.bytes for each in same if each.stage == "mm_encoder"), None)
+    return sentences(
+        [
+            "the merge of multimodal embeddings took {bytes:gib3} GiB for {moment}",
+            "{more:gib3} GiB more than the encoder",
+            "what the log notes of its profile has no merge",
+        ],
+        {**vars(merge), "more": more},
     )
-    took = text(
-        "the merge of multimodal embeddings took {size} GiB for {moment}",
-        size=format_gib(merge.bytes, 3),
-        moment=merge.moment,
-    )
-    if encoder is not None:
-        took = text(
-            "{took}, {more} GiB more than the encoder",
-            took=took,
-            more=format_gib(merge.bytes - encoder.bytes, 3),
-        )
-    return text("{took}; what the log notes of its profile has no merge", took=took)
 
 
 def gib_of(rank: RankReport, size: int | None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.record.spans import AFTER, BEFORE, UNEXPLAINED, DeviceMemory
+from vllm_memprof.record.spans import AFTER, BEFORE, UNEXPLAINED, ComponentRow, DeviceMemory
 from vllm_memprof.units import minus, sum_or_none
+
+_Sizes = dict[str, int | None]
 
 
 @dataclass(frozen=True)
@@ -18,15 +21,35 @@ class Growth:
     order: int  # of the phase; of the later one for a gap
     depth: int
     after: str | None  # None: within the phase; else the phase that the gap before this one follows
-    owners: dict[str, int | None] = field(
-        default_factory=dict
-    )  # bytes, signed; None where an edge was not read
-    between: tuple[DeviceMemory, DeviceMemory] | None = None  # before and after it
+    begin: DeviceMemory
+    end: DeviceMemory
 
     @cached_property
-    def remainders(self) -> dict[str, int | None]:
+    def owners(self) -> _Sizes:
+        """Return growth by owner, bytes, the free memory left out; None where it is not known.
+
+        Where neither moment was read as far as the total, nothing is known of any owner.
+        """
+        low, high = (
+            _sizes(row for row in memory.rows if row.component != "free") for memory in self._edges
+        )
+        totals = [memory.unexplained_bytes for memory in self._edges]
+        if None in totals:  # the total is unknown, as in a log
+            totals = [
+                sum_or_none(row.bytes for row in memory.remainders() if row.component != "rest")
+                for memory in self._edges
+            ]
+        low[UNEXPLAINED], high[UNEXPLAINED] = totals
+        return _less(low, high)
+
+    @cached_property
+    def remainders(self) -> _Sizes:
         """Return growth of the remainders that are the owner ``unexplained``."""
-        return {} if self.between is None else remainders(*self.between)
+        return _less(*(_sizes(memory.remainders()) for memory in self._edges))
+
+    @property
+    def _edges(self) -> tuple[DeviceMemory, DeviceMemory]:
+        return self.begin, self.end
 
     @property
     def place(self) -> str:
@@ -42,48 +65,20 @@ def growth_by_owner(rank: RankReport) -> list[Growth]:
     found: list[Growth] = []
     previous: tuple[str, DeviceMemory] | None = None
     for row in rank.phases:
-        before, after = (
-            None if (edge := row.edge(side)) is None else edge.owners for side in (BEFORE, AFTER)
-        )
+        before, after = row.owners.get(BEFORE), row.owners.get(AFTER)
         if row.depth == 0 and previous is not None and before is not None:
-            edges = previous[1], before
-            between = difference(*edges)
-            if any(between.values()):
-                found.append(Growth(row.name, row.order, 0, previous[0], between, edges))
+            gap = Growth(row.name, row.order, 0, *previous, before)
+            found += [gap] if any(gap.owners.values()) else []
         if before is not None and after is not None:
-            grown = difference(before, after)
-            found.append(Growth(row.name, row.order, row.depth, None, grown, (before, after)))
+            found.append(Growth(row.name, row.order, row.depth, None, before, after))
         if row.depth == 0 and after is not None:
             previous = row.name, after
     return found
 
 
-def difference(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | None]:
-    """After minus before by owner, the free memory left out; None where either is unknown.
-
-    Where neither moment was read as far as the total, nothing is known of any owner.
-    """
-    low, high = (
-        {row.component: row.bytes for row in memory.rows if row.component != "free"}
-        for memory in (before, after)
-    )
-    low[UNEXPLAINED], high[UNEXPLAINED] = before.unexplained_bytes, after.unexplained_bytes
-    if low[UNEXPLAINED] is None or high[UNEXPLAINED] is None:  # the total is unknown, as in a log
-        low[UNEXPLAINED], high[UNEXPLAINED] = (
-            sum_or_none([row.bytes for row in memory.remainders() if row.component != "rest"])
-            for memory in (before, after)
-        )
-    return _less(low, high)
+def _sizes(rows: Iterable[ComponentRow]) -> _Sizes:
+    return {row.component: row.bytes for row in rows}
 
 
-def remainders(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | None]:
-    """After minus before of each remainder; None where either is unknown."""
-    low, high = (
-        {row.component: row.bytes for row in memory.remainders()} for memory in (before, after)
-    )
-    return _less(low, high)
-
-
-def _less(low: dict[str, int | None], high: dict[str, int | None]) -> dict[str, int | None]:
-    names = low if low.keys() == high.keys() else dict.fromkeys([*low, *high])
-    return {name: minus(high.get(name), low.get(name)) for name in names}
+def _less(low: _Sizes, high: _Sizes) -> _Sizes:
+    return {name: minus(high.get(name), low.get(name)) for name in {**low, **high}}

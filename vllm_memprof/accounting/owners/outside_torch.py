@@ -7,10 +7,10 @@ is one function, and its docstring names the readings that it uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
+from typing import NamedTuple
 
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.counters import (
@@ -22,11 +22,10 @@ from vllm_memprof.accounting.readings.counters import (
     torch_bytes,
 )
 from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES
-from vllm_memprof.accounting.readings.startup import growth
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import AFTER, BEFORE, Span, ancestors, edges_of
-from vllm_memprof.units import MIB, minus
+from vllm_memprof.record.spans import AFTER, BEFORE, Span, ancestors, edges_of, first_of
+from vllm_memprof.units import MIB, either, floor_zero, minus
 
 #: ATB's tiling buffers: ATB_DEVICE_TILING_BUFFER_BLOCK_NUM blocks (32 at the least) of 3 MiB, each
 #: rounded to pages.
@@ -38,9 +37,11 @@ _OPERATOR_PHASES = ("profile_run", "graph_capture")
 #: The same of an engine that runs no profile, and warms up no operation of ATB alone.
 _FIRST_OPERATORS = ("graph_capture", "request")
 
+#: A figure of a snapshot, bytes.
+Read = Callable[[Snapshot], int | None]
 
-@dataclass(frozen=True, slots=True)
-class EdgeTime:
+
+class EdgeTime(NamedTuple):
     """The time of a snapshot: an edge of a phase."""
 
     t_ns: int
@@ -61,6 +62,39 @@ class EdgeTime:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """What a phase took and left; while it lasts, what was taken since it began."""
+
+    name: str
+    source: str
+    begins: EdgeTime
+    ends: EdgeTime | None  # None: the process never left the phase
+    base_bytes: int  # that were counted when it began
+    grown_bytes: int | None  # None: what it leaves is not known
+
+    @classmethod
+    def over(cls, span: Span, read: Read, name: str, source: str) -> Taken | None:
+        """Return what a phase took of a counter; None where it was not read when it began."""
+        base = None if span.before is None else read(span.before)
+        if base is None:
+            return None
+        ends = None if span.after is None else EdgeTime.of(span, AFTER)
+        return cls(name, source, EdgeTime.of(span, BEFORE), ends, base, grown(span, read))
+
+    def is_there(self, at: EdgeTime) -> bool:
+        """Return whether the phase has begun; one that failed has left nothing that is known."""
+        if self.ends is not None and at.is_after(self.ends):
+            return self.grown_bytes is not None
+        return at.is_after(self.begins)
+
+    def size(self, counted: int | None, at: EdgeTime) -> int | None:
+        """Return its bytes at an edge with so much counted."""
+        if self.ends is not None and at.is_after(self.ends):
+            return self.grown_bytes
+        return minus(counted, self.base_bytes)
+
+
+@dataclass(frozen=True)
 class Communicator:
     """A communicator, from its group's first collective on."""
 
@@ -73,9 +107,9 @@ class Communicator:
 
     @property
     def expected_bytes(self) -> int | None:
-        return self.seen_bytes if self.configured_bytes is None else self.configured_bytes
+        return either(self.configured_bytes, self.seen_bytes)
 
-    @cached_property
+    @property
     def source(self) -> str:
         """Where its size is known from."""
         if self.configured_bytes is None:
@@ -86,22 +120,8 @@ class Communicator:
         return f"2 x {self.configured_bytes // 2 // MIB} MiB by {by}"
 
 
-@dataclass(frozen=True)
-class Appeared:
-    """Memory of an owner that appeared at one edge and stayed."""
-
-    since: EdgeTime
-    bytes: int
-
-
-@dataclass(frozen=True)
-class GraphCapture:
-    """A graph capture: the runtime's counter before it, and the counter's growth over it."""
-
-    begins: EdgeTime
-    ends: EdgeTime | None
-    base_bytes: int
-    grown_bytes: int
+#: Bytes wherever something gave them: (t_ns, bytes), in time.
+Series = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -110,14 +130,12 @@ class Owners:
 
     counted: bool = False  # the runtime's counters were read
     communicators: tuple[Communicator, ...] = ()
-    # (t_ns, bytes) wherever the driver's figure gave it, in time
-    contexts: tuple[tuple[int, int], ...] = ()
+    contexts: Series = ()  # by the driver's figure of the process
     # where the driver gave none: from the first reading, if no other process can be in it
     first_context: int | None = None
-    # (t_ns, bytes) wherever the driver's list of processes was read, in time
-    others: tuple[tuple[int, int], ...] = ()
-    atb: Appeared | None = None
-    captures: tuple[GraphCapture, ...] = ()
+    others: Series = ()  # by the driver's list of processes
+    atb: Taken | None = None
+    captures: tuple[Taken, ...] = ()  # of the runtime's counter
 
     def other_processes(self, t_ns: int) -> int | None:
         """Return what other processes held, bytes, at the last reading not after ``t_ns``."""
@@ -125,58 +143,46 @@ class Owners:
 
     def context(self, t_ns: int) -> int | None:
         """Return the context, bytes, as the driver's last figure before ``t_ns`` gave it."""
-        known = self.first_context
-        for at, size in self.contexts:
-            if at > t_ns and known is not None:
-                break
-            known = size
-        return known
+        last = next((size for at, size in reversed(self.contexts) if at <= t_ns), None)
+        return either(last, self.first_context, *(size for _, size in self.contexts[:1]))
 
 
 def owners_of(process: ProcessRecord) -> Owners:
     """Return the owners that follow from the order of events in one process."""
-    edges = [
-        (EdgeTime(edge.snapshot.t_ns or 0, span.order, edge.side), edge.snapshot)
-        for span, edge in edges_of(process.phases)
-    ]
-    edges.sort(key=lambda entry: entry[0].t_ns)
-    counted = any(snapshot.components for _, snapshot in edges)
-    captures = []  # growth of the runtime's counter: task buffers and streams of captured graphs
-    for span in process.phases:
-        base = None if span.before is None else counter(span.before, RUNTIME)
-        if span.phase == "graph_capture" and base is not None:
-            grown = _grown(span, lambda snapshot: counter(snapshot, RUNTIME))
-            ends = None if grown is None else EdgeTime.of(span, AFTER)
-            begins = EdgeTime.of(span, BEFORE)
-            captures.append(GraphCapture(begins, ends, base, max(0, grown or 0)))
+    spans = process.phases
+    read = sorted(
+        (edge.snapshot for _, edge in edges_of(spans)), key=lambda snapshot: snapshot.t_ns or 0
+    )
+
+    def series(figure: Read) -> Series:
+        sizes = ((snapshot.t_ns or 0, figure(snapshot)) for snapshot in read)
+        return tuple((t_ns, size) for t_ns, size in sizes if size is not None)
+
+    captures = (
+        Taken.over(span, lambda at: counter(at, RUNTIME), "graph", "")
+        for span in spans
+        if span.phase == "graph_capture"
+    )
     return Owners(
-        counted=counted,
-        communicators=tuple(_communicators(process.phases)),
+        counted=any(snapshot.components for snapshot in read),
+        communicators=tuple(_communicators(spans)),
         # the driver's figure of the process less all counters of the runtime
-        contexts=tuple(
-            (moment.t_ns, size)
-            for moment, snapshot in edges
-            if (size := minus(snapshot.process_bytes, counted_bytes(snapshot))) is not None
-        ),
-        first_context=_first_context(edges),
-        others=tuple(
-            (moment.t_ns, snapshot.other_processes_bytes)
-            for moment, snapshot in edges
-            if snapshot.other_processes_bytes is not None
-        ),
-        atb=_atb(process.phases),
-        captures=tuple(captures),
+        contexts=series(lambda at: minus(at.process_bytes, counted_bytes(at))),
+        first_context=_first_context(read),
+        others=series(lambda at: at.other_processes_bytes),
+        atb=_atb(spans),
+        captures=tuple(each for each in captures if each is not None),
     )
 
 
-def _first_context(edges: list[tuple[EdgeTime, Snapshot]]) -> int | None:
+def _first_context(read: list[Snapshot]) -> int | None:
     """Return non-torch memory at the first reading, less what the counters hold already, bytes.
 
     It is the context where no other process is on the device. Above the ceiling there must be one.
     """
-    for _, snapshot in edges:
-        torch, counted = torch_bytes(snapshot), counted_bytes(snapshot)
-        size = minus(snapshot.used_bytes, torch if counted is None else counted)
+    for snapshot in read:
+        torch = torch_bytes(snapshot)
+        size = minus(snapshot.used_bytes, either(counted_bytes(snapshot), torch))
         if size is not None and torch is not None:
             return size if 0 <= size <= CONTEXT_CEILING_BYTES else None
     return None
@@ -194,22 +200,24 @@ def _communicators(spans: list[Span]) -> Iterator[Communicator]:
         possible = chain((f"{group.removesuffix(':0')}{p2p}", f"{group}{p2p}"), numbered)
         name = next(name for name in possible if name not in names)
         names.add(name)
-        grown = _grown(span, lambda snapshot: counter(snapshot, HCCL))
-        grown = _grown(span, _outside) if grown is None else grown
         begins = EdgeTime.of(span, BEFORE if span.before is not None else AFTER)
         yield Communicator(
             name=f"communicator:{name}",
-            begins=replace(begins, edge=BEFORE),
+            begins=begins._replace(edge=BEFORE),
             configured_bytes=span.integer("buffer_bytes"),
             configured_by=span.string("buffer_source"),
-            seen_bytes=None if grown is None else max(0, grown),
+            seen_bytes=floor_zero(either(grown(span, _hccl), grown(span, _outside))),
         )
 
 
-def _grown(span: Span, read: Callable[[Snapshot], int | None]) -> int | None:
+def grown(span: Span, read: Read) -> int | None:
     """Return the growth of a reading over a phase, bytes; None where an edge has none."""
     before, after = span.before, span.after
     return None if before is None or after is None else minus(read(after), read(before))
+
+
+def _hccl(snapshot: Snapshot) -> int | None:
+    return counter(snapshot, HCCL)
 
 
 def _outside(snapshot: Snapshot) -> int | None:
@@ -217,7 +225,7 @@ def _outside(snapshot: Snapshot) -> int | None:
     return minus(snapshot.non_torch_bytes, snapshot.npu_workspace_bytes or 0)
 
 
-def _atb(spans: list[Span]) -> Appeared | None:
+def _atb(spans: list[Span]) -> Taken | None:
     """Return ATB's pool: growth outside torch while ATB's warm-up operation ran.
 
     The growth must be the size of the pool at least. Where it is less, an earlier operation had
@@ -226,23 +234,22 @@ def _atb(spans: list[Span]) -> Appeared | None:
     communicators appear in the same phases. An engine without that warm-up has the second rule
     alone.
     """
-    if any(span.phase == "kv_cache_sizing" for span in spans):
+    if first_of(spans, "kv_cache_sizing"):
         return _atb_in(spans, _FIRST_OPERATORS)
     warm_up = next((span for span in spans if span.phase == "atb_warm_up" and not span.error), None)
     if warm_up is None or warm_up.before is None or warm_up.after is None:
         return None
-    grown = _grown(warm_up, app_outside_torch)
-    grown = _grown(warm_up, _outside) if grown is None else grown
-    if grown is not None and grown >= ATB_POOL_BYTES:
-        return Appeared(EdgeTime.of(warm_up, AFTER), grown)
+    size = either(grown(warm_up, app_outside_torch), grown(warm_up, _outside))
+    if size is not None and size >= ATB_POOL_BYTES:
+        return _pool(EdgeTime.of(warm_up, AFTER), size)
     return _atb_in(spans, _OPERATOR_PHASES)
 
 
-def _atb_in(spans: list[Span], phases: Collection[str]) -> Appeared | None:
+def _atb_in(spans: list[Span], phases: Collection[str]) -> Taken | None:
     for span in spans:
-        grown = _grown(span, app_outside_torch) if span.phase in phases else None
-        if grown is not None and grown >= ATB_POOL_BYTES and span.before is not None:
-            size = (app_outside_torch(span.before) or 0) + ATB_POOL_BYTES
+        size = grown(span, app_outside_torch) if span.phase in phases else None
+        if size is not None and size >= ATB_POOL_BYTES and span.before is not None:
+            least = (app_outside_torch(span.before) or 0) + ATB_POOL_BYTES
             # right before the first edge inside the phase that has so much, else its end: operators
             # run in a thread of torch_npu's, and may come before a phase that lies inside ends
             begin, end = EdgeTime.of(span, BEFORE).t_ns, EdgeTime.of(span, AFTER)
@@ -251,23 +258,21 @@ def _atb_in(spans: list[Span], phases: Collection[str]) -> Appeared | None:
                 for other, edge in edges_of(spans)
                 if other is not span
                 and begin <= (at := edge.snapshot.t_ns or 0) <= end.t_ns
-                and (app_outside_torch(edge.snapshot) or 0) >= size
+                and (app_outside_torch(edge.snapshot) or 0) >= least
             ]
-            since = replace(end, t_ns=min([*inside, end.t_ns]))
-            return Appeared(since, min(grown, _ATB_POOL_MOST_BYTES))
+            since = end._replace(t_ns=min([*inside, end.t_ns]))
+            return _pool(since, min(size, _ATB_POOL_MOST_BYTES))
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """The communicators' counter in bytes by name, in their order, and the rest without a name."""
-
-    named: dict[str, int | None] = field(default_factory=dict)
-    rest: int = 0
+def _pool(since: EdgeTime, size: int) -> Taken:
+    return Taken("atb", "growth in the phase of ATB's first operation", since, since, 0, size)
 
 
-def share_communicators(owners: Owners, held: int, at: EdgeTime) -> Shares:
-    """Divide the communicators' counter at one edge.
+def share_communicators(
+    owners: Owners, held: int, at: EdgeTime
+) -> tuple[dict[str, int | None], int]:
+    """Divide the communicators' counter at one edge: bytes by name, and the rest without a name.
 
     Each existing communicator gets the buffers it is configured with. The last one made, whose
     buffers may not all be allocated yet, gets what is left, at most its own. Where the counter
@@ -276,16 +281,16 @@ def share_communicators(owners: Owners, held: int, at: EdgeTime) -> Shares:
     named: dict[str, int | None] = dict.fromkeys((each.name for each in owners.communicators), 0)
     present = [each for each in owners.communicators if at.is_after(each.begins)]
     if not present or held == 0:
-        return Shares(named, held)
+        return named, held
     *earlier, last = present
-    expected = [each.expected_bytes for each in earlier]
-    known = [size for size in expected if size is not None]
-    if len(known) < len(expected) or sum(known) > held:
-        return Shares({**named, **dict.fromkeys((each.name for each in present), None)}, held)
-    named.update(zip((each.name for each in earlier), known, strict=True))
-    left = held - sum(known)
-    named[last.name] = left if last.expected_bytes is None else min(left, last.expected_bytes)
-    return Shares(named, left - (named[last.name] or 0))
+    left = held
+    for each in earlier:
+        named[each.name] = each.expected_bytes
+        left = -1 if each.expected_bytes is None else left - each.expected_bytes
+        if left < 0:
+            return named | dict.fromkeys(each.name for each in present), held
+    own = left if last.expected_bytes is None else min(left, last.expected_bytes)
+    return {**named, last.name: own}, left - own
 
 
 @dataclass(frozen=True)
@@ -309,19 +314,15 @@ def communicators_of(rank: RankReport) -> list[CommunicatorUse]:
             continue
         names, ranks = span.detail.get("names"), span.detail.get("ranks")
         around = next(ancestors(rank.phases, span), None)
-        grown = _grown(span, lambda snapshot: counter(snapshot, HCCL))
-        if grown is None:
-            grown = growth(span.before, span.after, "non_torch_bytes")
+        p2p = ["p2p"] if span.detail.get("p2p") else []
         use = CommunicatorUse(
-            names=[str(name) for name in names] if isinstance(names, list) else [],
+            names=[*(map(str, names) if isinstance(names, list) else ()), *p2p],
             ranks=ranks if isinstance(ranks, list) else None,
             buffer_bytes=span.integer("buffer_bytes"),
             buffer_source=span.string("buffer_source"),
             op=span.string("op"),
             phase=None if around is None else around.phase,
-            seen_bytes=grown,
+            seen_bytes=either(grown(span, _hccl), grown(span, lambda at: at.non_torch_bytes)),
         )
-        if span.detail.get("p2p"):
-            use.names.append("p2p")
         found.append(use)
     return found

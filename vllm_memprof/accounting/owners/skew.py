@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
 from statistics import median_low
+from typing import NamedTuple
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
-from vllm_memprof.accounting.readings.startup import StartupReadings
-from vllm_memprof.record.spans import UNEXPLAINED, Edge
-from vllm_memprof.text import Text, text
+from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.record.spans import AFTER, UNEXPLAINED, Edge, last_of
 from vllm_memprof.units import MIB
 
 #: Less than this is no difference.
 _LEAST_BYTES = MIB
 #: Phases after which ranks are compared, the latest first.
 _MOMENTS = ("warm_up", "graph_capture", "kv_cache_alloc", "weight_load", "device_init")
-_COMMUNICATOR = "communicator:"
-_TITLES = {
-    "weights": text("weights"),
-    "experts": text("weights with the experts of the rank"),
-    "kv_cache": text("KV cache"),
-    "torch_rest": text("rest of torch's segments"),
-    "communicators": text("communicators"),
-    "contexts_of_ranks": text("contexts of other ranks on the device"),
-    "neighbours": text("other processes on the device"),
-    UNEXPLAINED: text("unexplained"),
-}
 _MEASURED = ("weights", "experts", "kv_cache", "torch_rest")
 
 
-@dataclass(frozen=True)
-class OwnerSkew:
+class OwnerSkew(NamedTuple):
     """One owner whose bytes differ between ranks."""
 
     owner: str
-    title: Text | str
+    title: str
     group: str | None  # whose ranks are compared; None: there is one group
     least: int
     least_label: str
@@ -51,79 +39,77 @@ class OwnerSkew:
 
 def skew_by_owner(report: Report) -> list[OwnerSkew]:
     """Return the owners that differ between ranks, the largest difference first."""
-    pids: dict[str | None, set[str]] = {}
+    pids: dict[str | None, set[str]] = defaultdict(set)
+    groups: dict[str | None, list[RankReport]] = defaultdict(list)
     for rank in report.ranks:
-        pids.setdefault(rank.host, set()).add(str(rank.pid))
-    groups: dict[str | None, list[RankReport]] = {}
-    for rank in report.ranks:
-        groups.setdefault(rank.group, []).append(rank)
+        pids[rank.host].add(str(rank.pid))
+        groups[rank.group].append(rank)
     rows = []
     for group, ranks in groups.items():
-        # the latest phase of a start-up that every rank has come through
-        passed = (phase for phase in _MOMENTS if all(_end(rank, phase) for rank in ranks))
-        moment = next(passed, None)
-        if moment is None or len(ranks) < 2:
-            continue
-        held = [(rank, _held(rank, moment, pids[rank.host])) for rank in ranks]
-        for owner in dict.fromkeys(name for _, sizes in held for name in sizes):
-            known = [(rank, sizes[owner]) for rank, sizes in held if owner in sizes]
-            least = min(known, key=lambda entry: entry[1])
-            most = max(known, key=lambda entry: entry[1])
-            if most[1] - least[1] < _LEAST_BYTES:
+        by_owner: dict[str, list[tuple[int, RankReport]]] = defaultdict(list)
+        for rank, edge, serves in _compared(ranks):
+            for owner, size in _held(rank, edge, serves, pids[rank.host]).items():
+                by_owner[owner].append((size, rank))
+        for owner, held in by_owner.items():
+            least, most = (pick(held, key=lambda each: each[0]) for pick in (min, max))
+            if most[0] - least[0] < _LEAST_BYTES:
                 continue
-            hosts: dict[str | None, list[int]] = {}
-            for rank, size in known:
-                hosts.setdefault(rank.host, []).append(size)
+            hosts: dict[str | None, list[int]] = defaultdict(list)
+            for size, rank in held:
+                hosts[rank.host].append(size)
             middle = [median_low(each) for each in hosts.values()]
             rows.append(
                 OwnerSkew(
                     owner,
-                    _TITLES.get(owner, owner.replace("_", " ")),
+                    TITLES["skew"].get(owner, owner.replace("_", " ")),
                     group if len(groups) > 1 else None,
-                    least[1],
-                    least[0].label,
-                    most[1],
-                    most[0].label,
+                    least[0],
+                    least[1].label,
+                    most[0],
+                    most[1].label,
                     max(middle) - min(middle),
                 )
             )
     return sorted(rows, key=lambda row: row.least - row.most)
 
 
-def _end(rank: RankReport, phase: str) -> Edge | None:
-    span = StartupReadings.of(rank).last(phase)
-    edge = None if span is None else span.edge("after")
-    return edge if edge is not None and edge.owners is not None else None
+def _compared(ranks: list[RankReport]) -> list[tuple[RankReport, Edge, bool]]:
+    """Return the end of the latest phase of a start-up that every rank has come through.
+
+    The third of each says whether the KV cache stands by then.
+    """
+    for phase in _MOMENTS if len(ranks) > 1 else ():
+        spans = [last_of(rank.phases, phase) for rank in ranks]
+        ends = [span.edges[-1] for span in spans if span is not None and AFTER in span.owners]
+        if len(ends) == len(ranks):
+            serves = phase in _MOMENTS[:3]
+            return [(rank, end, serves) for rank, end in zip(ranks, ends, strict=True)]
+    return []
 
 
-def _held(rank: RankReport, phase: str, pids: set[str]) -> dict[str, int]:
+def _held(rank: RankReport, edge: Edge, serves: bool, pids: set[str]) -> dict[str, int]:
     """Return what a rank's device held by owner."""
-    edge = _end(rank, phase)
-    assert edge is not None
     assert edge.owners is not None
-    held: dict[str, int] = {}
-    of = StartupReadings.of(rank)
-    weights, torch = of.figure("weights_bytes"), 0
-    granted = of.figure("kv_cache_bytes") if phase in _MOMENTS[:3] else 0
+    held: dict[str, int] = defaultdict(int)
+    torch = 0
     for row in edge.owners.rows:
         if row.bytes is None or row.component == "free":
             continue
         if row.component in TORCH_ROWS:
             torch += row.bytes
-        elif row.component.startswith(_COMMUNICATOR):
-            held["communicators"] = held.get("communicators", 0) + row.bytes
+        elif row.component.startswith("communicator:"):
+            held["communicators"] += row.bytes
         elif row.component == "other_processes":
             others = edge.snapshot.other_processes or {}
             own = sum(size for pid, size in others.items() if pid in pids)
-            held["contexts_of_ranks"] = own
-            held["neighbours"] = row.bytes - own
+            held |= {"contexts_of_ranks": own, "neighbours": row.bytes - own}
         else:
             held[row.component] = row.bytes
     if edge.owners.unexplained_bytes is not None:
         held[UNEXPLAINED] = edge.owners.unexplained_bytes
+    weights, granted = rank.figure("weights_bytes"), rank.figure("kv_cache_bytes") if serves else 0
     if weights is not None and granted is not None:
         # expert parallelism divides the experts: ranks may hold different numbers of them
-        held["weights" if rank.ep_rank is None else "experts"] = weights
-        held["kv_cache"] = granted
+        held |= {"weights" if rank.ep_rank is None else "experts": weights, "kv_cache": granted}
         torch -= weights + granted
     return held | {"torch_rest": torch}

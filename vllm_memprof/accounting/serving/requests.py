@@ -7,6 +7,8 @@ with how many others it was in a step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
+from operator import attrgetter
 
 from vllm_memprof.accounting.model import MmProfile, Point, RequestRow, StageRow
 from vllm_memprof.accounting.readings.startup import growth, value
@@ -53,15 +55,19 @@ def request_rows(run: Run, process: ProcessRecord) -> list[RequestRow]:
     for core in engine_cores(process, run.serving)[:1]:
         for record in core.served.requests:
             cores.setdefault(record.id, []).append(record)
-    rows = []
-    for memory in process.served.request_memory:
-        known = cores.get(memory.id)
-        rows.append((memory.begin_ns, _row(memory, known.pop(0) if known else None, start)))
-    for waiting in cores.values():
-        for record in waiting:
-            if record.end_ns is None or not process.served.dropped.get("request_memory"):
-                rows.append((record.begin_ns, _row(RequestMemory(record.id), record, start)))
-    return [row for _, row in sorted(rows, key=lambda pair: pair[0] or 0)]
+    pairs = [
+        (memory, known.pop(0) if (known := cores.get(memory.id)) else RequestRecord(memory.id))
+        for memory in process.served.request_memory
+    ]
+    dropped = process.served.dropped.get("request_memory")
+    pairs += [
+        (RequestMemory(record.id), record)
+        for waiting in cores.values()
+        for record in waiting
+        if record.end_ns is None or not dropped
+    ]
+    pairs.sort(key=lambda pair: pair[0].begin_ns or pair[1].begin_ns or 0)
+    return [_row(memory, core, start) for memory, core in pairs]
 
 
 def engine_cores(process: ProcessRecord, cores: list[ProcessRecord]) -> list[ProcessRecord]:
@@ -83,15 +89,15 @@ def engine_cores(process: ProcessRecord, cores: list[ProcessRecord]) -> list[Pro
     ]
 
 
-def _row(memory: RequestMemory, core: RequestRecord | None, start: int | None) -> RequestRow:
-    items = core.items if core is not None and core.items else memory.items
+def _row(memory: RequestMemory, core: RequestRecord, start: int | None) -> RequestRow:
+    items = core.items or memory.items
     tokens = [item.tokens for item in items if item.tokens is not None]
     known = {name: getattr(memory, name) for name in RequestFigures.__dataclass_fields__}
-    if core is not None and core.prompt_tokens is not None:
+    if core.prompt_tokens is not None:
         known["prompt_tokens"] = core.prompt_tokens
     return RequestRow(
         **known,
-        output_tokens=None if core is None else core.output_tokens,
+        output_tokens=core.output_tokens,
         images=[
             None if item.size is None else list(item.size)
             for item in items
@@ -101,7 +107,7 @@ def _row(memory: RequestMemory, core: RequestRecord | None, start: int | None) -
         image_tokens=sum(tokens) if tokens else None,
         begin_seconds=_seconds(memory.begin_ns, start),
         end_seconds=_seconds(memory.end_ns, start),
-        reason=None if core is None else core.reason,
+        reason=core.reason,
         finished=None if memory.end_ns is None else memory.finished,
     )
 
@@ -122,9 +128,8 @@ def stage_rows(process: ProcessRecord) -> list[StageRow]:
             passages,
             key=lambda each: (each.figures["allocated_total_bytes"] or 0, _tokens_of(each)),
         )
-        risen = [p for stage in passages if (p := stage.figures["allocated_peak_bytes"])]
-        figures = largest.figures
-        moved = name in ("mm_encoder", "mm_merge")
+        figures, moved = largest.figures, name in ("mm_encoder", "mm_merge")
+        held = minus(figures["allocated_bytes"], figures["allocated_before_bytes"])
         rows.append(
             StageRow(
                 stage=name,
@@ -132,18 +137,13 @@ def stage_rows(process: ProcessRecord) -> list[StageRow]:
                 failed=sum(stage.error is not None for stage in passages),
                 items=sum(len(stage.items) for stage in passages),
                 allocated_total_bytes=figures["allocated_total_bytes"] if moved else None,
-                held_bytes=(
-                    minus(figures["allocated_bytes"], figures["allocated_before_bytes"])
-                    if moved
-                    else None
+                held_bytes=held if moved else None,
+                allocated_peak_bytes=_most(
+                    each.figures["allocated_peak_bytes"] for each in passages
                 ),
-                allocated_peak_bytes=max(risen, default=None),
-                request=largest.requests[0] if largest.requests else None,
+                request=next(iter(largest.requests), None),
                 image=_largest_size(largest),
-                cache_bytes=max(
-                    (b for stage in passages if (b := stage.figures["encoder_cache_bytes"])),
-                    default=None,
-                ),
+                cache_bytes=_most(each.figures["encoder_cache_bytes"] or None for each in passages),
             )
         )
     return rows
@@ -191,44 +191,43 @@ def _point(samples: list[tuple[str, Sample]], start: int) -> Point:
 
 def largest(rows: Sequence[RequestRow], name: str, count: int = 10) -> list[RequestRow]:
     """Return the rows with the largest values of a field, the largest first."""
-    known = [row for row in rows if getattr(row, name) is not None]
-    return sorted(known, key=lambda row: -getattr(row, name))[:count]
+    known = (row for row in rows if getattr(row, name) is not None)
+    return nlargest(count, known, key=attrgetter(name))
 
 
 def mm_profile(process: ProcessRecord) -> MmProfile | None:
     """Return what profiling assumed beside what came; None without an encoder that was profiled."""
     span = first_of(process.phases, "mm_profile")
     profile = first_of(process.phases, "profile_run")
-    merged = None if profile is None else profile.detail.get("mm_merge_ran")
     encoder = [stage for stage in process.served.stages if stage.stage == "mm_encoder"]
     merges = [stage for stage in process.served.stages if stage.stage == "mm_merge"]
     if span is None and not encoder and not merges:
         return None
-    profiled = span or Span("mm_profile", 0, None, 0, (), None, None)
+    nothing = Span("", 0)
+    profiled, merged = span or nothing, (profile or nothing).detail.get("mm_merge_ran")
     items, each = profiled.integer("mm_items"), profiled.integer("mm_tokens_per_item")
-    size = profiled.detail.get("mm_size")
+    size, peak = profiled.detail.get("mm_size"), value(profiled.after, "allocated_peak_bytes")
     # the profiled encoder's peak, where the allocator's rose in it
-    rose = growth(profiled.before, profiled.after, "allocated_peak_bytes") or 0
-    start, peak = value(profiled.before, "allocated_bytes"), profiled.after
-    taken = minus(value(peak, "allocated_peak_bytes"), start) if rose > 0 else None
-    most = max(encoder, key=_tokens_of, default=None)
-    merge = max(merges, key=lambda s: s.figures["allocated_total_bytes"] or 0, default=None)
+    rose = (growth(profiled.before, profiled.after, "allocated_peak_bytes") or 0) > 0
+    none = MediaStage("", 0, 0, None, (), (), {})
+    most = max(encoder, key=_tokens_of, default=none)
+    merge = max(merges, key=lambda s: s.figures["allocated_total_bytes"] or 0, default=none)
     return MmProfile(
         modality=profiled.string("mm_modality"),
         items=items,
         tokens=None if items is None or each is None else items * each,
         size=list(size) if isinstance(size, list) else None,
-        bytes=taken,
+        bytes=minus(peak, value(profiled.before, "allocated_bytes")) if rose else None,
         merged=merged if isinstance(merged, bool) else None,
         frames=profiled.integer("mm_frames"),
-        came_items=None if most is None else len(most.items),
-        came_tokens=None if most is None else _tokens_of(most) or None,
-        came_size=None if most is None else _largest_size(most),
+        came_items=len(most.items) if encoder else None,
+        came_tokens=_tokens_of(most) or None,
+        came_size=_largest_size(most),
         came_bytes=_most_taken(encoder),
-        merge_bytes=None if merge is None else merge.figures["allocated_total_bytes"],
+        merge_bytes=merge.figures.get("allocated_total_bytes"),
         merge_peak_bytes=_most_taken(merges),
-        merge_tokens=None if merge is None else _tokens_of(merge) or None,
-        merge_size=None if merge is None else _largest_size(merge),
+        merge_tokens=_tokens_of(merge) or None,
+        merge_size=_largest_size(merge),
     )
 
 
@@ -244,8 +243,11 @@ def _largest_size(stage: MediaStage) -> list[int] | None:
 
 def _most_taken(stages: Iterable[MediaStage]) -> int | None:
     """Return the most that was allocated in a passage less what was before it, where known."""
-    taken = [
+    return _most(
         minus(stage.figures["allocated_peak_bytes"], stage.figures["allocated_before_bytes"])
         for stage in stages
-    ]
-    return max((size for size in taken if size is not None), default=None)
+    )
+
+
+def _most(sizes: Iterable[int | None]) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)

@@ -33,10 +33,10 @@ from itertools import pairwise
 from statistics import NormalDist, mean, median, stdev
 from typing import Annotated
 
-from vllm_memprof.record.codec import Allowed
+from vllm_memprof.record.codec import one_of
 
 GROWING, GREW, STEADY, TOO_SHORT = "growing", "grew", "steady", "too_short"
-Verdict = Annotated[str, Allowed((GROWING, GREW, STEADY, TOO_SHORT))]
+Verdict = Annotated[str, one_of(GROWING, GREW, STEADY, TOO_SHORT)]
 
 #: Of the positions of a run, the share that is warm-up: caches and pools fill there.
 WARM_UP = 0.1
@@ -61,7 +61,6 @@ class Trend:
     low: float | None = None  # of the interval
     high: float | None = None
     first: float | None = None  # position at which the window begins
-    last: float | None = None
     rise: float | None = None  # of the level over the window
 
 
@@ -99,7 +98,10 @@ def _judge(
     levels = _levels(positions, values, first, last)
     if len(levels) < LEAST_STRETCHES:
         return Trend(TOO_SHORT)
-    slope, low, high = theil_sen([at for at, _ in levels], [level for _, level in levels])
+    places, sizes = zip(*levels, strict=True)
+    half, third = len(levels) // 2, len(levels) // 3
+    slope, low, high = theil_sen(places, sizes)
+    _, low_later, _ = theil_sen(places[half:], sizes[half:])
     parts = _parts(levels, first, last)
     grown = [after - before for before, after in pairwise(parts)]
     per_part = (last - first) / PARTS
@@ -107,10 +109,6 @@ def _judge(
     low = min(low, (mean(grown) - spread) / per_part)
     high = max(high, (mean(grown) + spread) / per_part)
     rise = parts[-1] - parts[0]
-    sizes = [level for _, level in levels]
-    later = levels[len(levels) // 2 :]
-    _, low_later, _ = theil_sen([at for at, _ in later], [level for _, level in later])
-    third = len(sizes) // 3
     thirds, fifth = len(grown) // 3, len(grown) // 5 + 1
     goes_on = sum(grown[-thirds:]) >= LAST_THIRD * sum(grown[:thirds]) and sum(
         grown[-fifth:]
@@ -120,7 +118,7 @@ def _judge(
         verdict = GROWING
     elif rise >= least and max(sizes[:third]) < min(sizes[-third:]):
         verdict = GREW
-    return Trend(verdict, slope, low, high, first, last, rise)
+    return Trend(verdict, slope, low, high, first, rise)
 
 
 def _levels(

@@ -5,45 +5,27 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vllm_memprof.cli import plans
-from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.show import command_app
+from vllm_memprof.cli.options import ANSWER, EPILOG, RANKS, command_app
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.files import from_here
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vllm_memprof.plans.hardware import Hardware
-    from vllm_memprof.record.loader import Run
-    from vllm_memprof.sim.profiles import DeviceProfile
+from vllm_memprof.options import value_of, with_option
+from vllm_memprof.plans.calibrated import CalibratedJob, run_calibrated
+from vllm_memprof.plans.device_facts import engine_args_of
+from vllm_memprof.plans.hardware import Hardware, hardware_of
+from vllm_memprof.record.schema import ENGINE_LOG, REPORT_JSON, RUN_FILE, RunInfo
+from vllm_memprof.sim.profiles import DeviceProfile, load_profile
+from vllm_memprof.sources import read_report
 
 #: Exit status: one of the two plans did not come up.
 NOT_UP = 1
 
 
-def calibrate(
-    ctx: typer.Context,
-    model: shared.Model,
-    run: Annotated[
-        str,
-        typer.Option(
-            "--run",
-            metavar="RUN_OR_LOG",
-            help="A run or log from an NPU; LOG#2 is the second start of a log.",
-        ),
-    ],
-    ranks: plans.Ranks = "auto",
-    rank: plans.Rank = None,
-    until: plans.Until = "kv",
-    no_cache: plans.NoCache = False,
-    **shared_options: object,
-) -> None:
+def calibrate(ctx: typer.Context, run: str, **options: object) -> None:
     """Correct a simulated device by a real run, and plan MODEL with and without it.
 
     Plans the command of the run or log, of the same family of models, on the simulated device,
@@ -53,9 +35,6 @@ def calibrate(
     Exit status 0: both plans came up. 1: one did not. 2: a wrong argument. 3: a run or log that
     cannot correct.
     """
-    from vllm_memprof.plans.calibrated import CalibratedJob, run_calibrated
-    from vllm_memprof.sim.profiles import load_profile
-
     plan = plans.requested_plan(ctx)
     if plan.device.profile is None:
         raise UsageError(
@@ -69,9 +48,7 @@ def calibrate(
     found, folder = plans.answer(
         ctx,
         f"{plan.model.rstrip('/')}-calibrated",
-        lambda command, runner: run_calibrated(
-            CalibratedJob(plan, hardware, profile, command), runner
-        ),
+        lambda runner: run_calibrated(CalibratedJob(plan, hardware, profile), runner),
     )
     print(
         f"memprof: {found.profile} and the plans are in {from_here(folder)}; "
@@ -88,33 +65,16 @@ def read_hardware(name: str, profile: DeviceProfile) -> Hardware:
     Raises:
         RunRecordError: it cannot be read, holds several starts, or cannot correct the profile.
     """
-    from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.logs.to_record import read_log
-    from vllm_memprof.options import value_of, with_option
-    from vllm_memprof.plans.device_facts import engine_args_of
-    from vllm_memprof.plans.hardware import hardware_of
-    from vllm_memprof.record.loader import load_info
-    from vllm_memprof.record.schema import ENGINE_LOG, REPORT_JSON, RUN_FILE
-    from vllm_memprof.sources import build_run, chosen, is_report, numbered, read_report
-
-    path, number = numbered(name)
-    folder, given = Path(path), None
-    if folder.name in (RUN_FILE, REPORT_JSON, ENGINE_LOG):  # it may lie in a run folder
-        folder = folder.parent
-    if (folder / RUN_FILE).is_file():
-        info = load_info(folder)
+    path = Path(name)
+    if path.name in (RUN_FILE, REPORT_JSON, ENGINE_LOG) and (path.parent / RUN_FILE).is_file():
+        path = path.parent
+    report = read_report(str(path))
+    if report.run.source == "hooks":
+        given = None
         with suppress(RunRecordError):
-            given = engine_args_of(info)
-        return hardware_of(name, build_run(folder), given, info.env, profile)
-    if is_report(path):
-        report = read_report(name)
-        return hardware_of(name, report, None, report.run.env, profile)
-    runs = read_log(path)
-    if number is None and len(runs) > 1:
-        hint = f"name one of them: {path}#1 to {path}#{len(runs)}"
-        raise RunRecordError(f"{path} holds {len(runs)} starts", hint=hint)
-    (run,) = chosen(path, number, runs)
-    report, given = build_report(run), _arguments(run)
+            given = engine_args_of(report.run)
+        return hardware_of(name, report, given, report.run.env, profile)
+    given = _arguments(report.run)
     used = next((rank.budget.gpu_memory_utilization for rank in report.ranks), None)
     option = "--gpu-memory-utilization"
     if given is not None and used is not None and value_of(given, option) != f"{used:g}":
@@ -122,16 +82,15 @@ def read_hardware(name: str, profile: DeviceProfile) -> Hardware:
     return hardware_of(name, report, given, None, profile)
 
 
-def _arguments(run: Run) -> list[str] | None:
+def _arguments(run: RunInfo) -> list[str] | None:
     """Return the engine's arguments of a start in a log; None where it does not tell them.
 
     The command as typed counts; else the line "non-default args".
     """
-    words: Sequence[str] = run.info.command
-    if list(words[:2]) == ["vllm", "serve"]:
-        return list(words[3:] if len(words) > 2 and not words[2].startswith("-") else words[2:])
-    said = [word for word in run.info.engine_command if word != "--enforce-eager"]
-    return list(run.info.engine_command) if said else None
+    words = run.command
+    if words[:2] == ["vllm", "serve"]:
+        return words[3:] if len(words) > 2 and not words[2].startswith("-") else words[2:]
+    return run.engine_command if {*run.engine_command} - {"--enforce-eager"} else None
 
 
-app = command_app(calibrate, shared.ANSWER, cls=EngineCommand, epilog=shared.EPILOG)
+app = command_app(calibrate, {**ANSWER, **RANKS}, cls=EngineCommand, epilog=EPILOG)

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from vllm_memprof.cli.runs import Run, find_run
-from vllm_memprof.cli.show import (
-    DRAWN,
-    Lang,
-    check_format,
-    command_app,
-    draw,
-    write_out,
-    write_result,
-)
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.check.baseline import differences
+from vllm_memprof.check.budget_file import BudgetFile, parse_budget, parse_option
+from vllm_memprof.check.document import check_document
+from vllm_memprof.check.github import render_check_github
+from vllm_memprof.check.junit import render_check_junit
+from vllm_memprof.check.limits import BUDGET, FIGURES, KEYS, TOKENS
+from vllm_memprof.check.outcomes import CheckResult, check_report
+from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
+from vllm_memprof.cli.options import OUTPUT, Options, command_app
+from vllm_memprof.cli.runs import find_run
+from vllm_memprof.cli.show import draw, write_out, write_result
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.sources import read_report
 
-if TYPE_CHECKING:
-    from vllm_memprof.accounting.model import Report
-    from vllm_memprof.check.budget_file import BudgetFile
-    from vllm_memprof.check.outcomes import CheckResult
-    from vllm_memprof.check.ratchet import Margin
-
-FORMATS = (*DRAWN, "json", "github")
 #: Exit status of a run that is over its budget.
 OVER_BUDGET = 1
 #: What stands in the place of a budget file where limits are options alone.
@@ -37,74 +33,16 @@ _OPTIONS = "options of check"
 
 
 def check(
-    run: Run = None,
-    budget: Annotated[
-        Path | None,
-        typer.Option("--budget", metavar="FILE", help="The budget file (TOML); see docs/ci.md."),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            metavar="RUN",
-            help="The run that the limits of [regression] refer to.",
-        ),
-    ] = None,
-    format_name: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="F",
-            help="table, markdown, html, json; github: annotations and a job summary.",
-        ),
-    ] = "table",
-    lang: Lang = "en",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="Write to a file instead of stdout; the budget of --init.",
-        ),
-    ] = None,
-    junit: Annotated[
-        Path | None,
-        typer.Option(
-            "--junit", metavar="FILE", help="Also write a JUnit XML report, one case per limit."
-        ),
-    ] = None,
-    init: Annotated[
-        bool,
-        typer.Option(
-            "--init", help="Write a budget file from the figures of RUN, instead of checking it."
-        ),
-    ] = False,
-    update: Annotated[
-        bool,
-        typer.Option(
-            "--update-baseline",
-            help="Tighten the limits in FILE to the figures of RUN; never loosen them.",
-        ),
-    ] = False,
-    margin: Annotated[
-        str | None,
-        typer.Option(
-            "--margin",
-            metavar="P%",
-            help="Margin of the limits of --init and --update-baseline: 0% is exact; default 1%, "
-            "and at least 16 MiB where a figure varies from start to start.",
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Compare with a baseline of other arguments; overwrite a file (--init); "
-            "loosen limits (--update-baseline).",
-        ),
-    ] = False,
-    **limits: str | None,
+    ctx: typer.Context,
+    run: str | None = None,
+    budget: Path | None = None,
+    baseline: str | None = None,
+    junit: Path | None = None,
+    init: bool = False,
+    update: bool = False,
+    margin: str | None = None,
+    force: bool = False,
+    **options: object,
 ) -> None:
     """Check a run against limits, of options or a budget file; list each with its margin and rank.
 
@@ -115,15 +53,14 @@ def check(
     Exit status 0: within budget. 1: over budget. 2: a wrong argument, a mistake in the budget file,
     or a baseline that cannot be compared. 3: a run cannot be read.
     """
-    from vllm_memprof.check.outcomes import check_report
-
-    check_format(format_name, output, lang=lang, formats=FORMATS)
     room = _margin(margin)
-    typed = {name: value for name, value in limits.items() if value is not None}
+    output: Path | None = ctx.params["output"]
+    typed = {name: str(ctx.params[name]) for name in _LIMITS if ctx.params[name] is not None}
     if init:
-        others = {"--budget": budget, "--baseline": baseline, "--junit": junit}
-        options = {f"--{name.replace('_', '-')}": value for name, value in typed.items()}
-        _refuse({**others, **options, "--update-baseline": update}, "--init")
+        given = {"budget": budget, "baseline": baseline, "junit": junit, "update_baseline": update}
+        for name, value in {**given, **typed}.items():
+            if value:
+                raise UsageError(f"--{name.replace('_', '-')} means nothing with --init")
         _propose(read_report(find_run(run)), room, output, force)
         return
     if budget is None and (update or baseline is not None or not typed):
@@ -132,57 +69,39 @@ def check(
             hint=f"--min-kv-cache 40GiB, or --budget FILE: memprof check {run or 'RUN'} --init -o "
             "budget.toml proposes one",
         )
-    _refuse({} if update else {"--margin": margin}, "a check without --init or --update-baseline")
-    text, held_to = _read_budget(budget, baseline, typed)
+    if margin and not update:
+        raise UsageError("--margin means nothing with a check without --init or --update-baseline")
+    text, limits = _read_budget(budget, baseline, typed)
     report = read_report(find_run(run))
     before = None if baseline is None else read_report(baseline)
-    if before is not None and not force:
-        from vllm_memprof.check.baseline import differences
-
-        if found := differences(before, report):
-            reasons = "\n  ".join(f"{row.sentence}" for row in found)
-            hint = "a baseline of the same set-up, or --force to compare all the same"
-            what = f"the baseline cannot be compared with the run:\n  {reasons}"
-            raise UsageError(what, hint=hint)
-    result = check_report(report, held_to, before)
-    if update and not result.outcomes[0].ok:  # a failed run changes nothing
+    if before is not None and not force and (found := differences(before, report)):
+        reasons = "\n  ".join(f"{row.sentence}" for row in found)
+        hint = "a baseline of the same set-up, or --force to compare all the same"
+        what = f"the baseline cannot be compared with the run:\n  {reasons}"
+        raise UsageError(what, hint=hint)
+    result = check_report(report, limits, before)
+    if update and not result.limits[0].ok:  # a failed run changes nothing
         result.notes.append(f"{budget} is left as it is: the run did not end well")
     elif update:
         assert budget is not None
-        from vllm_memprof.check.budget_file import parse_budget
-        from vllm_memprof.check.ratchet import tighten_budget
-
         turned = tighten_budget(text, str(budget), report, room, force)
         result = check_report(report, parse_budget(turned.text, str(budget)), before)
         result.notes.extend(turned.remarks)
         if turned.text != text:
-            _replace(budget, turned.text)
+            _put(budget, turned.text)
         else:
             result.notes.append(f"{budget} is left as it is: no limit to tighten")
     if junit is not None:
-        from vllm_memprof.check.junit import render_check_junit
-
         write_out(render_check_junit(result), junit)
-    if format_name == "github":
-        _write_for_github(result, output, budget)
+    if ctx.params["format_name"] == "github":
+        _write_for_github(result, output, budget or Path(_OPTIONS))
     else:
-        from vllm_memprof.check.document import check_document
-
-        write_result(result, check_document, format_name, output, lang)
+        write_result(ctx, result, check_document)
     if not result.ok:
         raise typer.Exit(OVER_BUDGET)
 
 
-def _refuse(given: dict[str, object], what: str) -> None:
-    for name, value in given.items():
-        if value:
-            raise UsageError(f"{name} means nothing with {what}")
-
-
 def _margin(text: str | None) -> Margin:
-    from fractions import Fraction
-
-    from vllm_memprof.check.ratchet import Margin
 
     if text is None:
         return Margin(Fraction(1, 100))
@@ -198,22 +117,20 @@ def _margin(text: str | None) -> Margin:
 
 
 def _propose(report: Report, margin: Margin, output: Path | None, force: bool) -> None:
-    from vllm_memprof.check.ratchet import propose_budget
 
     status = report.run.outcome
     if status != "ok" and not force:
         hint = "take a run that ended well, or --force"
         what = f"the run has status {status}: its figures are no measure for others"
         raise UsageError(what, hint=hint)
+    if output is not None and output.exists() and not force:
+        hint = "--update-baseline tightens it; --force overwrites it"
+        raise UsageError(f"{output} exists", hint=hint)
     text = propose_budget(report, margin)
     if output is None:
         write_out(text, None)
         return
-    if output.exists() and not force:
-        raise UsageError(
-            f"{output} exists", hint="--update-baseline tightens it; --force overwrites it"
-        )
-    _replace(output, text)
+    _put(output, text)
     typer.echo(f"memprof: wrote {output}", err=True)
 
 
@@ -227,8 +144,6 @@ def _read_budget(
         baseline: the run of ``--baseline``.
         typed: limits of options, which take the place of those of the file.
     """
-    from vllm_memprof.check.budget_file import BudgetFile, parse_budget, parse_option
-
     given = [parse_option(name, value) for name, value in typed.items()]
     if path is None:
         return "", BudgetFile(_OPTIONS, given)
@@ -250,42 +165,32 @@ def _read_budget(
     return text, replace(limits, limits=[*kept, *given])
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file of a repository: follow links, keep its mode, or take that of the umask."""
-    path = path.resolve()
-    if path.exists():
-        mode = path.stat().st_mode & 0o777
-    else:
-        mask = os.umask(0)
-        os.umask(mask)
-        mode = 0o666 & ~mask
-    write_out(text, path)
-    path.chmod(mode)
+def _put(path: str | Path, text: str, mode: str = "w") -> None:
+    """Write a file that is not memprof's own: a link is followed, its mode stays.
+
+    Raises:
+        MemprofError: it cannot be written.
+    """
+    try:
+        with open(path, mode, encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as exc:
+        what = "the job summary " if mode == "a" else ""
+        raise MemprofError(f"cannot write {what}{path}: {exc.strerror or exc}") from exc
 
 
-def _write_for_github(result: CheckResult, output: Path | None, budget: Path | None) -> None:
+def _write_for_github(result: CheckResult, output: Path | None, budget: Path) -> None:
     """Write annotations, which name a file from the root of the repository, and a job summary."""
-    from vllm_memprof.check.document import check_document
-    from vllm_memprof.check.github import render_check_github
-
-    budget = budget or Path(_OPTIONS)
     root = os.environ.get("GITHUB_WORKSPACE")
     if root and budget.resolve().is_relative_to(Path(root).resolve()):
         budget = budget.resolve().relative_to(Path(root).resolve())
     write_out(render_check_github(result, budget.as_posix()), output)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        try:
-            with open(summary, "a", encoding="utf-8") as stream:
-                stream.write(draw(partial(check_document, result), "markdown"))
-        except OSError as exc:
-            what = f"cannot write the job summary {summary}: {exc.strerror or exc}"
-            raise MemprofError(what) from exc
+        _put(summary, draw(partial(check_document, result), "markdown"), "a")
 
 
-def _limit_options() -> dict[str, Any]:
+def _limits() -> Options:
     """Return an option, with its default, for each key of ``[budget]``."""
-    from vllm_memprof.check.limits import BUDGET, FIGURES, KEYS, TOKENS
-
     return {
         key.name: (
             Annotated[
@@ -303,4 +208,5 @@ def _limit_options() -> dict[str, Any]:
     }
 
 
-app = command_app(check, _limit_options())
+_LIMITS = _limits()
+app = command_app(check, {**OUTPUT, **_LIMITS})

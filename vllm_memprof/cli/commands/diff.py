@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from vllm_memprof.cli import complete
-from vllm_memprof.cli.runs import Run, find_run, run_before
-from vllm_memprof.cli.show import DRAWN, Lang, Output, check_format, command_app, write_result
+from vllm_memprof.cli.options import OUTPUT, command_app
+from vllm_memprof.cli.runs import find_run, run_before
+from vllm_memprof.cli.show import write_result
+from vllm_memprof.compare.diff import diff_reports
+from vllm_memprof.compare.document import diff_document
 from vllm_memprof.sources import read_report
-
-FORMATS = (*DRAWN, "json")
 
 
 def diff(
-    a: Run = None,
-    b: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="B",
-            help="The run to compare with it. One run alone is compared with the newest before it.",
-            autocompletion=complete.runs,
-            show_default=False,
-        ),
-    ] = None,
-    format_name: Annotated[
-        str, typer.Option("--format", metavar="F", help="table, markdown, html, json.")
-    ] = "table",
-    lang: Lang = "en",
-    output: Output = None,
+    ctx: typer.Context, run: str | None = None, b: str | None = None, **written: object
 ) -> None:
     """Show why the KV cache of two runs differs: causes, largest first; they add up to it.
 
@@ -45,14 +29,9 @@ def diff(
 
     Exit status 0: compared, whatever differs. 2: a wrong argument. 3: a run cannot be read.
     """
-    check_format(format_name, output, lang=lang, formats=FORMATS)
-    from vllm_memprof.compare.diff import diff_reports
-    from vllm_memprof.compare.document import diff_document
-
-    first = find_run(a)
+    first = find_run(run)
     first, second = (run_before(first), first) if b is None else (first, find_run(b))
-    found = diff_reports(read_report(first), read_report(second))
-    write_result(found, diff_document, format_name, output, lang)
+    write_result(ctx, diff_reports(read_report(first), read_report(second)), diff_document)
 
 
-app = command_app(diff)
+app = command_app(diff, OUTPUT)

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from vllm_memprof.cli.show import command_app
-
-if TYPE_CHECKING:
-    from vllm_memprof.launch.doctor import DoctorCheck
+from vllm_memprof.cli.commands.who import source_of
+from vllm_memprof.cli.options import command_app
+from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.holders.checks import holder_checks
+from vllm_memprof.holders.look import look
+from vllm_memprof.holders.processes import run_parents
+from vllm_memprof.launch.doctor import WARNING, DoctorCheck, diagnose
 
 _STYLES = {"ok": "green", "info": "dim", "warning": "yellow", "missing": "red"}
 
 
-def doctor(
-    python: Annotated[
-        str | None,
-        typer.Option(
-            "--python", metavar="PATH", help="Interpreter of the engine.", show_default="auto"
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="D", help="Add who holds npu, sim or sim:PROFILE."),
-    ] = None,
-) -> None:
+def doctor(python: str | None = None, device: str | None = None) -> None:
     """Check what this machine has for a run, what is missing, and what to do about it.
 
     With --device, a row per device says how much of it is free and which processes hold the rest,
@@ -34,40 +27,28 @@ def doctor(
     Exit status 0: memprof can run here (a device with vLLM and memprof in the engine's interpreter,
     or a simulated stack that is set up). Exit status 1: it cannot.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from vllm_memprof.launch.doctor import diagnose
-
     held = [] if device is None else _holders(device)
-    diagnosis = diagnose(python)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    checks, ways = diagnose(python)
+    table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for check in [*diagnosis.checks, *held]:
+    for check in [*checks, *held]:
         found = Text(check.found)
         if check.todo:
-            found.append(
-                f"\n-> {check.todo}",
-                style="bold" if check.state in ("warning", "missing") else "dim",
-            )
+            style = "bold" if check.state in ("warning", "missing") else "dim"
+            found.append(f"\n-> {check.todo}", style=style)
         table.add_row(Text(check.state, style=_STYLES[check.state]), check.name, found)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print()
-    if diagnosis.can_run:
-        console.print(
-            Text.assemble(("memprof can run here: ", "bold green"), ", ".join(diagnosis.ways))
+    end = Text.assemble(("memprof can run here: ", "bold green"), ", ".join(ways))
+    if not ways:
+        advice = (
+            "set up a simulated device with `memprof sim setup`, "
+            "or give the engine's interpreter with --python PATH"
         )
-        return
-    advice = (
-        "set up a simulated device with `memprof sim setup`, "
-        "or give the engine's interpreter with --python PATH"
-    )
-    console.print(Text.assemble(("no way to run yet: ", "bold red"), advice))
-    raise typer.Exit(1)
+        end = Text.assemble(("no way to run yet: ", "bold red"), advice)
+    Console(highlight=False).print(table, Text(), end, sep="\n")
+    if not ways:
+        raise typer.Exit(1)
 
 
 def _holders(device: str) -> list[DoctorCheck]:
@@ -76,20 +57,12 @@ def _holders(device: str) -> list[DoctorCheck]:
     Raises:
         UsageError: not a kind of device whose driver lists processes.
     """
-    from vllm_memprof.cli.commands.who import source_of
-    from vllm_memprof.errors import MemprofError, UsageError
-    from vllm_memprof.holders.checks import holder_checks
-    from vllm_memprof.holders.look import look
-    from vllm_memprof.holders.processes import run_parents
-    from vllm_memprof.launch.doctor import WARNING, DoctorCheck
-
     try:
-        who = look(source_of(device, None), folders=run_parents())
+        return holder_checks(look(source_of(device, None), folders=run_parents()))
     except UsageError:
         raise
     except MemprofError as error:
         return [DoctorCheck("who holds it", WARNING, error.message, error.hint or "")]
-    return holder_checks(who)
 
 
 app = command_app(doctor)

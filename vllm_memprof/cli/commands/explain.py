@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import (
-    Full,
-    Lang,
-    List,
-    Output,
-    SectionNames,
-    check_format,
-    command_app,
-    draw,
-    render,
-    section_names,
-    shown,
-    write_out,
-)
-from vllm_memprof.errors import RunRecordError, UsageError
+from vllm_memprof.accounting.build import build_report
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.cli.options import REPORTS, command_app
+from vllm_memprof.cli.show import write_reports
+from vllm_memprof.errors import RunRecordError
+from vllm_memprof.logs.to_record import LOOKED_FOR, NoMemoryLines, read_log
 from vllm_memprof.sources import chosen, numbered
 
-if TYPE_CHECKING:
-    from vllm_memprof.accounting.model import Report
 
-
-def explain(
-    logs: Annotated[
-        list[str],
-        typer.Argument(metavar="LOG...", help="Logs of vLLM, vLLM-Ascend, SGLang; - is stdin."),
-    ],
-    format_name: Annotated[
-        str,
-        typer.Option("--format", metavar="F", help="table, markdown, html, json, csv."),
-    ] = "table",
-    full: Full = False,
-    section: SectionNames = None,
-    names: List = False,
-    lang: Lang = "en",
-    output: Output = None,
-) -> None:
+def explain(ctx: typer.Context, logs: list[str], **shown: object) -> None:
     """Print what a log of an engine tells: what failed and why, or what fits; from its text alone.
 
-    Reads logs of vLLM and vLLM-Ascend of any version, of SGLang, out-of-memory messages of torch
+    Reads logs of every engine that memprof runs, of any version, out-of-memory messages of torch
     and torch_npu, and npu-smi tables, as printed or as pasted into an issue; plain or packed with
     gzip, bzip2, xz, zstandard or zip. Each file of an archive is a log. A figure that a log does
     not print stays unknown, and each is exact to its last printed digit only.
@@ -64,48 +35,8 @@ def explain(
     Exit status 0: at least one log holds a figure or a failure. 3: none does, or one cannot be
     read.
     """
-    if format_name == "trace":
-        raise UsageError(
-            "--format trace needs a recorded run: a log tells of no moments in time",
-            hint="--format csv",
-        )
-    check_format(format_name, output, lang=lang)
-    reports = read_reports(logs)
-    texts: Iterable[str]
-    to_file = output is not None
-    drawn = format_name in ("table", "markdown") and not full
-    if names:
-        texts = [section_names(reports[-1])]
-    elif drawn:
-        where = " ".join("standard input" if name == "-" else name for name in logs)
-        found = shown(reports, where, names=section)
-        texts = ["\n".join(draw(each, format_name, to_file, lang) for each in found)]
-    elif format_name == "html":
-        from vllm_memprof.report.html import render_html
-
-        texts = [render_html(*reports, lang=lang)]
-    elif format_name == "csv":
-        from vllm_memprof.frames.csv import report_csv
-
-        texts = report_csv(*reports)
-    elif format_name == "markdown" and len(reports) > 1:
-        from vllm_memprof.report.markdown import render_markdown_starts
-
-        texts = [render_markdown_starts(reports, lang)]
-    else:
-        texts = [render(report, format_name, to_file, lang) for report in reports]
-        if format_name == "json" and len(reports) > 1:
-            array = ",\n".join(content.rstrip("\n") for content in texts)
-            texts = [f"[\n{array}\n]\n"]
-        elif len(reports) > 1:
-            from vllm_memprof.report.sections.starts import starts_document
-
-            table = draw(partial(starts_document, reports), format_name, to_file, lang)
-            texts = ["\n".join([table, *texts])]
-    write_out(texts, output)
-
-
-app = command_app(explain)
+    where = " ".join("standard input" if name == "-" else name for name in logs)
+    write_reports(ctx, read_reports(logs), where)
 
 
 def read_reports(logs: list[str]) -> list[Report]:
@@ -115,9 +46,6 @@ def read_reports(logs: list[str]) -> list[Report]:
         RunRecordError: none of the logs holds a line about memory, one cannot be read, or has no
             start of that number.
     """
-    from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.logs.to_record import LOOKED_FOR, NoMemoryLines, read_log
-
     reports, empty = [], []
     for name in logs:
         path, number = numbered(name)
@@ -129,13 +57,16 @@ def read_reports(logs: list[str]) -> list[Report]:
             reports += [build_report(run) for run in chosen(path, number, read_log(path))]
         except NoMemoryLines as error:
             empty.append(error)
-    if not reports:
-        if len(empty) == 1:
-            raise empty[0]
+    if not reports and len(empty) > 1:
         raise RunRecordError(
             f"no line about memory in any of {len(empty)} logs; looked for {LOOKED_FOR}",
             hint=empty[0].hint,
         )
+    if not reports:
+        raise empty[0]
     for blank in empty:
         typer.echo(f"memprof: {blank.message}", err=True)
     return reports
+
+
+app = command_app(explain, REPORTS)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Annotated
 
 import typer
 
 from vllm_memprof.cli import plans
-from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.show import command_app
+from vllm_memprof.cli.options import ANSWER, EPILOG, RANKS, command_app
 from vllm_memprof.files import from_here
+from vllm_memprof.plans.fit import FitJob, run_fit
+from vllm_memprof.plans.knobs import find_knob, search_request
+from vllm_memprof.plans.store import model_config
+from vllm_memprof.plans.wants import lengths, parse_wants
 
 #: Exit status: no value tried meets every condition.
 NO_ANSWER = 1
@@ -22,46 +24,13 @@ NOT_IN_ORDER = 4
 
 def fit(
     ctx: typer.Context,
-    model: shared.Model,
-    find: Annotated[
-        str,
-        typer.Option(
-            "--find",
-            metavar="OPTION",
-            help="What to search: the fewest devices, the largest max-num-batched-tokens, "
-            "max-num-seqs, max-model-len, gpu-memory-utilization, limit-mm-per-prompt.image or "
-            "max-cudagraph-capture-size, the kv-cache-dtype with most bytes; any other numeric "
-            "option with --between.",
-        ),
-    ],
-    want: plans.Wants = None,
-    headroom: plans.Headroom = None,
-    between: Annotated[
-        str | None,
-        typer.Option(
-            "--between",
-            metavar="LOW:HIGH",
-            help="Range of the search.",
-            show_default="by OPTION and the model",
-        ),
-    ] = None,
-    step: Annotated[
-        str | None,
-        typer.Option(
-            "--step", metavar="N", help="Step between two values.", show_default="by OPTION"
-        ),
-    ] = None,
-    goal: Annotated[
-        str | None,
-        typer.Option(
-            "--goal", metavar="G", help="largest or smallest value.", show_default="by OPTION"
-        ),
-    ] = None,
-    ranks: plans.Ranks = "auto",
-    rank: plans.Rank = None,
-    until: plans.Until = "",
-    no_cache: plans.NoCache = False,
-    **shared_options: object,
+    find: str,
+    want: list[str] | None = None,
+    headroom: str | None = None,
+    between: str | None = None,
+    step: str | None = None,
+    goal: str | None = None,
+    **options: object,
 ) -> None:
     """Search the best value of one option by planning some of its values.
 
@@ -76,38 +45,25 @@ def fit(
     Exit status 0: found. 1: no value that was tried passes. 2: a wrong argument. 4: found, but
     larger and smaller values do not pass in order, so a better value may exist.
     """
-    from vllm_memprof.plans.fit import FitJob, run_fit
-    from vllm_memprof.plans.knobs import (
-        SearchRequest,
-        find_knob,
-        parse_range,
-        parse_step,
-        refuse_needless,
-    )
-    from vllm_memprof.plans.store import model_config
-    from vllm_memprof.plans.wants import lengths, parse_wants
-
-    until = until or ("kv" if ranks == "edges" else "ready")
+    until = ctx.params["until"] or ("kv" if ctx.params["ranks"] == "edges" else "ready")
     plan = plans.requested_plan(ctx, until=until)
-    knob = find_knob(find, between, goal)
-    refuse_needless(knob, plan.engine_args)
+    knob = find_knob(find, between, goal, plan.engine_args)
     wanted = parse_wants(want or [], headroom, until)
-    low_high, each = parse_range(between), parse_step(step)
+    asked = search_request(between, step)
     plans.check_setup(plan)
-    config = model_config(plan.model, plan.engine_args)
-    space = knob.values(SearchRequest(config, *low_high, each))
+    space = knob.space(asked._replace(config=model_config(plan.model, plan.engine_args)))
     plan = replace(plan, lengths=lengths(wanted))
     found, folder = plans.answer(
         ctx,
         f"{plan.model.rstrip('/')}-fit-{knob.name}",
-        lambda command, runner: run_fit(FitJob(plan, knob, space, wanted, command), runner),
+        lambda runner: run_fit(FitJob(plan, knob, space, wanted), runner),
     )
     best = found.best
-    where = folder if best is None else folder / (best.row.run or "")
+    where = folder if best is None else folder / (best.plan.run or "")
     what = "the plans are" if best is None else "the plan of the answer is"
     print(f"memprof: {what} in {from_here(where)}", file=sys.stderr)
     if best is None or not found.ordered:
         raise typer.Exit(NO_ANSWER if best is None else NOT_IN_ORDER)
 
 
-app = command_app(fit, shared.ANSWER, cls=EngineCommand, epilog=shared.EPILOG)
+app = command_app(fit, {**ANSWER, **RANKS, "until": (str, "")}, cls=EngineCommand, epilog=EPILOG)

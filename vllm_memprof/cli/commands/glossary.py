@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import typer
 
-from vllm_memprof.cli.show import command_app
+from vllm_memprof.cli.options import command_app
 from vllm_memprof.errors import UsageError, did_you_mean
 
 PACKAGE = Path(__file__).parents[2]
@@ -43,11 +43,7 @@ def entries() -> list[Entry]:
     return found
 
 
-def glossary(
-    word: Annotated[
-        str | None, typer.Argument(metavar="WORD", help="A word or row title of a report.")
-    ] = None,
-) -> None:
+def glossary(word: str | None = None) -> None:
     """Say in a sentence what a word of a report means; without WORD list the words."""
     known = entries()
     if word is None:

@@ -7,29 +7,21 @@ import typer
 from vllm_memprof.cli import live
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.show import Lang, command_app
+from vllm_memprof.cli.options import EPILOG, RUN, Options, command_app
+
+_OPTIONS: Options = {
+    "sample": (str | None, None),
+    "trace_allocations": (int | None, None),
+    "screen": (bool, False),
+    "deployment": (str | None, None),
+}
 
 
 def serve(
     ctx: typer.Context,
-    model: shared.Model,
-    sample: shared.Sample = None,
-    trace_allocations: shared.TraceAllocations = None,
-    engine: shared.Engine = "vllm",
-    device: shared.Device = "auto",
-    run_dir: shared.RunDir = None,
-    format_name: shared.Format = "table",
-    lang: Lang = "en",
-    quiet: shared.Quiet = False,
-    screen: live.Screen = False,
-    metrics_port: live.MetricsPort = None,
-    metrics_host: live.MetricsHost = live.DEFAULT_METRICS_HOST,
-    keep_secrets: shared.KeepSecrets = False,
-    startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
-    python: shared.Python = None,
-    stack: shared.Stack = None,
-    share_device: shared.ShareDevice = False,
-    deployment: shared.Deployment = None,
+    metrics_port: int | None = None,
+    metrics_host: str = live.METRICS_HOST,
+    **options: object,
 ) -> None:
     """Run the engine's server (`vllm serve`) and show where memory goes.
 
@@ -41,12 +33,11 @@ def serve(
 
     On several hosts it runs on each of them; see docs/deployments.md.
     """
-    if sample is None and trace_allocations is not None:
-        sample = "16"
-    sampled = None if sample == "off" else sample
-    request = shared.request("serve", ctx, run_dir=run_dir, sample=sampled)
+    if ctx.params["trace_allocations"] is not None:
+        ctx.params["sample"] = ctx.params["sample"] or "16"
+    request = shared.request("serve", ctx)
     exporter = live.open_exporter(metrics_host, metrics_port, request.device.simulated)
-    raise typer.Exit(shared.run(request, format_name, lang, screen, exporter))
+    shared.run(ctx, request, exporter)
 
 
-app = command_app(serve, cls=EngineCommand, epilog=shared.EPILOG)
+app = command_app(serve, {**_OPTIONS, **RUN}, cls=EngineCommand, epilog=EPILOG)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
 from vllm_memprof.cli import plans
-from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
-from vllm_memprof.cli.show import command_app
+from vllm_memprof.cli.options import ANSWER, EPILOG, Options, command_app
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
-
-if TYPE_CHECKING:
-    from vllm_memprof.plans.share_file import Typed
+from vllm_memprof.plans.share import Typed, read_instances
+from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
+from vllm_memprof.plans.wants import lengths, parse_wants, size_option
 
 #: Exit status: there are no flags with which all start and survive.
 NO_ANSWER = 1
@@ -34,7 +33,6 @@ class ShareCommand(EngineCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from vllm_memprof.plans.share_file import Typed
 
         groups: list[list[str]] = [[]]
         for token in args:
@@ -53,27 +51,11 @@ class ShareCommand(EngineCommand):
             elif number and (split.engine or wants or len(groups) > 2):
                 raise UsageError(f"there is no MODEL behind `--` number {number}", hint=_USAGE)
         ctx.meta[INSTANCES] = instances
-        first = [] if not instances else [instances[0].model, *instances[0].engine_args]
+        first = [] if not instances else [instances[0].model, *instances[0].args]
         return super().parse_args(ctx, [*own, *(["--", *first] if first else [])])
 
 
-def share(
-    ctx: typer.Context,
-    model: shared.Model,
-    want: plans.Wants = None,
-    headroom: plans.Headroom = "0",
-    beside: Annotated[
-        str,
-        typer.Option(
-            "--beside",
-            metavar="SIZE",
-            help="In use on the device by a process that is not an engine, from before the first "
-            "start.",
-        ),
-    ] = "0",
-    no_cache: plans.NoCache = False,
-    **shared_options: object,
-) -> None:
+def share(ctx: typer.Context, headroom: str = "0", beside: str = "0", **options: object) -> None:
     """Divide one simulated device between MODEL [arguments] -- MODEL [arguments] ...
 
     Plans each alone, computes utilizations with which all start and survive, and starts all beside
@@ -82,13 +64,10 @@ def share(
 
     Exit status 0: found. 1: there are no such utilizations. 2: a wrong argument.
     """
-    from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
-    from vllm_memprof.plans.wants import lengths, parse_wants, size_option
-
     found = []
     for number, typed in enumerate(_from_file(ctx.meta[INSTANCES])):
-        wants = parse_wants(typed.wants, None)[:-1]  # the headroom is that of the device
-        ctx.params["model"], ctx.meta[ENGINE_ARGS] = typed.model, typed.engine_args
+        wants = parse_wants(typed.want, None)[:-1]  # the headroom is that of the device
+        ctx.params["model"], ctx.meta[ENGINE_ARGS] = typed.model, typed.args
         plan = plans.requested_plan(ctx, until="ready")
         found.append(Instance(_name(number), replace(plan, lengths=lengths(wants)), wants))
     held, kept = size_option("--beside", beside), size_option("--headroom", headroom or "0")
@@ -98,7 +77,7 @@ def share(
     answer, folder = plans.answer(
         ctx,
         f"{names[:80]}-share",
-        lambda command, runner: run_share(ShareJob(found, held, kept, command), runner),
+        lambda runner: run_share(ShareJob(found, held, kept), runner),
         kept="",
     )
     print(f"memprof: plans and starts are in {from_here(folder)}", file=sys.stderr)
@@ -108,11 +87,9 @@ def share(
 
 def _from_file(instances: list[Typed]) -> list[Typed]:
     """Return the instances, or those of the TOML file that stands in the place of the only one."""
-    from vllm_memprof.plans.share_file import SUFFIX, read_instances
-
-    if len(instances) != 1 or not instances[0].model.endswith(SUFFIX):
+    if len(instances) != 1 or not instances[0].model.endswith(".toml"):
         return instances
-    if instances[0].engine_args or instances[0].wants:
+    if instances[0].args or instances[0].want:
         raise UsageError(
             f"{instances[0].model} has the instances: arguments and --want belong into it"
         )
@@ -125,4 +102,5 @@ def _name(number: int) -> str:
     return letter if number < 26 else f"{letter}{number // 26}"
 
 
-app = command_app(share, shared.ANSWER, cls=ShareCommand, epilog=shared.EPILOG)
+_WANT: Options = {"want": (list[str] | None, None)}  # read with the instance it is of
+app = command_app(share, {**_WANT, **ANSWER}, cls=ShareCommand, epilog=EPILOG)

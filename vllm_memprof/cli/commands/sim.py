@@ -5,28 +5,32 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from vllm_memprof.cli import complete
+from vllm_memprof.cli.commands.sim_calibrate import write_profile, write_row
 from vllm_memprof.cli.help import HelpCommand, HelpGroup
+from vllm_memprof.cli.options import with_options
+from vllm_memprof.errors import UsageError
+from vllm_memprof.launch.signals import catch_signals
+from vllm_memprof.launch.warm import list_warm, stop_all
+from vllm_memprof.sim.poison import UNWRITTEN
+from vllm_memprof.sim.presets import list_presets
+from vllm_memprof.sim.profiles import list_profiles
+from vllm_memprof.sim.runtime import stack_state
+from vllm_memprof.sim.selftest import run_selftest
+from vllm_memprof.sim.setup import add_extra, setup_stack
+from vllm_memprof.sim.stacks import default_prefix, list_stacks, load_extra
 from vllm_memprof.units import format_gib
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
-    from rich.table import Table
 
 #: Ten megabytes and more: the lines of a log that explain why a step takes its time.
 _LARGE_DOWNLOAD = re.compile(r"^Downloading .*\((\d{2,}(\.\d+)? MB|.* GB)\)")
-
-Stack = Annotated[
-    str | None,
-    typer.Option(
-        "--stack", help="Engine stack; default: the newest.", autocompletion=complete.stacks
-    ),
-]
 
 app = typer.Typer(
     cls=HelpGroup,
@@ -37,39 +41,31 @@ app = typer.Typer(
 )
 
 
-@app.command("setup", cls=HelpCommand)
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a function the command of its name below ``sim``."""
+    name = function.__name__.strip("_")
+    return app.command(name, cls=HelpCommand)(with_options(function, f"sim {name}"))
+
+
+@_command
 def setup(
-    stack: Stack = None,
-    prefix: Annotated[
-        Path | None, typer.Option("--prefix", help="Folder of the environment; default: cache.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Build and verify also where everything is there.")
-    ] = False,
-    extras: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with", metavar="NAME", help="Packages that the engine can do without: ray. Repeat."
-        ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
+    stack: str | None = None,
+    prefix: Path | None = None,
+    force: bool = False,
+    extras: list[str] | None = None,
+    quiet: bool = False,
 ) -> None:
     """Install an engine stack into an environment of its own, and build the simulated device.
 
     Goes on where an earlier setup stopped. A second run has nothing to do.
     """
-    from vllm_memprof.launch.signals import catch_signals
-    from vllm_memprof.sim.setup import add_extra, setup_stack
-    from vllm_memprof.sim.stacks import load_extra
-
     for name in extras or []:
         load_extra(name)  # refused before minutes of work
 
     def interrupt(number: int) -> None:  # as Ctrl-C does: it ends the setup's children too
         raise KeyboardInterrupt
 
-    plain = quiet or not sys.stderr.isatty()
-    progress = _PlainProgress(quiet) if plain else _LiveProgress()
+    progress = _SetupProgress(quiet, live=sys.stderr.isatty() and not quiet)
     try:
         with catch_signals(interrupt):
             result = setup_stack(stack, prefix, progress, force=force)
@@ -82,17 +78,9 @@ def setup(
         typer.echo(f"{name} {'added' if name in added else 'is there'}")
 
 
-@app.command("list", cls=HelpCommand)
+@_command
 def list_() -> None:
     """Show stacks, device profiles and model presets."""
-    from rich.console import Console
-
-    from vllm_memprof.launch.warm import list_warm
-    from vllm_memprof.sim.presets import list_presets
-    from vllm_memprof.sim.profiles import list_profiles
-    from vllm_memprof.sim.runtime import stack_state
-    from vllm_memprof.sim.stacks import default_prefix, list_stacks
-
     stacks = _table("Engine stacks (--stack)", "name", "state", "folder", "contents")
     words = {"outdated": "set up again", "absent": "not set up"}
     for stack in list_stacks():
@@ -118,7 +106,7 @@ def list_() -> None:
         console.print(f"Warm processes for plans: {pids} (`memprof sim stop` ends them)")
 
 
-@app.command("stop", cls=HelpCommand)
+@_command
 def stop() -> None:
     """End the warm processes: they have imported the engine, and fork for each plan.
 
@@ -126,8 +114,6 @@ def stop() -> None:
     itself after five minutes without a plan. Plans under way are not disturbed. MEMPROF_NO_WARM=1
     is for plans without.
     """
-    from vllm_memprof.launch.warm import stop_all
-
     asked = stop_all()
     for process in asked:
         typer.echo(f"process {process.pid} ends, once its plans have ended")
@@ -135,32 +121,9 @@ def stop() -> None:
         typer.echo("no warm process is running")
 
 
-@app.command("calibrate", cls=HelpCommand)
+@_command
 def calibrate(
-    run_dir: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="The folder of a run on an Ascend or simulated device."),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="The profile, a .toml file."),
-    ] = None,
-    row: Annotated[
-        Path | None,
-        typer.Option(
-            "--row",
-            metavar="FILE",
-            help="Add the run, of an NPU, to the published runs in FILE (.toml).",
-        ),
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="PROFILE",
-            help="Profile for what the run does not tell; default: the one of its device.",
-        ),
-    ] = None,
+    run_dir: Path, output: Path | None = None, row: Path | None = None, base: str | None = None
 ) -> None:
     """Write a device profile from what a run held outside torch.
 
@@ -171,9 +134,6 @@ def calibrate(
     With --row, the run becomes a row of a table of published runs as well: its command,
     environment and figures, against which plans of the same command are held (docs/accuracy.md).
     """
-    from vllm_memprof.cli.commands.sim_calibrate import write_profile, write_row
-    from vllm_memprof.errors import UsageError
-
     if output is None and row is None:
         hint = "-o FILE.toml for a device profile, --row FILE.toml for a row of published runs"
         raise UsageError("nothing to write: neither -o nor --row is given", hint=hint)
@@ -183,26 +143,13 @@ def calibrate(
         typer.echo(line)
 
 
-@app.command("selftest", cls=HelpCommand)
-def selftest(
-    stack: Stack = None,
-    model: Annotated[
-        str, typer.Option("--model", help="A preset of small tensors.")
-    ] = "memprof/tiny",
-    device: Annotated[
-        str, typer.Option("--device", metavar="PROFILE", help="Simulated device.")
-    ] = "910b",
-) -> None:
+@_command
+def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str = "910b") -> None:
     """Run a tiny model, and find what the host reads that the device never computed.
 
     Status 1 when the engine read memory that nobody wrote: it then may size tensors by chance. What
     is answered without computing, as documented, is listed and is no failure.
     """
-    from rich.console import Console
-
-    from vllm_memprof.sim.poison import UNWRITTEN
-    from vllm_memprof.sim.selftest import run_selftest
-
     reads = run_selftest(stack, model, device)
     table = _table(f"{model}: read by the host, not computed", "value", "by", "read", "call site")
     for read in sorted(reads, key=lambda read: (read.kind != UNWRITTEN, read.left_by)):
@@ -219,8 +166,6 @@ def selftest(
 
 
 def _table(title: str, *columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
@@ -231,64 +176,42 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-class _PlainProgress:
-    """One line when a step begins, one when it ends; for logs."""
+class _SetupProgress:
+    """One line when a step begins, one when it ends; on a terminal a list of finished steps, and a
+    spinner with the time for the one under way."""
 
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
-        self.started = time.monotonic()
+    def __init__(self, quiet: bool, live: bool) -> None:
 
-    def step(self, number: int, total: int, title: str) -> None:
-        self._say(f"[{number}/{total}] {title}")
-
-    def detail(self, text: str) -> None:
-        if _LARGE_DOWNLOAD.search(text):
-            self._say(f"    {text}")
-
-    def done(self, seconds: float) -> None:
-        self._say(f"    {seconds:.1f} s, {time.monotonic() - self.started:.0f} s in all")
-
-    def close(self) -> None:
-        pass
-
-    def _say(self, text: str) -> None:
-        if not self.quiet:
-            print(text, flush=True)
-
-
-class _LiveProgress:
-    """A list of finished steps, and a spinner with the time for the one under way."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = (
+        self._plain = not live and not quiet
+        self._began = time.monotonic()
+        self._title = ""
+        self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[detail]}", markup=False),
+            console=Console(stderr=True, highlight=False, markup=False),
+            transient=True,
+            disable=not live,
         )
-        console = Console(stderr=True, highlight=False, markup=False)
-        self.bar = Progress(*columns, console=console, transient=True)
-        self.task: TaskID | None = None
-        self.title = ""
-        self.bar.start()
+        self._task = self._bar.add_task("", total=None)
+        self._bar.start()
 
     def step(self, number: int, total: int, title: str) -> None:
-        self.title = f"[{number}/{total}] {title}"
-        if self.task is not None:
-            self.bar.remove_task(self.task)
-        self.task = self.bar.add_task(self.title, total=None, detail="")
+        self._title = f"[{number}/{total}] {title}"
+        self._bar.reset(self._task, total=None, description=self._title)
+        if self._plain:
+            print(self._title, flush=True)
 
     def detail(self, text: str) -> None:
-        if self.task is None:
-            self.bar.console.print(text)
-        else:
-            self.bar.update(self.task, detail=text[:60])
+        self._bar.update(self._task, description=f"{self._title}  {text[:60]}".strip())
+        if self._plain and _LARGE_DOWNLOAD.search(text):
+            print(f"    {text}", flush=True)
 
     def done(self, seconds: float) -> None:
-        self.bar.console.print(f"{self.title}  {seconds:.1f} s")
+        if self._plain:
+            print(f"    {seconds:.1f} s, {time.monotonic() - self._began:.0f} s in all", flush=True)
+        elif not self._bar.disable:
+            self._bar.console.print(f"{self._title}  {seconds:.1f} s")
 
     def close(self) -> None:
-        self.bar.stop()
+        self._bar.stop()

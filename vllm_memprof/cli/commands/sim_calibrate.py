@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vllm_memprof.accounting.build import build_report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli.show import write_out
 from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
-
-if TYPE_CHECKING:
-    from vllm_memprof.accounting.model import Report
-    from vllm_memprof.record.schema import RunInfo
+from vllm_memprof.plans.device_facts import DECIDING, base_of, best_rank, engine_args_of, facts_of
+from vllm_memprof.record.loader import load_run
+from vllm_memprof.record.schema import RunInfo
+from vllm_memprof.sim.calibrate import calibrate, profile_name, render
+from vllm_memprof.sim.profiles import find_profile, load_profile
 
 
 def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
@@ -21,12 +24,6 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
         UsageError: the output is no .toml file, or no profile has the name given as base.
         MemprofError: the file cannot be written.
     """
-    from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.plans.device_facts import base_of, best_rank, facts_of
-    from vllm_memprof.record.loader import load_run
-    from vllm_memprof.sim.calibrate import calibrate, profile_name, render
-    from vllm_memprof.sim.profiles import find_profile, load_profile
-
     if output.suffix != ".toml":
         raise UsageError(
             f"-o {output} is no .toml file", hint="a profile is named by the path of its .toml file"
@@ -68,9 +65,6 @@ def write_row(run_dir: Path, table: Path) -> list[str]:
     """
     import tomlkit
 
-    from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.record.loader import load_run
-
     record = load_run(run_dir)
     report = build_report(record)
     if report.run.simulated or report.run.engine != "vllm-ascend":
@@ -100,8 +94,6 @@ def write_row(run_dir: Path, table: Path) -> list[str]:
 
 def _row_of(report: Report, run: RunInfo) -> dict[str, Any]:
     """Return a row; its figures are of the rank that was granted the least KV cache."""
-    from vllm_memprof.plans.device_facts import DECIDING, base_of, engine_args_of
-
     ranks = [rank for rank in report.ranks if rank.budget.engine_kv_cache_bytes is not None]
     if not ranks:
         raise RunRecordError(f"no KV cache was sized in the run {run.id}: it has no figure to add")

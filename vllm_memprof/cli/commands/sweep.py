@@ -5,24 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli import plans as shared
-from vllm_memprof.cli import run
+from vllm_memprof.api import make_sweep
+from vllm_memprof.cli import plans
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.plans import check_setup
-from vllm_memprof.cli.show import command_app, write_result
+from vllm_memprof.cli.options import ENGINES, EPILOG, Options, command_app
+from vllm_memprof.cli.show import write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
+from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
+from vllm_memprof.plans.on_ray import require_ray, run_on_ray
+from vllm_memprof.plans.pool import Progress, default_jobs, run_here
+from vllm_memprof.plans.request import Task
+from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.plans.runner import PlanRunner
+from vllm_memprof.plans.store import Store
+from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over
+from vllm_memprof.redact import redact_command
 
-if TYPE_CHECKING:
-    from vllm_memprof.plans.pool import Progress
-    from vllm_memprof.plans.request import Task
-    from vllm_memprof.plans.rows import PlanRow
-
-FORMATS = (*shared.FORMATS, "csv")
 #: Exit status: every plan has its row, and none of them started.
 NONE_STARTED = 1
 
@@ -39,50 +41,12 @@ class SweepCommand(EngineCommand):
 
 def sweep(
     ctx: typer.Context,
-    model: run.Model,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--over",
-            metavar="OPTION=V,V",
-            help="An option and its values; repeatable: all combinations.",
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", metavar="N", help="Plans at a time.", show_default="by cores and free memory"
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="DIR",
-            help="Folder of the sweep.",
-            show_default="reports/sweep-<model>-<digest>",
-        ),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            "--ray",
-            metavar="[=ADDRESS]",
-            help="Make the plans on a Ray cluster: auto, local, or its address.",
-            show_default="auto",
-        ),
-    ] = None,
-    format_name: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="F", help="What is printed: table, markdown, json or csv."
-        ),
-    ] = "table",
-    ranks: shared.Ranks = "auto",
-    until: shared.Until = "kv",
-    no_cache: shared.NoCache = False,
-    **shared_options: object,
+    over: list[str] | None = None,
+    jobs: int | None = None,
+    folder: Path | None = None,
+    ray: str | None = None,
+    no_cache: bool = False,
+    **options: object,
 ) -> None:
     """Plan every combination of some options' values, and show the plans side by side.
 
@@ -95,23 +59,12 @@ def sweep(
     Exit status 0: every plan has a row, and at least one started. 1: none started. 2: a wrong
     argument. 130: Ctrl-C.
     """
-    from vllm_memprof.api import make_sweep
-    from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
-    from vllm_memprof.plans.on_ray import require_ray, run_on_ray
-    from vllm_memprof.plans.pool import default_jobs, run_here
-    from vllm_memprof.plans.runner import PlanRunner
-    from vllm_memprof.plans.store import Store
-    from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over
-    from vllm_memprof.redact import redact_command
-
-    if jobs is not None and jobs < 1:
-        raise UsageError("--jobs must be at least 1")
-    plan = shared.requested_plan(ctx, FORMATS)
+    plan = plans.requested_plan(ctx)
     knobs = parse_over(over or [])
-    folder = (default_folder(plan, knobs) if output is None else output.expanduser()).absolute()
+    place = (default_folder(plan, knobs) if folder is None else folder.expanduser()).absolute()
     job = SweepJob(plan, knobs, redact_command(["memprof", *sys.argv[1:]]))
     if ray is None:
-        check_setup(job.plans[0])
+        plans.check_setup(job.plans[0])
     elif not all(each.shares_nothing for each in job.plans):
         hint = "--device sim:910b, or leave --ray out: real devices take one plan at a time"
         raise UsageError("--ray makes plans on simulated devices", hint=hint)
@@ -123,19 +76,19 @@ def sweep(
             return run_on_ray(tasks, watcher, ray, jobs)
         return run_here(tasks, watcher, jobs or default_jobs([task.plan for task in tasks]))
 
-    store = None if no_cache else Store()
-    lang, quiet = ctx.params["lang"], ctx.params["quiet"]
-    with shared.progress(len(job.plans), quiet, "; the same command continues") as shown:
-        found, written = make_sweep(job, PlanRunner(folder, shown, store, pool), lang)
-    if format_name == "csv":
+    asked = ctx.params
+    kept = "; the same command continues"
+    with plans.progress(len(job.plans), asked["quiet"], kept) as shown:
+        runner = PlanRunner(place, shown, None if no_cache else Store(), pool)
+        found, written = make_sweep(job, runner, asked["lang"])
+    if asked["format_name"] == "csv":
         sys.stdout.write(render_sweep_csv(found))
     else:
-        write_result(found, sweep_document, format_name, lang=lang)
-    print(
-        f"memprof: {', '.join(written)} and the plans are in {from_here(folder)}", file=sys.stderr
-    )
+        write_result(ctx, found, sweep_document)
+    print(f"memprof: {', '.join(written)} and the plans are in {from_here(place)}", file=sys.stderr)
     if not any(row.ok for row in found.rows):
         raise typer.Exit(NONE_STARTED)
 
 
-app = command_app(sweep, run.PLANS, cls=SweepCommand, epilog=run.EPILOG)
+_OPTIONS: Options = {"ranks": (str, "auto"), "until": (str, "kv"), **ENGINES}
+app = command_app(sweep, _OPTIONS, cls=SweepCommand, epilog=EPILOG)

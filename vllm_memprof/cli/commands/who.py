@@ -5,64 +5,36 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import Lang, check_format, command_app, write_result
+from vllm_memprof.cli.options import WRITTEN, command_app
+from vllm_memprof.cli.show import write_result
 from vllm_memprof.errors import UsageError
+from vllm_memprof.holders.document import waiting_lines, who_document
+from vllm_memprof.holders.driver import Source, npu_source, simulated_source
+from vllm_memprof.holders.look import look
+from vllm_memprof.holders.processes import run_parents
+from vllm_memprof.holders.rows import Who
+from vllm_memprof.holders.wait import wait_until_free
+from vllm_memprof.launch.request import parse_device
+from vllm_memprof.report.language import language
 from vllm_memprof.units import parse_size
 
-if TYPE_CHECKING:
-    from vllm_memprof.holders.driver import Source
-    from vllm_memprof.holders.rows import Who
-
-FORMATS = ("table", "markdown", "json")
 #: Exit status when --timeout passed before the memory was free, as of timeout(1).
 TIMED_OUT = 124
-_DEFAULT_TIMEOUT = "15m"
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def who(
-    device: Annotated[
-        str, typer.Option("--device", metavar="D", help="npu, sim or sim:PROFILE.")
-    ] = "npu",
-    only: Annotated[
-        str | None,
-        typer.Option(
-            "--only",
-            metavar="N,N",
-            help="Numbers of the devices, as the driver counts them.",
-            show_default="all",
-        ),
-    ] = None,
-    wait: Annotated[
-        str | None,
-        typer.Option(
-            "--wait",
-            metavar="FREE=SIZE",
-            help="Wait until that much is free on every device, e.g. FREE=50GiB.",
-        ),
-    ] = None,
-    timeout: Annotated[
-        str | None,
-        typer.Option(
-            "--timeout",
-            metavar="T",
-            help="The longest wait: 90s, 15m, 2h.",
-            show_default=_DEFAULT_TIMEOUT,
-        ),
-    ] = None,
-    format_name: Annotated[
-        str, typer.Option("--format", metavar="F", help="table, markdown, json.")
-    ] = "table",
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    lang: Lang = "en",
-    stack: Annotated[
-        str | None,
-        typer.Option("--stack", metavar="NAME", help="Engine stack of the simulated device."),
-    ] = None,
+    ctx: typer.Context,
+    device: str = "npu",
+    only: str | None = None,
+    wait: str | None = None,
+    timeout: str | None = None,
+    as_json: bool = False,
+    stack: str | None = None,
+    **written: object,
 ) -> None:
     """Show which processes hold the memory of each device, and what is left behind.
 
@@ -77,18 +49,13 @@ def who(
     Exit status 0: shown, or the memory is free. 1: the driver's list cannot be read. 2: a wrong
     argument, or more than a device has. 124: --timeout passed before. 130: Ctrl-C.
     """
-    from vllm_memprof.holders.document import waiting_lines, who_document
-    from vllm_memprof.holders.look import look
-    from vllm_memprof.holders.processes import run_parents
-    from vllm_memprof.holders.wait import wait_until_free
-
-    chosen = "json" if as_json else format_name
-    check_format(chosen, lang=lang, formats=FORMATS)
+    if as_json:
+        ctx.params["format_name"] = "json"
     numbers = parse_numbers(only)
     if wait is None and timeout is not None:
         raise UsageError("--timeout means nothing without --wait", hint="--wait FREE=50GiB")
     wanted = None if wait is None else parse_wait(wait)
-    limit_s = parse_seconds(timeout or _DEFAULT_TIMEOUT)
+    limit_s = parse_seconds(timeout or "15m")
     source = source_of(device, stack)
 
     def looked() -> Who:
@@ -98,16 +65,15 @@ def who(
 
     def say(who: Who) -> None:
         """Print what is waited for when it differs from what was printed last."""
-        from vllm_memprof.report.language import language
 
-        lines = [language(lang)(line) for line in waiting_lines(who, wanted or 0)]
+        lines = [*map(language(ctx.params["lang"]), waiting_lines(who, wanted or 0))]
         for line in lines:
             if line not in said:
                 print(f"memprof: {line}", file=sys.stderr, flush=True)
         said[:] = lines
 
     found = looked() if wanted is None else wait_until_free(looked, wanted, limit_s, say)
-    write_result(found, who_document, chosen, lang=lang)
+    write_result(ctx, found, who_document)
     if found.wait is not None and not found.wait.met:
         raise typer.Exit(TIMED_OUT)
 
@@ -119,9 +85,6 @@ def source_of(device: str, stack: str | None) -> Source:
         UsageError: not a kind of device whose driver lists processes, or a stack without one.
         SetupError: the simulated device is not set up.
     """
-    from vllm_memprof.holders.driver import npu_source, simulated_source
-    from vllm_memprof.launch.request import parse_device
-
     choice = parse_device(device)
     if choice.kind == "sim":
         assert choice.profile is not None
@@ -176,4 +139,4 @@ def parse_numbers(text: str | None) -> list[int]:
     return sorted(set(map(int, parts)))
 
 
-app = command_app(who)
+app = command_app(who, WRITTEN)

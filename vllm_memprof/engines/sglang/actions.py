@@ -21,10 +21,10 @@ from typing import Any, NoReturn
 from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture import failure, identity, steps, tracing
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call, StopAfterPlan
-from vllm_memprof.capture.recorder import OpenPhase, Recorder
+from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines.sglang.kept import kept
-from vllm_memprof.record.schema import KV_PLAN
 
 _GIB = 1 << 30
 #: Where a process of SGLang keeps its set-up. (0.5.23)
@@ -35,6 +35,13 @@ POOLS = "sgl.pools"
 #: Ways in which a tokenizer process hands over multimodal input in memory of the device, for which
 #: SGLang sets more aside. (kv_cache_configurator.py::mm_runtime_reservation_gb, 0.5.23)
 _TRANSPORT_POOLS = ("cuda_ipc", "cuda_vmm")
+#: What a page is made of, as vLLM's specs name it -> attribute of the pool.
+_LAYOUT = {
+    "num_kv_heads": "head_num",
+    "head_size": "head_dim",
+    "head_size_v": "v_head_dim",
+    "dtype_bytes": "dtype.itemsize",
+}
 #: Batches after which every communicator of the model has been used: a prefill and some decodes.
 _FIRST_BATCHES = 8
 
@@ -53,9 +60,7 @@ def leave_scheduler(recorder: Recorder, call: Call) -> None:
     What SGLang does between its pools and this moment is the warm-up: buffers, attention backends,
     graphs. Its first batch is the phase ``request``.
     """
-    opened, kept(recorder).warm_up = kept(recorder).warm_up, None
-    if opened is not None:
-        finish(recorder, opened, call.error)
+    finish(recorder, recorder.opened("warm_up"), call.error)
     if call.error is not None or recorder.model_ready:
         return
     recorder.model_ready = recorder.serving = True
@@ -118,24 +123,25 @@ def _identify(recorder: Recorder, runner: Any) -> None:
     """
     if recorder.label is not None:
         return
-    parallel, device = _context("get_parallel") or runner, _context("get_device") or runner
-    index = _int(_get(device, "gpu_id"))
-    tp, pp, dp = (_int(_get(parallel, f"{name}_rank")) for name in ("tp", "pp", "dp"))
-    tp_size, pp_size, ep_size = (
-        _int(_get(parallel, f"{name}_size")) or 1 for name in ("tp", "pp", "moe_ep")
+    index = _published("device", "gpu_id", runner)
+    tp, pp, dp, ep, tp_size, pp_size, ep_size = (
+        _published("parallel", name, runner)
+        for name in (
+            *("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank", "tp_size", "pp_size", "moe_ep_size"),
+        )
     )
-    rank = kept(recorder).rank = None if tp is None else (pp or 0) * tp_size + tp
+    rank = kept(recorder).rank = None if tp is None else (pp or 0) * (tp_size or 1) + tp
     identity.tell(
         recorder,
         index,
-        identity.label(dp, pp if pp_size > 1 else None, None, tp),
-        tp_size * pp_size,
+        identity.label(dp, pp if (pp_size or 1) > 1 else None, None, tp),
+        (tp_size or 1) * (pp_size or 1),
         rank=rank,
         local_rank=index,
         dp_rank=dp,
         pp_rank=pp,
         tp_rank=tp,
-        ep_rank=_int(_get(parallel, "moe_ep_rank")) if ep_size > 1 else None,
+        ep_rank=ep if (ep_size or 1) > 1 else None,
     )
     failure.observe(recorder)
     recorder.hooks.self_check("device_ready")
@@ -165,10 +171,11 @@ def leave_load(recorder: Recorder, call: Call) -> None:
 
 def begin_sizing(recorder: Recorder, call: Call) -> None:
     begin_phase(recorder, call)
-    before = _bytes(call.argument("pre_model_load_memory"))
-    fraction = _schedule_value(call.subject, "mem_fraction_static")
-    recorder.figures["least_free_before_load_bytes"] = before
-    recorder.figures["mem_fraction_static"] = fraction if isinstance(fraction, float) else None
+    args = reach(call.subject, "server_args")
+    recorder.figures |= {
+        "least_free_before_load_bytes": _bytes(call.argument("pre_model_load_memory")),
+        "mem_fraction_static": _published("schedule", "mem_fraction_static", args),
+    }
 
 
 def keep_available(recorder: Recorder, call: Call) -> None:
@@ -186,25 +193,22 @@ def keep_reservation(recorder: Recorder, call: Call) -> None:
 def keep_embedding_limit(recorder: Recorder, call: Call) -> None:
     """Keep how much the cache of multimodal embeddings may come to hold, where that is all that the
     reservation is for; every model has that cache."""
-    limit = call.args[0] if call.args else call.kwargs.get("max_size")
     reserved = recorder.figures.get("mm_reserved_bytes") is not None
     if call.error is None and reserved and not kept(recorder).mm_pools:
-        recorder.figures["mm_cache_limit_bytes"] = _int(limit)
+        recorder.figures["mm_cache_limit_bytes"] = call.argument("max_size", 0)
 
 
 def leave_sizing(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     if call.error is None:
-        recorder.figures["profiled_bytes"] = _int(call.result)
+        recorder.figures["profiled_bytes"] = call.result
     recorder.emit_figures("_profile_available_bytes")
 
 
 def keep_cell(recorder: Recorder, call: Call) -> None:
     """Keep the bytes of a page of the KV cache, of all layers of this rank."""
-    cell, page = _int(getattr(call.subject, "_cell_size", None)), call.kwargs.get("page_size")
-    if page is None and len(call.args) > 2:
-        page = call.args[2]
-    if cell and isinstance(page, int):
+    cell, page = reach(call.subject, "_cell_size"), call.argument("page_size", 2)
+    if cell and page:
         kept(recorder).page = page, cell
         recorder.figures["page_bytes"] = page * cell
 
@@ -218,12 +222,11 @@ def leave_configure(recorder: Recorder, call: Call) -> None:
     if call.error is not None or _is_draft(call.subject):
         return
     _write_plan(recorder, call)
-    if recorder.stop_after == "kv_plan":
-        if not recorder.hooks.is_bound(POOLS):
-            _stop(recorder)
-        return
-    if kept(recorder).warm_up is None:
-        kept(recorder).warm_up = recorder.begin("warm_up", call.hook.id)
+    if recorder.stop_after != "kv_plan":
+        if not recorder.is_open("warm_up"):
+            recorder.begin("warm_up", call.hook.id)
+    elif not recorder.hooks.is_bound(POOLS):
+        _stop(recorder)
 
 
 def leave_pools(recorder: Recorder, call: Call) -> None:
@@ -239,50 +242,31 @@ def _stop(recorder: Recorder) -> NoReturn:
 
 
 def _write_plan(recorder: Recorder, call: Call) -> None:
-    tokens = _int(getattr(call.result, "max_total_num_tokens", None))
-    page, cell = kept(recorder).page or (None, None)
-    figures = recorder.figures
-    if tokens is None or page is None or cell is None:
-        recorder.emit_figures("configure")
-        return
-    profiled, limit = (
-        figures.get("profiled_bytes"),
-        _schedule_value(call.subject, "max_total_tokens"),
-    )
-    if (
-        profiled is not None
-        and limit is not None
-        and tokens < int(profiled) // (page * cell) * page
-    ):
-        figures["limited_tokens"] = tokens
-    figures["kv_cache_bytes"] = tokens * cell
-    recorder.emit_figures("configure")
-    recorder.emit("kv_plan", **_plan(recorder, call.subject, call.result, tokens, page, cell))
-
-
-def _plan(
-    recorder: Recorder, configurator: Any, result: Any, tokens: int, page: int, cell: int
-) -> dict[str, object]:
-    """Return the keys of ``schema.KV_PLAN``: what SGLang has none of is null.
+    """Write the figures, and the keys of a ``kv_plan`` event that SGLang has.
 
     The ranks of a start agree on the least free memory, so that each has the same number of tokens.
     """
-    pool = getattr(result, "token_to_kv_pool", None)
-    layers = _int(getattr(pool, "layer_num", None))
-    dtype = getattr(pool, "dtype", None)
-    length = _int(getattr(getattr(configurator, "model_config", None), "context_len", None))
-    parallel = _context("get_parallel") or configurator
-    ranks = (_int(_get(parallel, "tp_size")) or 1) * (_int(_get(parallel, "pp_size")) or 1)
-    layout = {
-        name: value
-        for name, value in (
-            ("num_kv_heads", getattr(pool, "head_num", None)),
-            ("head_size", getattr(pool, "head_dim", None)),
-            ("head_size_v", getattr(pool, "v_head_dim", None)),
-            ("dtype_bytes", getattr(dtype, "itemsize", None)),
-        )
-        if isinstance(value, int)
-    }
+    figures, configurator = recorder.figures, call.subject
+    tokens = reach(call.result, "max_total_num_tokens")
+    page, cell = kept(recorder).page or (None, None)
+    if tokens is None or page is None or cell is None:
+        recorder.emit_figures("configure")
+        return
+    profiled = figures.get("profiled_bytes")
+    limit = _published("schedule", "max_total_tokens", reach(configurator, "server_args"))
+    whole = None if profiled is None else int(profiled) // (page * cell) * page
+    limited = limit is not None and whole is not None and tokens < whole
+    if limited:
+        figures["limited_tokens"] = tokens
+    figures["kv_cache_bytes"] = tokens * cell
+    recorder.emit_figures("configure")
+    pool = reach(call.result, "token_to_kv_pool")
+    layers, dtype = reach(pool, "layer_num"), reach(pool, "dtype")
+    length = reach(configurator, "model_config.context_len")
+    ranks = 1
+    for name in ("tp_size", "pp_size"):
+        ranks *= _published("parallel", name, configurator) or 1
+    layout = {name: reach(pool, path) for name, path in _LAYOUT.items()}
     group = {
         "type": type(pool).__name__,
         "layers": layers,
@@ -290,31 +274,27 @@ def _plan(
         "page_size_bytes": page * cell // layers if layers else None,
         "bytes_per_token": cell,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
-        "layout": layout,
+        "layout": {name: value for name, value in layout.items() if value is not None},
     }
-    profiled = recorder.figures.get("profiled_bytes")
-    return {
-        **dict.fromkeys(KV_PLAN),
-        "blocks": tokens // page,
-        "block_size": page,
-        "tokens": tokens,
-        "max_model_len": length,
-        "max_concurrency": tokens // page / -(-length // page) if length else None,
-        "available_bytes": [profiled] * ranks,
-        "planned_bytes": [tokens * cell] * ranks,
-        "bytes_per_token": cell,
-        "groups": [group],
-        "num_gpu_blocks_override": (
-            None if recorder.figures.get("limited_tokens") is None else tokens // page
-        ),
-        "group_count": 1,
-        "tokens_rule": "blocks",
-        "context_parallel": 1,
-        "kv_transfer": False,
-        "shared_backing": False,
-        "divisor_bytes": [None] * ranks,
-        "padding_bytes": page * cell,
-    }
+    recorder.emit(
+        "kv_plan",
+        blocks=tokens // page,
+        block_size=page,
+        tokens=tokens,
+        max_model_len=length,
+        max_concurrency=tokens // page / -(-length // page) if length else None,
+        available_bytes=[profiled] * ranks,
+        planned_bytes=[tokens * cell] * ranks,
+        bytes_per_token=cell,
+        groups=[group],
+        num_gpu_blocks_override=tokens // page if limited else None,
+        group_count=1,
+        tokens_rule="blocks",
+        context_parallel=1,
+        kv_transfer=False,
+        shared_backing=False,
+        padding_bytes=page * cell,
+    )
 
 
 def begin_request_pool(recorder: Recorder, call: Call) -> None:
@@ -331,11 +311,11 @@ def begin_graph_capture(recorder: Recorder, call: Call) -> None:
 
 def leave_graph_capture(recorder: Recorder, call: Call) -> None:
     """Keep what the engine has measured of its capture, and how many graphs it made."""
-    if isinstance(call.token, OpenPhase) and call.error is None:
-        size = _bytes(getattr(call.result, "memory_usage_gb", None))
-        sizes = getattr(getattr(call.result, "runner", None), "capture_bs", None)
-        call.token.detail["graph_bytes"] = recorder.figures["graph_bytes"] = size
-        call.token.detail["graphs"] = len(sizes) if isinstance(sizes, (list, tuple)) else None
+    if call.token is not None and call.error is None:
+        size = _bytes(reach(call.result, "memory_usage_gb"))
+        sizes = reach(call.result, "runner.capture_bs")
+        recorder.figures["graph_bytes"] = size
+        call.token.detail |= {"graph_bytes": size, "graphs": None if sizes is None else len(sizes)}
     end_phase(recorder, call)
 
 
@@ -362,17 +342,15 @@ def begin_online(recorder: Recorder, call: Call) -> None:
         detail["kind"] = call.hook.id.rpartition(".")[2]  # disk, tensor, distributed, ipc
     for name in ("mode", "torch_empty_cache", "flush_cache", "empty_cache", "tags"):
         value = call.kwargs.get(name, getattr(request, name, None))
-        if isinstance(value, (bool, str)):
-            detail[name] = value
-        elif isinstance(value, (list, tuple)):
-            detail[name] = [str(each) for each in value]
+        if value is not None:
+            detail[name] = value if isinstance(value, (bool, str)) else [*map(str, value)]
     if recorder.probe.is_ready():
         begin_phase(recorder, call, detail)
 
 
 def leave_online(recorder: Recorder, call: Call) -> None:
     """End the phase; what the call says of its success is kept with it."""
-    if isinstance(call.token, OpenPhase):
+    if call.token is not None:
         success = call.result if isinstance(call.result, bool) else None
         success = getattr(call.result, "success", success)
         if isinstance(success, bool):
@@ -400,37 +378,23 @@ def leave_first_steps(recorder: Recorder, call: Call) -> None:
 
 
 def _is_draft(subject: Any) -> bool:
-    return bool(getattr(subject, "is_draft_worker", False))
+    return bool(reach(subject, "is_draft_worker"))
 
 
-def _schedule_value(configurator: Any, name: str) -> Any:
-    """Return a value of the resolved set-up; in older releases, of the arguments."""
-    return _get(_context("get_schedule") or getattr(configurator, "server_args", None), name)
+def _published(part: str, name: str, older: object) -> Any:
+    """Return a value of the set-up that the process has published; None where it is not known.
 
-
-def _context(getter: str) -> Any:
-    """Return a part of the set-up that the process has published; None where there is none."""
-    ask = getattr(sys.modules.get(_CONTEXT), getter, None)
+    Args:
+        part: of the set-up.
+        name: of the value.
+        older: what has it in a release that publishes nothing, or until that is done.
+    """
     try:
-        return ask() if callable(ask) else None
-    except Exception:  # before it is published
-        return None
+        return getattr(getattr(sys.modules.get(_CONTEXT), f"get_{part}")(), name)
+    except Exception:  # a context refuses what it lacks in its own way
+        return getattr(older, name, None)
 
 
-def _get(holder: Any, name: str) -> Any:
-    """Return an attribute; None where the engine refuses it, as of a context that lacks it."""
-    try:
-        return getattr(holder, name, None)
-    except Exception:
-        return None
-
-
-def _bytes(gib: Any) -> int | None:
+def _bytes(gib: float | None) -> int | None:
     """Return the whole bytes that a number of GiB was made of."""
-    if isinstance(gib, bool) or not isinstance(gib, (int, float)):
-        return None
-    return round(gib * _GIB)
-
-
-def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return None if gib is None else round(gib * _GIB)

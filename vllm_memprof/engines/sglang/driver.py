@@ -1,38 +1,28 @@
-"""SGLang without a server: ``python -m vllm_memprof.engines.sglang.driver {offline|plan} ...``.
+"""SGLang without a server; see ``engines.driver``.
 
-Runs under the engine's interpreter. The engine's arguments go through SGLang's own parser, so that
-any of them works and a wrong one gets SGLang's own message. The schedulers and the detokenizer are
-processes that SGLang spawns: this module is imported in each of them and does nothing there.
+The engine's arguments go through SGLang's own parser, so that any of them works and a wrong one
+gets SGLang's own message. The schedulers and the detokenizer are processes that SGLang spawns: this
+module is imported in each of them and does nothing there.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_memprof.engines.offline import add_arguments, driver_parser, run_all, run_driver
-from vllm_memprof.engines.vllm.prompts import Request, load_requests
+from vllm_memprof.engines.driver import Options, run_driver
+from vllm_memprof.engines.prompts import Request, load_requests, run_all, tokens_said
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one mode; returns the exit status."""
-    parser, modes = driver_parser(
-        "vllm_memprof.engines.sglang.driver", "SGLang's",
-        plan="stop when the KV cache is there", offline="generate for some prompts",
-    )  # fmt: skip
-    modes["plan"].add_argument(
-        "--ranks", choices=("auto", "all"), default="all", help="every rank is run: both are one"
-    )
-    modes["plan"].add_argument("--devices", type=int, help="devices of the simulated machine")
-    add_arguments(modes["offline"])
-    return run_driver(parser, {"plan": run_plan, "offline": run_offline}, argv)
+    return run_driver({"plan": run_plan, "offline": run_offline}, argv)
 
 
-def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
+def run_plan(options: Options, engine_args: list[str]) -> int:
     """Bring all ranks up to their KV cache and stop."""
     os.environ[ENV_STOP_AFTER] = "kv_plan"
     server_args = _server_args(options.model, engine_args)
@@ -42,22 +32,17 @@ def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
     return plan_run.run(server_args, options.devices)
 
 
-def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
+def run_offline(options: Options, engine_args: list[str]) -> int:
     """Serve prompts, one after the other or several at once, and end the engine."""
-    skip = options.on_error == "skip"
-    requests = load_requests(options.prompts, options.prompt, options.images, skip=skip)
+    requests = load_requests(options)
 
     from sglang.srt.entrypoints.engine import Engine
 
     engine = Engine(server_args=_server_args(options.model, engine_args))
     sampling = {"temperature": 0.0, "max_new_tokens": options.max_tokens}
 
-    def generate(batch: Sequence[Request]) -> list[tuple[int, int]]:
-        said = (output["meta_info"] for output in _generate(engine, batch, sampling))
-        return [(int(each["prompt_tokens"]), int(each["completion_tokens"])) for each in said]
-
     try:
-        run_all(generate, requests, options, skip)
+        run_all(lambda batch: generate(engine, batch, sampling), requests, options)
     finally:
         engine.shutdown()
     return 0
@@ -72,8 +57,8 @@ def _server_args(model: str, engine_args: list[str]) -> Any:
     return prepare_server_args(["--model-path", model, *engine_args])
 
 
-def _generate(engine: Any, requests: Sequence[Request], sampling: dict[str, Any]) -> list[Any]:
-    """Return the outputs of requests that are handed to the engine together, in their order.
+def generate(engine: Any, requests: Sequence[Request], sampling: dict[str, Any]) -> list[str]:
+    """Run requests together; returns what is said of each.
 
     Prompts that are tokens run before those that are text: the engine takes either in one call.
     """
@@ -98,7 +83,8 @@ def _generate(engine: Any, requests: Sequence[Request], sampling: dict[str, Any]
             sampling_params=sampling,
             image_data=images if any(images) else None,
         )
-    return outputs
+    told = (output["meta_info"] for output in outputs)
+    return [tokens_said(each["prompt_tokens"], each["completion_tokens"]) for each in told]
 
 
 def _chat(engine: Any, messages: list[Any]) -> tuple[str, list[str]]:

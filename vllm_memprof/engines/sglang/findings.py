@@ -28,8 +28,7 @@ def static_share_too_small(rank: RankReport, _: Context) -> Iterator[Found]:
             figures.get(f"least_{name}", figures.get(name))
             for name in ("free_before_load_bytes", "free_after_load_bytes")
         )
-        share, least = figures.get("mem_fraction_static"), figures.get("least_static_fraction")
-        yield Found(None, {"before": before, "after": after, "share": share, "least": least})
+        yield Found(None, {"before": before, "after": after})
 
 
 def request_pool_not_subtracted(item: str, rank: RankReport, _: Context) -> Iterator[Found]:
@@ -43,10 +42,7 @@ def request_pool_not_subtracted(item: str, rank: RankReport, _: Context) -> Iter
         table = None
         if requests is not None and length is not None:
             table = int(requests) * length * _PLACE_BYTES
-        yield Found(
-            size,
-            {"size": size, "slack": slack, "requests": requests, "length": length, "table": table},
-        )
+        yield Found(size, {"slack": slack, "table": table})
 
 
 def flush_frees_nothing(rank: RankReport, _: Context) -> Iterator[Found]:
@@ -86,14 +82,5 @@ def pools_larger_than_sized(rank: RankReport, _: Context) -> Iterator[Found]:
     read = ("pools_budget_bytes", "free_after_load_bytes", "free_after_pools_bytes")
     slack = sum(half_units.get(name, 0) for name in read)
     if took - sized > max(slack, sized // _FRACTION):
-        yield Found(
-            took - sized,
-            {
-                "sized": sized,
-                "took": took,
-                "slack": slack,
-                "before": before,
-                "after": after,
-                "tokens": tokens * sized // took // _DSV4_PAGE * _DSV4_PAGE,
-            },
-        )
+        tokens = tokens * sized // took // _DSV4_PAGE * _DSV4_PAGE
+        yield Found(took - sized, {"took": took, "slack": slack, "tokens": tokens})

@@ -11,8 +11,10 @@ Nothing here is called for a batch without items. Runs in scheduler processes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines.sglang.kept import kept
@@ -21,59 +23,28 @@ from vllm_memprof.engines.sglang.kept import kept
 Inputs = dict[str, list[int]]
 
 
-class Feature:
-    """An item in the shape of vLLM's feature, as far as ``items.describe`` reads it."""
-
-    __slots__ = ("data", "identifier", "mm_position", "modality")
-
-    def __init__(self, item: Any) -> None:
-        name = getattr(item.modality, "name", None)
-        # an image is one of several (MULTI_IMAGES) in the eyes of some processors
-        self.modality = None if name is None else _MODALITIES.get(name, name.lower())
-        self.data, self.identifier = item.model_specific_data, item.hash
-        self.mm_position = _Places(item.offsets)
-
-
-_MODALITIES = {"MULTI_IMAGES": "image"}
-
-
-class _Places:
-    __slots__ = ("_ranges",)
-
-    def __init__(self, ranges: Any) -> None:
-        self._ranges = ranges
-
-    def get_num_embeds(self) -> int | None:
-        """Return the tokens of the item: first and last of each run are its own."""
-        if not self._ranges:
-            return None
-        return sum(int(last) - int(first) + 1 for first, last in self._ranges)
-
-
 def items_of(request: Any) -> list[Any]:
     """Return the items of a request, in their order; none of a request of text."""
-    held = getattr(request, "multimodal_inputs", None)
-    return [item for item in getattr(held, "mm_items", None) or () if item is not None]
+    return [item for item in reach(request, "multimodal_inputs.mm_items") or () if item is not None]
 
 
-def features_of(request: Any) -> list[Feature] | None:
-    return [Feature(item) for item in items_of(request)] or None
-
-
-class EmbeddingCacheItems(Mapping[int, Any]):
-    """The outputs that SGLang's cache of embeddings holds, by hash."""
-
-    def __init__(self, entries: Mapping[int, Any]) -> None:
-        self._entries = entries
-
-    def __getitem__(self, key: int) -> Any:
-        return self._entries[key].embedding
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+def features_of(request: Any) -> list[Any] | None:
+    """Return the items of a request as vLLM's features, as far as ``items.describe`` reads them."""
+    return [
+        SimpleNamespace(
+            # an image is one of several in the eyes of some processors
+            modality=str(reach(item, "modality.name")).lower().replace("multi_images", "image"),
+            data=item.model_specific_data,
+            identifier=item.hash,
+            mm_position=SimpleNamespace(
+                # first and last of each run are its own
+                length=sum(int(last) - int(first) + 1 for first, last in item.offsets)
+                if item.offsets
+                else None
+            ),
+        )
+        for item in items_of(request)
+    ] or None
 
 
 # --- actions --------------------------------------------------------------------------------------
@@ -81,9 +52,8 @@ class EmbeddingCacheItems(Mapping[int, Any]):
 
 def enter_encoder(recorder: Recorder, call: Call) -> None:
     """Open the stage of one call of the model's encoder."""
-    given = call.argument("items")
-    if isinstance(given, list):
-        call.token = recorder.sampler.begin_stage("mm_encoder", _inputs(recorder, given))
+    inputs = _inputs(recorder, call.argument("items") or ())
+    call.token = recorder.sampler.begin_stage("mm_encoder", inputs)
 
 
 def enter_embedding(recorder: Recorder, call: Call) -> None:
@@ -93,8 +63,7 @@ def enter_embedding(recorder: Recorder, call: Call) -> None:
 
 def leave_embedding(recorder: Recorder, call: Call) -> None:
     """Open the merge where the batch has embeddings of items; ``embed_mm_inputs`` ends it."""
-    embedding = call.result[0] if isinstance(call.result, tuple) and call.result else None
-    if call.error is None and embedding is not None:
+    if call.error is None and call.result[0] is not None:
         inputs = _inputs(recorder, _in_chunk(call.kwargs))
         kept(recorder).mm_merge = recorder.sampler.begin_stage("mm_merge", inputs)
 
@@ -112,7 +81,8 @@ def _end_merge(recorder: Recorder, error: BaseException | None) -> None:
 def leave_cache_set(recorder: Recorder, call: Call) -> None:
     """Write what the cache of embeddings has taken, and what it gave up for it."""
     if call.error is None and recorder.serving:
-        recorder.sampler.note_cache(EmbeddingCacheItems(call.subject.mm_cache))
+        cache = call.subject.mm_cache
+        recorder.sampler.note_cache({key: entry.embedding for key, entry in cache.items()})
 
 
 def _known(recorder: Recorder) -> Iterator[tuple[str, int, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_memprof.capture.recorder import OpenPhase, Recorder
+from vllm_memprof.capture.recorder import Recorder
 
 
 @dataclass
@@ -15,7 +15,6 @@ class Kept:
     page: tuple[int, int] | None = None  # tokens of a page of the KV cache, bytes of a token
     first_batches: int = 0  # that were run while communicators are watched
     rank: int | None = None  # within the replica
-    warm_up: OpenPhase | None = None  # that no single call of the engine is
     mm_merge: Any = None  # stage of the sampler under way
     mm_pools: bool = False  # other processes put multimodal input on the device, too
 

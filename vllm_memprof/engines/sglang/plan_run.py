@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from vllm_memprof.capture import plugin
 from vllm_memprof.capture.hook import StopAfterPlan
-from vllm_memprof.engines.vllm.rank_choice import RankError
+from vllm_memprof.engines.driver import OptionError
 from vllm_memprof.record.schema import PlannedRanks
 
 #: What a scheduler tells the process that started it, without what a plan does not come to.
@@ -35,7 +35,7 @@ def run(server_args: Any, devices: int | None) -> int:
         devices: of the simulated machine, None on real hardware.
 
     Raises:
-        RankError: some ranks have no device, or the KV cache is sized later.
+        OptionError: some ranks have no device, or the KV cache is sized later.
     """
     from sglang.srt.entrypoints.engine import Engine
 
@@ -86,13 +86,13 @@ def check_sizing(server_args: Any) -> None:
     """Refuse a set-up of which the pools are resized after the graphs were captured (CUDA).
 
     Raises:
-        RankError: it is one.
+        OptionError: it is one.
     """
     from sglang.srt.arg_groups import overrides
 
     planned = getattr(overrides, "post_capture_kv_sizing_planned", None)
     if planned is not None and planned(server_args):
-        raise RankError(
+        raise OptionError(
             "this set-up sizes the KV cache again after its graphs, and a plan ends before them: "
             "memprof offline --engine sglang reports it, and with "
             "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=0 it is sized once"
@@ -103,7 +103,7 @@ def ranks_of_start(devices: int | None) -> dict[str, object] | None:
     """Return the keys of a ``ranks`` event; None where the sizes are not known.
 
     Raises:
-        RankError: some ranks have no device on a simulated machine.
+        OptionError: some ranks have no device on a simulated machine.
     """
     try:
         from sglang.srt import runtime_context
@@ -115,9 +115,9 @@ def ranks_of_start(devices: int | None) -> dict[str, object] | None:
     except Exception:  # a release that keeps them elsewhere
         return None
     if devices is not None and nodes > 1:
-        raise RankError(f"--nnodes {nodes}: the simulated device is one machine; leave it out")
+        raise OptionError(f"--nnodes {nodes}: the simulated device is one machine; leave it out")
     if devices is not None and size > devices:
-        raise RankError(
+        raise OptionError(
             f"{size} ranks, and this machine has {devices} devices: a plan of SGLang runs every "
             "rank; a profile of a machine with more devices has room for them"
         )

@@ -20,66 +20,63 @@ from vllm_memprof.engines.sglang.items import features_of
 from vllm_memprof.engines.sglang.kept import kept
 
 
-class SampledRequest:
-    """A request as the sampler takes it: in its first batch, at its begin and at its end."""
+def sampled(request: Any) -> Any:
+    """Return a request as the sampler takes it: in its first batch, at its begin and at its end."""
+    prompt, output, cached = (
+        reach(request, name) for name in ("origin_input_ids", "output_ids", "prefix_indices")
+    )
+    return SimpleNamespace(
+        req_id=request.rid,
+        request_id=request.rid,
+        prompt_token_ids=prompt,
+        num_prompt_tokens=None if prompt is None else len(prompt),
+        num_output_tokens=None if output is None else len(output),
+        num_computed_tokens=0 if cached is None else len(cached),
+        mm_features=features_of(request),
+    )
 
-    status = None
 
-    def __init__(self, request: Any) -> None:
-        self.req_id = self.request_id = request.rid
-        self.prompt_token_ids = prompt = getattr(request, "origin_input_ids", None)
-        self.num_prompt_tokens = None if prompt is None else len(prompt)
-        output = getattr(request, "output_ids", None)
-        self.num_output_tokens = None if output is None else len(output)
-        self.num_computed_tokens = len(getattr(request, "prefix_indices", None) or ())
-        self.mm_features = features_of(request)
-
-
-class SchedulerBatch:
-    """A batch in the shape of vLLM's scheduler output, as far as the sampler reads it."""
-
-    def __init__(self, finished: set[str]) -> None:
-        self.scheduled_new_reqs: list[SampledRequest] = []
-        #: Requests that were in a batch before.
-        self.scheduled_cached_reqs: Any = SimpleNamespace(req_ids=[], num_computed_tokens=[])
-        self.num_scheduled_tokens: dict[str, int] = {}
-        self.total_num_scheduled_tokens = 0
-        self.finished_req_ids = finished
-        self.scheduled_encoder_inputs: dict[str, list[int]] = {}
-        self.free_encoder_mm_hashes: list[str] = []
+def batch_of(ended: Sequence[Any]) -> Any:
+    """Return a batch of no requests, after which these have ended, as vLLM's scheduler output."""
+    return SimpleNamespace(
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+        num_scheduled_tokens={},
+        total_num_scheduled_tokens=0,
+        finished_req_ids={request.rid for request in ended},
+        scheduled_encoder_inputs={},
+        free_encoder_mm_hashes=[],
+    )
 
 
 def enter_batch(recorder: Recorder, call: Call) -> None:
     """Begin a step with the requests of a batch."""
-    sampler = recorder.sampler
-    requests = getattr(call.argument("batch"), "reqs", None)
+    given = call.argument("batch")
+    requests = reach(given, "reqs")
     if not recorder.serving or not requests:
         return
-    known = recorder.requests
-    batch = SchedulerBatch({name for name, request in known.items() if request.finished()})
-    for name in batch.finished_req_ids:
-        del known[name]
-    extends = extended(call.argument("batch"), len(requests))
-    for request, tokens in zip(requests, extends, strict=False):
+    known, batch = recorder.requests, batch_of(take_finished(recorder))
+    for request, tokens in zip(requests, extended(given, len(requests)), strict=True):
         name = request.rid
         batch.num_scheduled_tokens[name] = tokens
         batch.total_num_scheduled_tokens += tokens
         if name not in known:
             known[name] = request
-            new = SampledRequest(request)
+            new = sampled(request)
             batch.scheduled_new_reqs.append(new)
-            if _is_first_rank(recorder):
+            if not kept(recorder).rank:  # the first writes what all of a replica have in common
                 # how many pixels a patch has
-                sampler.core.request_begins(new, reach(call.subject, "model_config.hf_config"))
+                config = reach(call.subject, "model_config.hf_config")
+                recorder.sampler.core.request_begins(new, config)
         else:
             done = len(request.origin_input_ids) + len(request.output_ids) - tokens
             batch.scheduled_cached_reqs.req_ids.append(name)
             batch.scheduled_cached_reqs.num_computed_tokens.append(max(0, done))
-    call.token = sampler.begin_step(batch, call.subject)
+    call.kept = recorder.sampler.begin_step(batch, call.subject)
 
 
 def leave_batch(recorder: Recorder, call: Call) -> None:
-    if call.token:
+    if call.kept:
         recorder.sampler.leave_call(True, call.error)
 
 
@@ -88,18 +85,19 @@ def leave_result(recorder: Recorder, call: Call) -> None:
     sampler = recorder.sampler
     if call.error is not None or not recorder.serving:
         return
-    known = recorder.requests
-    ended = {name for name, request in known.items() if request.finished()}
-    if _is_first_rank(recorder):
-        for name in ended:
-            sampler.core.request_ends(SampledRequest(known[name]))
+    ended = take_finished(recorder)
+    if not kept(recorder).rank:
+        for request in ended:
+            sampler.core.request_ends(sampled(request))
         sampler.core.stepped(scheduler_state(call.subject))
-    if not ended:
-        return
-    for name in ended:
-        del known[name]
-    if sampler.begin_step(SchedulerBatch(ended), call.subject):
+    if ended and sampler.begin_step(batch_of(ended), call.subject):
         sampler.leave_call(True, None)
+
+
+def take_finished(recorder: Recorder) -> list[Any]:
+    """Return the known requests that have finished, which are not known from now on."""
+    known = recorder.requests
+    return [known.pop(name) for name, request in [*known.items()] if request.finished()]
 
 
 def scheduler_state(scheduler: Any) -> Any:
@@ -107,57 +105,44 @@ def scheduler_state(scheduler: Any) -> Any:
 
     A page that only the prefix cache holds counts as free.
     """
-    allocator: Any = getattr(scheduler, "token_to_kv_pool_allocator", None)
-    page, size = getattr(allocator, "page_size", None), getattr(allocator, "size", None)
+    allocator = reach(scheduler, "token_to_kv_pool_allocator")
+    page, size = reach(allocator, "page_size"), reach(allocator, "size")
     pool = None
-    if isinstance(page, int) and isinstance(size, int) and page > 0:
-        free = int(allocator.available_size())
+    if page and size is not None:
         evictable = reach(scheduler, "tree_cache.evictable_size")
-        free += int(evictable()) if callable(evictable) else 0
+        free = int(allocator.available_size()) + (0 if evictable is None else int(evictable()))
         pool = SimpleNamespace(
             num_gpu_blocks=size // page + 1,  # vLLM counts the block that is always empty
             get_num_free_blocks=lambda: free // page,
         )
     return SimpleNamespace(
         running=reach(scheduler, "running_batch.reqs") or (),
-        waiting=getattr(scheduler, "waiting_queue", None) or (),
+        waiting=reach(scheduler, "waiting_queue") or (),
         kv_cache_manager=SimpleNamespace(block_pool=pool),
     )
 
 
-def _is_first_rank(recorder: Recorder) -> bool:
-    """Return whether this process writes what all ranks of a replica have in common."""
-    return kept(recorder).rank in (0, None)
-
-
 def extended(batch: Any, count: int) -> list[int]:
     """Return the tokens that a batch computes of each request: one, where it decodes."""
-    test = getattr(getattr(batch, "forward_mode", None), "is_extend", None)
-    sizes = getattr(batch, "extend_lens", None)
-    if callable(test) and test() and isinstance(sizes, list) and len(sizes) == count:
-        return [int(size) for size in sizes]
-    return [1] * count
+    is_extend, sizes = reach(batch, "forward_mode.is_extend"), reach(batch, "extend_lens") or ()
+    extends = is_extend is not None and is_extend() and len(sizes) == count
+    return [*map(int, sizes)] if extends else [1] * count
 
 
 def failed_requests(frames: Sequence[FrameType]) -> list[dict[str, object]] | None:
     """Return the requests of the batch that failed, never a prompt; its items are not read."""
     for frame in frames:
-        if "batch" not in frame.f_code.co_varnames:
-            continue
         batch = frame.f_locals.get("batch")
-        requests = getattr(batch, "reqs", None)
-        if not isinstance(requests, list) or not all(hasattr(each, "rid") for each in requests):
-            continue
-        prompts = [getattr(request, "origin_input_ids", None) for request in requests]
-        return [
-            {
-                "id": clean_id(request.rid),
-                "scheduled_tokens": tokens,
-                "prompt_tokens": None if prompt is None else len(prompt),
-                "items": [],
-            }
-            for request, prompt, tokens in zip(
-                requests[:MOST_REQUESTS], prompts, extended(batch, len(requests)), strict=False
-            )
-        ]
+        requests = reach(batch, "reqs")
+        if isinstance(requests, list) and all(hasattr(each, "rid") for each in requests):
+            scheduled = zip(requests, extended(batch, len(requests)), strict=True)
+            return [
+                {
+                    "id": clean_id(request.rid),
+                    "scheduled_tokens": tokens,
+                    "prompt_tokens": sampled(request).num_prompt_tokens,
+                    "items": [],
+                }
+                for request, tokens in [*scheduled][:MOST_REQUESTS]
+            ]
     return None

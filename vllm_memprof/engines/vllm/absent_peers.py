@@ -61,23 +61,16 @@ class LoneStore(dist.Store):  # type: ignore[misc]
 
     def add(self, key: str, amount: int) -> int:
         total = int(self._values.get(key, b"0")) + amount
-        self._values[key] = str(total).encode()
+        self.set(key, str(total))
         return total
 
     def check(self, keys: list[str]) -> bool:
-        return all(key in self._values for key in keys)
+        return self._values.keys() >= {*keys}
 
-    def wait(self, keys: list[str], timeout: Any = None) -> None:
+    def wait(self, *_: Any, **__: Any) -> None:
         return None
 
-    def delete_key(self, key: str) -> bool:
-        return self._values.pop(key, None) is not None
-
-    def num_keys(self) -> int:
-        return len(self._values)
-
-    def set_timeout(self, timeout: Any) -> None:
-        return None
+    set_timeout = wait
 
 
 class _Done(dist._Work):  # type: ignore[misc]
@@ -115,33 +108,28 @@ class LoneGroup(dist.ProcessGroup):  # type: ignore[misc]
                 add_up(tensor, self._own, self._count)
         return _Done(tensors)
 
-    def reduce(self, tensors: list[Any], opts: Any = None) -> Any:
-        return self.allreduce(tensors, opts)
+    reduce = allreduce
 
     def allgather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> Any:
-        for copies, own in zip(outputs, inputs, strict=True):
+        for copies, own in zip(outputs, inputs, strict=False):  # who gathers nothing has no outputs
             for copy in copies:
                 copy.copy_(own)
         return _Done(outputs)
+
+    gather = allgather
 
     def _allgather_base(self, output: Any, own: Any, opts: Any = None) -> Any:
         output.copy_(own.reshape(-1).repeat(self._count).reshape(output.shape))
         return _Done(output)
 
-    def gather(self, outputs: list[list[Any]], inputs: list[Any], opts: Any = None) -> Any:
-        return self.allgather(outputs, inputs, opts) if outputs else _Done()
-
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, *_: Any, **__: Any) -> Any:
         return _Done()
+
+    send = barrier
 
     def broadcast(self, tensors: list[Any], opts: Any = None) -> Any:
         root = getattr(opts, "rootRank", 0)
-        if root != self._own:
-            raise NoPeerError(f"rank {root} of its group would have sent it something")
-        return _Done(tensors)
-
-    def send(self, tensors: list[Any], to: int, tag: int = 0) -> Any:
-        return _Done()
+        return _Done(tensors) if root == self._own else self.recv(tensors, root)
 
     def recv(self, tensors: list[Any], sender: int, tag: int = 0) -> Any:
         raise NoPeerError(f"rank {sender} of its group would have sent it something")
@@ -150,22 +138,16 @@ class LoneGroup(dist.ProcessGroup):  # type: ignore[misc]
 class LoneQueue:
     """The message queue of a group whose other ranks do not run."""
 
-    def wait_until_ready(self) -> None:
+    def enqueue(self, *_: Any, **__: Any) -> None:
         return None
 
-    def enqueue(self, item: Any, timeout: float | None = None) -> None:
-        return None
+    wait_until_ready = shutdown = enqueue
 
     def dequeue(self, *_: Any, **__: Any) -> Any:
         raise NoPeerError("rank 0 of its group would have sent it a message")
 
     def broadcast_object(self, item: Any = None) -> Any:
-        if item is None:
-            raise NoPeerError("rank 0 of its group would have sent it an object")
-        return item
-
-    def shutdown(self) -> None:
-        return None
+        return self.dequeue() if item is None else item
 
 
 def add_up(tensor: Any, own: int, count: int) -> None:
@@ -178,26 +160,19 @@ def add_up(tensor: Any, own: int, count: int) -> None:
     alone (vllm-ascend 0.23.0, ``NPUModelRunner._sync_metadata_across_dp``), slots and a flag
     (0.18.0), or slots, a flag, and slots again (0.13.0).
     """
-    layouts = [(count,), (count, 1), (count, 1, count)]
-    extent = tensor.shape[-1] if tensor.dim() else 0
-    for layout in layouts:
-        if sum(layout) == extent:
-            parts = tensor.split(layout, dim=-1)
-            slots = [part for part in parts if part.shape[-1] == count]
-            if not any(_others_filled(part, own) for part in slots):
-                for part in parts:
-                    if part.shape[-1] == count:
-                        part.copy_(part[..., own : own + 1].expand(part.shape).clone())
-                    else:
-                        part.mul_(count)
-                return
+    for layout in (count,), (count, 1), (count, 1, count):
+        if not tensor.dim() or sum(layout) != tensor.shape[-1]:
+            continue
+        parts = tensor.split(layout, dim=-1)
+        slots = [part for part in parts if part.shape[-1] == count]
+        if all(part.count_nonzero() == part[..., own].count_nonzero() for part in slots):
+            for part in parts:
+                if part.shape[-1] == count:
+                    part.copy_(part[..., own : own + 1].expand(part.shape).clone())
+                else:
+                    part.mul_(count)
+            return
     tensor.mul_(count)
-
-
-def _others_filled(slots: Any, own: int) -> bool:
-    others = slots.clone()
-    others[..., own] = 0
-    return bool(others.any())
 
 
 def join_alone() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 NEW_TOKENS = 4
 #: Prefill steps that a decode batch without prefix caching may cost.
 _PREFILL_STEPS = 64
+#: Token ids of prompts: below every vocabulary's size, above most special tokens.
+_FIRST_ID, _IDS = 100, 800
 
 
 @dataclass(frozen=True)
@@ -84,3 +86,8 @@ class Limits:
         each = self.cached_tokens // self.requests - self.block_size
         computed = _PREFILL_STEPS * self.batched_tokens // self.requests
         return max(1, min(longest, each, computed))
+
+
+def token_ids(length: int, first: int) -> list[int]:
+    """Return a prompt; those of different ``first`` share no prefix."""
+    return [_FIRST_ID + (first + place) % _IDS for place in range(length)]

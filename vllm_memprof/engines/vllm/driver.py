@@ -1,9 +1,9 @@
-"""The engine without a server: ``python -m vllm_memprof.engines.vllm.driver {offline|plan} ...``.
+"""vLLM without a server; see ``engines.driver``.
 
-Runs under the engine's interpreter. The engine's arguments go through vLLM's own parser, so that
-any of them works and a wrong one gets vLLM's own message. ``plan`` is configured as ``vllm serve``
-would be (the same defaults for batch sizes), with the engine core in this process, and ends when
-the KV plan is known; ``offline`` is ``vllm.LLM``.
+The engine's arguments go through vLLM's own parser, so that any of them works and a wrong one gets
+vLLM's own message. ``plan`` is configured as ``vllm serve`` would be (the same defaults for batch
+sizes), with the engine core in this process, and ends when the KV plan is known; ``offline`` is
+``vllm.LLM``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm_memprof.capture import plugin
-from vllm_memprof.engines.offline import add_arguments, driver_parser, run_all, run_driver
-from vllm_memprof.engines.vllm.model_inspection import in_a_fork
-from vllm_memprof.engines.vllm.prompts import Request, load_requests
-from vllm_memprof.engines.vllm.rank_choice import MODES
+from vllm_memprof.engines.driver import Options, run_driver
+from vllm_memprof.engines.prompts import Request, load_requests, run_all, tokens_said
+from vllm_memprof.engines.vllm.shortcuts import all_replaced, of_an_inspection
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
 #: How long the engine may take to end itself. vLLM's default kills it at once, and with it the
@@ -45,7 +44,7 @@ _MODULES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one mode; returns the exit status."""
-    return run_driver(_parser(), {"plan": run_plan, "offline": run_offline}, argv)
+    return run_driver({"plan": run_plan, "offline": run_offline}, argv)
 
 
 def import_engine() -> None:
@@ -72,56 +71,38 @@ def main_in_fork(argv: Sequence[str]) -> int:
     return status
 
 
-def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
+def run_plan(options: Options, engine_args: list[str]) -> int:
     """Bring the engine up to its KV plan and stop; or on, through its largest batches.
 
     The engine core runs in this process: the workers, and with them every figure, are the same as
     behind a server, but no front end, tokenizer or second engine process has to start.
     """
     if options.devices is not None:
-        _let_threads_doze()
+        # Let sleeps of this thread, and of what it starts, end up to a millisecond late. A thread
+        # of torch_npu looks every two microseconds, or as seldom as the kernel lets it, whether
+        # operators are done (release_thread): 17,000 times a second, a tenth of a plan's processor
+        # time. Simulated operators are done at once.
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1_000_000, 0, 0, 0)
     if options.until == "kv":
         os.environ[ENV_STOP_AFTER] = "kv_plan"
     with _without_collecting():
         args = _parse_engine_args("plan", options.model, engine_args, server=True)
-        if options.devices is not None:
-            _leave_out_swap_space(args)
+        if options.devices is not None and getattr(args, "swap_space", None):
+            # vLLM up to 0.13 compares 4 GiB for each tensor rank, or --swap-space, with the memory
+            # of the machine it runs on (CacheConfig.verify_with_parallel_config), and makes no
+            # other use of it: a simulated machine is taken to have it
+            args.swap_space = 0
 
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.usage.usage_lib import UsageContext
 
         from vllm_memprof.engines.vllm import kv_plan_run
 
-        with in_a_fork():
+        with all_replaced(of_an_inspection()):
             vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
                 UsageContext.OPENAI_API_SERVER
             )
-    return kv_plan_run.run(
-        vllm_config, options.ranks, options.rank, options.devices, options.until == "ready"
-    )
-
-
-def _let_threads_doze() -> None:
-    """Let sleeps of this thread, and of what it starts, end up to a millisecond late.
-
-    A thread of torch_npu looks every two microseconds, or as seldom as the kernel lets it, whether
-    operators are done (``release_thread``): 17,000 times a second, a tenth of a plan's processor
-    time. Simulated operators are done at once.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):
-        libc.prctl(_PR_SET_TIMERSLACK, 1_000_000, 0, 0, 0)
-
-
-def _leave_out_swap_space(args: argparse.Namespace) -> None:
-    """Take a simulated machine to have the host memory that the engine would swap to.
-
-    vLLM up to 0.13 compares 4 GiB for each tensor rank, or ``--swap-space``, with the memory of the
-    machine it runs on (``CacheConfig.verify_with_parallel_config``), and makes no other use of it.
-    """
-    if getattr(args, "swap_space", 0):
-        print(f"memprof plan: --swap-space {args.swap_space:g} is not compared with this machine")
-        args.swap_space = 0
+    return kv_plan_run.run(vllm_config, options)
 
 
 @contextlib.contextmanager
@@ -135,10 +116,9 @@ def _without_collecting() -> Iterator[None]:
         gc.enable()
 
 
-def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
+def run_offline(options: Options, engine_args: list[str]) -> int:
     """Serve prompts in this process, one after the other or several at once, and end the engine."""
-    skip = options.on_error == "skip"
-    requests = load_requests(options.prompts, options.prompt, options.images, skip=skip)
+    requests = load_requests(options)
     sleep_mode = ["--enable-sleep-mode"] if options.sleep_cycles else []
     with _without_collecting():
         args = _parse_engine_args(
@@ -152,60 +132,19 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     llm = LLM(**vars(EngineArgs.from_cli_args(args)))
     sampling = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
     try:
-        _run_all(llm, requests, sampling, options, skip)
+        run_all(lambda batch: generate(llm, batch, sampling), requests, options)
         for number in range(1, options.sleep_cycles + 1):
             started = time.perf_counter()
             llm.sleep(level=1)
             llm.wake_up()
             seconds = time.perf_counter() - started
-            _generate(llm, requests[:1], sampling)
+            generate(llm, requests[:1], sampling)
             print(f"sleep cycle {number}/{options.sleep_cycles}: {seconds:.2f} s", flush=True)
     finally:
         core = llm.llm_engine.engine_core  # a release without a timeout waits for some seconds
         timed = "timeout" in inspect.signature(core.shutdown).parameters
         core.shutdown(**({"timeout": _SHUTDOWN_TIMEOUT_S} if timed else {}))
     return 0
-
-
-def _run_all(
-    llm: Any,
-    requests: Sequence[Request],
-    sampling: Any,
-    options: argparse.Namespace,
-    skip: bool,
-) -> None:
-    """Run the requests, some together, and say of each how it went."""
-
-    def generate(batch: Sequence[Request]) -> list[tuple[int, int]]:
-        return [
-            (len(output.prompt_token_ids or ()), len(output.outputs[0].token_ids))
-            for output in _generate(llm, batch, sampling)
-        ]
-
-    run_all(generate, requests, options, skip)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser, modes = driver_parser(
-        "vllm_memprof.engines.vllm.driver", "vLLM's",
-        plan="stop when the KV plan is known", offline="generate for some prompts",
-    )  # fmt: skip
-    plan, offline = modes["plan"], modes["offline"]
-    plan.add_argument(
-        "--until", choices=("kv", "ready"), default="kv", help="where to stop (default kv)"
-    )
-    plan.add_argument(
-        "--ranks", choices=MODES, default="all", help="which ranks to run (default all)"
-    )
-    plan.add_argument("--rank", type=int, help="the rank of --ranks one (default 0)")
-    plan.add_argument(
-        "--devices", type=int, help="devices of the simulated machine; without it every rank is run"
-    )
-    add_arguments(offline)
-    offline.add_argument(
-        "--sleep-cycles", type=int, default=0, help="sleep and wake up so often after the prompts"
-    )
-    return parser
 
 
 def _parse_engine_args(
@@ -243,15 +182,18 @@ def _renew_thread_pool_in_children() -> None:
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 
 
-def _generate(llm: Any, requests: Sequence[Request], sampling: Any) -> list[Any]:
-    """Return the outputs of requests; those that are chats run first."""
+def generate(llm: Any, requests: Sequence[Request], sampling: Any) -> list[str]:
+    """Run requests together, chats first; returns what is said of each."""
     rows = [request.row() for request in requests]
     chats = [row["messages"] for row in rows if "messages" in row]
     prompts = [row["prompt"] for row in rows if "messages" not in row]
     outputs = [] if not chats else list(llm.chat(chats, sampling, use_tqdm=False))
     if prompts:
         outputs += llm.generate(prompts, sampling, use_tqdm=False)
-    return outputs
+    return [
+        tokens_said(len(output.prompt_token_ids or ()), len(output.outputs[0].token_ids))
+        for output in outputs
+    ]
 
 
 def _is_alone() -> bool:

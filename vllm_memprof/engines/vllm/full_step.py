@@ -23,90 +23,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_memprof.engines.vllm import multimodal_batch
-from vllm_memprof.engines.vllm.batch_limits import NEW_TOKENS, Limits
-from vllm_memprof.engines.vllm.multimodal_batch import MediaItem
+from vllm_memprof.engines.vllm.batch_limits import NEW_TOKENS, Limits, token_ids
+from vllm_memprof.engines.vllm.multimodal_batch import Prompt
 
 #: How the requests sample.
 SAMPLING = {
     "temperature": 0.7, "top_p": 0.95, "top_k": 20, "ignore_eos": True, "detokenize": False,
 }  # fmt: skip
-#: Token ids of prompts: below every vocabulary's size, above most special tokens.
-_FIRST_ID, _IDS = 100, 800
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A request of a batch."""
+class Step:
+    """A step as the scheduler made it."""
 
-    text: list[int]  # token ids, after its items
-    new_tokens: int
-    items: tuple[MediaItem, ...] = ()
-
-    @property
-    def tokens(self) -> list[int]:
-        """Token ids of the whole prompt."""
-        return multimodal_batch.prompt_of(self.items) + self.text
+    scheduled: list[int]  # tokens of each of its requests
+    lengths: list[int]  # tokens of each before it
+    embeds: list[int]  # tokens that the encoder gives of each item that it encodes
 
 
-@dataclass
-class LargestSteps:
-    """The largest steps that were run, as the scheduler made them."""
-
-    prefill_tokens: int = 0  # of one step
-    decode_requests: int = 0  # that were in a step together, each with one token
-    decode_length: int = 0  # tokens of the shortest of them, at that step
-    steps: int = 0
-    items: int = 0  # that were encoded in a step together
-    encoder_tokens: int = 0  # that the encoder gave in that step
-    step_tokens: int = 0  # of that step
-
-    def count(self, scheduled: dict[str, int], lengths: dict[str, int]) -> None:
-        """Take one step in.
-
-        Args:
-            scheduled: tokens of the step, by request.
-            lengths: tokens of a request before its step, by request.
-        """
-        self.steps += 1
-        self.prefill_tokens = max(self.prefill_tokens, sum(scheduled.values()))
-        ones = [lengths.get(name, 0) + 1 for name, tokens in scheduled.items() if tokens == 1]
-        if len(ones) == len(scheduled) and len(ones) >= max(1, self.decode_requests):
-            self.decode_requests, self.decode_length = len(ones), min(ones)
-
-    def count_items(self, embeds: Sequence[int], step_tokens: int) -> None:
-        """Take the items of one step in.
-
-        Args:
-            embeds: tokens that the encoder gives of each.
-            step_tokens: of the step.
-        """
-        if (sum(embeds), step_tokens) > (self.encoder_tokens, self.step_tokens) and embeds:
-            self.items, self.encoder_tokens = len(embeds), sum(embeds)
-            self.step_tokens = step_tokens
-
-
-def batches(limits: Limits) -> Iterator[list[Prompt]]:
+def text_of(limits: Limits) -> Iterator[list[Prompt]]:
     """Yield the batches of text in their order."""
     lengths = limits.prefill()
-    yield [Prompt(_tokens(length, index), 1) for index, length in enumerate(lengths)]
-    shared = _tokens(limits.decode(), len(lengths))
+    yield [Prompt(token_ids(length, index)) for index, length in enumerate(lengths)]
+    shared = token_ids(limits.decode(), len(lengths))
     if limits.shares_prefixes:
-        yield [Prompt(shared, 1)]
-    yield [Prompt(shared, NEW_TOKENS)] * limits.requests
-
-
-def with_items(requests: Sequence[multimodal_batch.Request]) -> list[Prompt]:
-    """Return the prompts of a batch of one modality."""
-    return [Prompt(_tokens(text, 0), 1, items) for items, text in requests]
-
-
-def not_run_because(vllm_config: Any) -> str | None:
-    """Return why an engine's largest batches are not run; None where they are."""
-    if vllm_config.model_config.runner_type != "generate":
-        return "the model generates no tokens"
-    if vllm_config.kv_transfer_config is not None:
-        return "its KV cache is exchanged with another engine"
-    return None
+        yield [Prompt(shared)]
+    yield [Prompt(shared, new_tokens=NEW_TOKENS)] * limits.requests
 
 
 def drive(core: Any, vllm_config: Any) -> dict[str, Any]:
@@ -119,95 +61,102 @@ def drive(core: Any, vllm_config: Any) -> dict[str, Any]:
     Raises:
         Exception: what the engine raises, an allocation that failed among others.
     """
-    limits = Limits.of(vllm_config)
-    reason = not_run_because(vllm_config)
+    limits, model = Limits.of(vllm_config), vllm_config.model_config
+    not_run = None
+    if model.runner_type != "generate":
+        not_run = "the model generates no tokens"
+    elif vllm_config.kv_transfer_config is not None:
+        not_run = "its KV cache is exchanged with another engine"
     began = time.monotonic()
     modalities: list[dict[str, Any]] = []
-    driver = _Driver(core)
-    if reason is None:
+    steps: list[Step] = []
+    if not_run is None:
         found = list(multimodal_batch.largest(vllm_config, core.scheduler, limits))
         for batch in sorted(found, key=multimodal_batch.Batch.largest_item, reverse=True):
-            seen = driver.run(with_items(batch.requests)) if batch.requests else LargestSteps()
+            of_items = run(core, batch.modality, batch.prompts)
+            steps += of_items
             modalities.append(
                 {
                     "modality": batch.modality,
-                    "items": seen.items or None,
-                    "encoder_tokens": seen.encoder_tokens or None,
+                    **most_encoded(of_items),
                     "encoder_budget": batch.encoder_tokens,
-                    "step_tokens": seen.step_tokens or None,
                     "not_run": batch.not_run,
                 }
             )
-        for texts in batches(limits):
-            driver.run(texts)
-    seen = driver.seen
+        for number, texts in enumerate(text_of(limits)):
+            steps += run(core, str(number), texts)
     return {
-        "prefill_tokens": seen.prefill_tokens or None,
-        "decode_requests": seen.decode_requests or None,
-        "decode_length": seen.decode_length or None,
+        **largest(steps),
         "max_num_batched_tokens": limits.batched_tokens,
         "max_num_seqs": limits.requests,
         "max_model_len": limits.length,
-        "multimodal": bool(getattr(vllm_config.model_config, "is_multimodal_model", False)),
+        "multimodal": bool(getattr(model, "is_multimodal_model", False)),
         "modalities": modalities,
-        "steps": seen.steps,
+        "steps": len(steps),
         "seconds": round(time.monotonic() - began, 3),
-        "not_run": reason,
+        "not_run": not_run,
     }
 
 
-def _tokens(length: int, first: int) -> list[int]:
-    """Return token ids; prompts of different ``first`` share no prefix."""
-    return [_FIRST_ID + (first + place) % _IDS for place in range(length)]
+def largest(steps: Sequence[Step]) -> dict[str, int | None]:
+    """Return the tokens of the largest step, and the requests that decoded together in one.
+
+    Of steps that decode as many the last counts: its requests are the longest.
+    """
+    decodes = [
+        (len(step.scheduled), min(step.lengths) + 1)
+        for step in reversed(steps)
+        if {*step.scheduled} == {1}
+    ]
+    requests, length = max(decodes, key=lambda decode: decode[0], default=(None, None))
+    return {
+        "prefill_tokens": max((sum(step.scheduled) for step in steps), default=None),
+        "decode_requests": requests,
+        "decode_length": length,
+    }
 
 
-class _Driver:
-    """Runs batches after each other, and counts their steps."""
+def most_encoded(steps: Sequence[Step]) -> dict[str, int | None]:
+    """Return the items and tokens of the step that encodes most; None where none encodes any."""
+    sizes = [
+        (sum(step.embeds), sum(step.scheduled), len(step.embeds)) for step in steps if step.embeds
+    ]
+    encoded, tokens, items = max(sizes, default=(None, None, None))
+    return {"items": items, "encoder_tokens": encoded, "step_tokens": tokens}
 
-    def __init__(self, core: Any) -> None:
-        self._core = core
-        self._batches = 0
-        self.seen = LargestSteps()  # of all batches
 
-    def run(self, batch: Sequence[Prompt]) -> LargestSteps:
-        """Add the requests of a batch at once, and step until all have ended."""
-        core, here = self._core, LargestSteps()
-        requests = {f"batch-{self._batches}-{at}": prompt for at, prompt in enumerate(batch)}
-        self._batches += 1
-        schedule = core.scheduler.schedule
+def run(core: Any, batch: str, prompts: Sequence[Prompt]) -> list[Step]:
+    """Add the requests of a batch at once, and step until all have ended; returns its steps."""
+    steps: list[Step] = []
+    requests = {f"batch-{batch}-{at}": prompt for at, prompt in enumerate(prompts)}
+    schedule = core.scheduler.schedule
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            output = schedule(*args, **kwargs)
-            scheduled = dict(output.num_scheduled_tokens)
-            if scheduled:
-                cached = output.scheduled_cached_reqs
-                lengths = {  # tokens computed before this step
-                    **{
-                        new.req_id: int(new.num_computed_tokens)
-                        for new in output.scheduled_new_reqs
-                    },
-                    **dict(zip(cached.req_ids, map(int, cached.num_computed_tokens), strict=True)),
-                }
-                embeds = [
-                    requests[name].items[place].embeds
-                    for name, places in output.scheduled_encoder_inputs.items()
-                    for place in places
-                ]
-                for seen in (self.seen, here):
-                    seen.count(scheduled, lengths)
-                    seen.count_items(embeds, sum(scheduled.values()))
-            return output
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        scheduled = output.num_scheduled_tokens
+        if scheduled:
+            cached = output.scheduled_cached_reqs
+            computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+            computed |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+            embeds = [
+                requests[name].items[place].embeds
+                for name, places in output.scheduled_encoder_inputs.items()
+                for place in places
+            ]
+            lengths = [int(computed.get(name, 0)) for name in scheduled]
+            steps.append(Step([*scheduled.values()], lengths, embeds))
+        return output
 
-        core.scheduler.schedule = counted
-        try:
-            for name, prompt in requests.items():
-                core.add_request(*core.preprocess_add_request(_request(name, prompt)))
-            while core.scheduler.has_requests() or core.batch_queue:
-                _, executed = core.step_fn()
-                core.post_step(executed)
-        finally:
-            core.scheduler.schedule = schedule
-        return here
+    core.scheduler.schedule = counted
+    try:
+        for name, prompt in requests.items():
+            core.add_request(*core.preprocess_add_request(_request(name, prompt)))
+        while core.scheduler.has_requests() or core.batch_queue:
+            _, executed = core.step_fn()
+            core.post_step(executed)
+    finally:
+        core.scheduler.schedule = schedule
+    return steps
 
 
 def _request(name: str, prompt: Prompt) -> Any:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from vllm_memprof.engines.vllm.batch_limits import Limits
+from vllm_memprof.engines.vllm.batch_limits import Limits, token_ids
 
 #: Sizes that are tried for an image of a number of tokens, each a little smaller than the last.
 _TRIES, _SMALLER = 12, 0.98
@@ -35,8 +35,18 @@ class MediaItem:
     source: Any  # what the processor was given: a PIL image, an array of frames or of samples
 
 
-#: Items of a request, and tokens of text after them.
-Request = tuple[tuple[MediaItem, ...], int]
+@dataclass(frozen=True)
+class Prompt:
+    """A request of a batch."""
+
+    text: list[int]  # token ids, after its items
+    items: tuple[MediaItem, ...] = ()
+    new_tokens: int = 1
+
+    @property
+    def tokens(self) -> list[int]:
+        """Token ids of the whole prompt."""
+        return [token for item in self.items for token in item.tokens] + self.text
 
 
 @dataclass(frozen=True)
@@ -53,13 +63,13 @@ class Batch:
     """The largest batch of one modality."""
 
     modality: str
-    requests: list[Request]
+    prompts: list[Prompt]
     encoder_tokens: int | None = None  # that a step may have
-    not_run: str | None = None  # why there are no requests
+    not_run: str | None = None  # why there are no prompts
 
     def largest_item(self) -> int:
         """Return the encoder's tokens of its largest item; 0 without one."""
-        return max((item.embeds for items, _ in self.requests for item in items), default=0)
+        return max((item.embeds for prompt in self.prompts for item in prompt.items), default=0)
 
 
 def fill(limits: Limits, room: Room, tokens: int, embeds: int) -> list[tuple[int, int]]:
@@ -92,10 +102,10 @@ def fill(limits: Limits, room: Room, tokens: int, embeds: int) -> list[tuple[int
     return made
 
 
-def requests_of(
+def prompts_of(
     limits: Limits, room: Room, item: MediaItem, smaller: Callable[[int], MediaItem | None]
-) -> list[Request]:
-    """Return the requests of a batch; none where no request can hold the item.
+) -> list[Prompt]:
+    """Return the prompts of a batch; none where no request can hold the item.
 
     Args:
         limits: of the engine.
@@ -104,18 +114,24 @@ def requests_of(
         smaller: makes an item of at most so many tokens of the encoder; it goes first, into a
             request of its own, where the largest ones leave room for it.
     """
-    tokens = len(item.tokens)
-    requests = fill(limits, room, tokens, item.embeds)
-    count = sum(number for number, _ in requests)
-    left = room.encoder_tokens - count * item.embeds
-    first = smaller(left) if requests and left > 0 and limits.requests > len(requests) else None
-    if first is not None:
-        less = limits.without(len(first.tokens))
-        beside = dataclasses.replace(room, encoder_tokens=room.encoder_tokens - first.embeds)
-        after = fill(less, beside, tokens, item.embeds)
-        if sum(number for number, _ in after) == count:
-            return [((first,), 0), *(((item,) * number, text) for number, text in after)]
-    return [((item,) * number, text) for number, text in requests]
+
+    def filled(limits: Limits, room: Room) -> list[Prompt]:
+        sizes = fill(limits, room, len(item.tokens), item.embeds)
+        return [Prompt(token_ids(text, 0), (item,) * number) for number, text in sizes]
+
+    def count(prompts: list[Prompt]) -> int:
+        return sum(len(prompt.items) for prompt in prompts)
+
+    prompts = filled(limits, room)
+    left = room.encoder_tokens - count(prompts) * item.embeds
+    if prompts and left > 0 and limits.requests > len(prompts):
+        first = smaller(left)
+        if first is not None:
+            beside = dataclasses.replace(room, encoder_tokens=room.encoder_tokens - first.embeds)
+            after = filled(limits.without(len(first.tokens)), beside)
+            if count(after) == count(prompts):
+                return [Prompt([], (first,)), *after]
+    return prompts
 
 
 def largest(vllm_config: Any, scheduler: Any, limits: Limits) -> Iterator[Batch]:
@@ -149,20 +165,12 @@ def largest(vllm_config: Any, scheduler: Any, limits: Limits) -> Iterator[Batch]
             if len(item.tokens) > limits.longest():
                 over = len(item.tokens) - item.embeds
                 item = maker.make_smaller(item, limits.longest() - over) or item
-            requests = requests_of(limits, room, item, partial(maker.make_smaller, item))
+            prompts = prompts_of(limits, room, item, partial(maker.make_smaller, item))
         except Exception as error:  # what a processor raises of data that it does not take
             yield Batch(modality, [], budget, f"it could not be made: {_said(error)}")
             continue
-        if requests:
-            yield Batch(modality, requests, budget)
-        else:
-            said = f"one takes {len(item.tokens):,} tokens, a request {limits.longest():,}"
-            yield Batch(modality, [], budget, said)
-
-
-def prompt_of(items: tuple[MediaItem, ...]) -> list[int]:
-    """Return the token ids of items after each other."""
-    return [token for item in items for token in item.tokens]
+        said = f"one takes {len(item.tokens):,} tokens, a request {limits.longest():,}"
+        yield Batch(modality, prompts, budget, None if prompts else said)
 
 
 def features_of(name: str, items: tuple[MediaItem, ...]) -> list[Any]:
@@ -170,7 +178,7 @@ def features_of(name: str, items: tuple[MediaItem, ...]) -> list[Any]:
 
     Args:
         name: of the request.
-        items: in the order of ``prompt_of``.
+        items: in the order of its prompt.
     """
     from vllm.multimodal.inputs import MultiModalFeatureSpec
 

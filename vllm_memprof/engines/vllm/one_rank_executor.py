@@ -7,67 +7,47 @@ is answered for by the one that stands for it. Imports vLLM: for runs that end a
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import multiprocessing
-import os
 import subprocess
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from vllm.v1.executor import uniproc_executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from vllm_memprof.engines.replaced import all_replaced, replaced
 from vllm_memprof.engines.vllm.absent_peers import join_alone
-from vllm_memprof.engines.vllm.compiled_pieces import alike_pieces_once
-from vllm_memprof.engines.vllm.dynamo_caches import alike_questions_once
+from vllm_memprof.engines.vllm.forks import Fork
 from vllm_memprof.engines.vllm.peer_contexts import hold_contexts, is_in_use, let_go
-from vllm_memprof.engines.vllm.rank_choice import RankFailure, ReplicaRanks
-from vllm_memprof.engines.vllm.skipped_compilation import needless_work
-
-#: The calls that a plan makes, in their order.
-_ASKED = ("get_kv_cache_specs", "determine_available_memory")
-
-
-@contextlib.contextmanager
-def _devices_for(ranks: int) -> Iterator[None]:
-    """Inside, this process is told of a device for every rank of its replica.
-
-    With data parallelism a worker compares both (vllm-ascend 0.13.0 to 0.23.0,
-    ``NPUWorker._init_device``); the ranks that do not run may have theirs on other machines.
-    """
-    import torch
-
-    count = torch.npu.device_count
-    with replaced(torch.npu, "device_count", lambda: max(count(), ranks)):
-        yield
+from vllm_memprof.engines.vllm.rank_choice import RankFailure, StandsFor
+from vllm_memprof.engines.vllm.shortcuts import all_replaced, of_a_compilation, replaced
 
 
 class PlanExecutor(UniProcExecutor):  # type: ignore[misc]
     """One worker, in this process, for a plan."""
 
     def determine_available_memory(self) -> list[int]:
-        with all_replaced(chain(alike_questions_once(), alike_pieces_once(), needless_work())):
+        with all_replaced(of_a_compilation()):
             found: list[int] = super().determine_available_memory()
         return found
 
 
 def make_executor(
-    replica: ReplicaRanks, devices: int | None, on_crowd: Callable[[int], None]
+    stands_for: StandsFor, devices: int | None, on_crowd: Callable[[int], None]
 ) -> type:
     """An executor class for the ranks of a replica that are run.
 
     Args:
-        replica: which ranks, and for whom they answer.
+        stands_for: which ranks, and for whom they answer.
         devices: devices of the machine; a rank beyond them runs on the one that it has on its own
             machine.
         on_crowd: called with a device of another rank on which all workers leave a context before
             they choose theirs.
     """
-    answers_from = {rank: run for run, ranks in replica.stands_for.items() for rank in ranks}
+    answers_from = {rank: run for run, ranks in stands_for.items() for rank in ranks}
     on_one_machine = min(len(answers_from), devices or 1)
 
     class LoneWorker(uniproc_executor.WorkerWrapperBase):  # type: ignore[misc]
@@ -82,7 +62,10 @@ def make_executor(
             for other in range(on_one_machine):
                 if other != device and is_in_use(other):
                     on_crowd(other)
-            with _devices_for(len(answers_from)):
+            # With data parallelism a worker compares its ranks with the devices; those that do not
+            # run may have theirs elsewhere. (vllm-ascend 0.13.0 to 0.23.0, NPUWorker._init_device)
+            count = max(torch.npu.device_count(), len(answers_from))
+            with replaced(torch.npu, "device_count", lambda: count):
                 return super().init_device()
 
         def shutdown(self) -> None:
@@ -92,7 +75,7 @@ def make_executor(
     class LoneRankExecutor(PlanExecutor):
         """One worker, in this process, as rank K of a world of N."""
 
-        rank = next(iter(replica.stands_for))
+        rank = next(iter(stands_for))
         vllm_config: Any
 
         def _init_executor(self) -> None:
@@ -110,56 +93,42 @@ def make_executor(
             return method, self.rank, self.rank % devices if devices else self.rank
 
         def determine_available_memory(self) -> list[int]:
-            [found] = super().determine_available_memory()
-            return [found] * len(answers_from)
+            return super().determine_available_memory() * len(answers_from)
 
         def get_kv_cache_specs(self) -> list[Any]:
-            [layers] = self.collective_rpc("get_kv_cache_spec")
-            return [layers] * len(answers_from)
+            layers: list[Any] = self.collective_rpc("get_kv_cache_spec")
+            return layers * len(answers_from)
 
     class SomeRanksExecutor(LoneRankExecutor):
         """Several workers, one after the other, each in a process of its own."""
 
         def _init_executor(self) -> None:
             self.driver_worker: Any = None
-            self.answers = {rank: self._run(rank) for rank in replica.stands_for}
+            self.layers, self.memory = {}, {}
+            for rank in stands_for:
+                fork = Fork(partial(self._plan, rank), multiprocessing.current_process().name)
+                answers = fork.answer() or "it ended without an answer"
+                if isinstance(answers, str):
+                    raise RankFailure(f"rank {rank} could not be planned: {answers}")
+                self.layers[rank], self.memory[rank] = answers
 
-        def _run(self, rank: int) -> dict[str, Any]:
-            context = multiprocessing.get_context("fork")
-            reader, writer = context.Pipe(duplex=False)
-            child = context.Process(
-                target=self._work, args=(rank, writer), name=multiprocessing.current_process().name
-            )
-            child.start()
-            writer.close()
+        def _plan(self, rank: int) -> tuple[Any, int] | str:
+            """Return both answers of a rank, or its error, from a process of its own."""
+            LoneRankExecutor.rank = rank
             try:
-                error, answers = reader.recv()
-            except EOFError:
-                error, answers = "it ended without an answer", {}
-            child.join()
-            if error is not None:
-                raise RankFailure(f"rank {rank} could not be planned: {error}")
-            return dict(answers)
-
-        def _work(self, rank: int, writer: Any) -> None:
-            try:
-                LoneRankExecutor.rank = rank
                 LoneRankExecutor._init_executor(self)
-                answers = {name: getattr(LoneRankExecutor, name)(self)[0] for name in _ASKED}
-                writer.send((None, answers))
+                layers = LoneRankExecutor.get_kv_cache_specs(self)[0]
+                memory = LoneRankExecutor.determine_available_memory(self)[0]
                 self.driver_worker.shutdown()
             except BaseException as error:
                 traceback.print_exc()
-                writer.send((f"{type(error).__name__}: {error}", {}))
-                os._exit(1)
+                return f"{type(error).__name__}: {error}"
+            return layers, memory
 
         def determine_available_memory(self) -> list[int]:
-            return self._of_all("determine_available_memory")
+            return [self.memory[answers_from[rank]] for rank in sorted(answers_from)]
 
         def get_kv_cache_specs(self) -> list[Any]:
-            return self._of_all("get_kv_cache_specs")
+            return [self.layers[answers_from[rank]] for rank in sorted(answers_from)]
 
-        def _of_all(self, name: str) -> list[Any]:
-            return [self.answers[answers_from[rank]][name] for rank in sorted(answers_from)]
-
-    return LoneRankExecutor if len(replica.stands_for) == 1 else SomeRanksExecutor
+    return LoneRankExecutor if len(stands_for) == 1 else SomeRanksExecutor

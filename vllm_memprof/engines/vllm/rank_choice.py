@@ -11,27 +11,32 @@ everything else evenly or refuses to start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
 
+from vllm_memprof.engines.driver import OptionError, Options
 from vllm_memprof.record.schema import HoldsMore, PlannedRanks
 
 #: Host memory of one worker process on a simulated device, as measured with vllm-ascend 0.23.0:
 #: about 1.2 GiB.
 WORKER_HOST_BYTES = 1_288_490_189
-
-MODES = ("auto", "one", "all", "edges")
 #: How the kind of a layer with experts ends.
 EXPERTS = "/experts"
-
-
-class RankError(Exception):
-    """A rank or a way to choose ranks that this run does not have."""
+#: Ranks of a replica that are run -> those of it that they answer for, themselves included.
+StandsFor = dict[int, list[int]]
 
 
 class RankFailure(RuntimeError):
     """A rank was run and did not come through; its own error stands above in the log."""
+
+
+class Shard(NamedTuple):
+    """What a rank holds, as a value to compare."""
+
+    first: bool  # of the pipeline
+    last: bool
+    layers: tuple[str, ...]  # their kinds; none: not known
+    experts: int | None  # of one layer; None: no expert parallelism
 
 
 @dataclass(frozen=True)
@@ -55,56 +60,38 @@ class World:
     def size(self) -> int:
         return self.replica_size * self.data
 
-    def stage(self, rank: int) -> int:
-        """Pipeline stage of a rank of a replica."""
-        return rank // (self.tensor * self.prefill_context)
-
-    def shard(self, replica: int, rank: int) -> tuple[Any, ...]:
-        """Return what a rank holds, as a value to compare.
+    def shard(self, number: int) -> Shard:
+        """Return what a rank holds, numbered over all replicas.
 
         Experts that do not divide evenly: the first ranks of the expert group hold one more. (vllm
         0.23.0, ``vllm/model_executor/layers/fused_moe/layer.py::determine_expert_map``)
         """
-        stage = self.stage(rank)
-        layers = self.stages[stage] if stage < len(self.stages) else ()
+        replica, rank = divmod(number, self.replica_size)
+        group = self.tensor * self.prefill_context  # ranks of a stage
+        stage = rank // group
         experts = None
         if self.experts is not None:
-            group = self.tensor * self.prefill_context
             whole, rest = divmod(self.experts, self.data * group)
             experts = whole + (replica * group + rank % group < rest)
-        return stage == 0, stage == self.pipeline - 1, layers, experts
+        layers = self.stages[stage] if self.stages else ()
+        return Shard(stage == 0, stage == self.pipeline - 1, layers, experts)
 
     def beyond(self, rank: int, other: int) -> list[HoldsMore]:
-        """Return what a rank holds that another does not, as the model's sizes give it.
-
-        Args:
-            rank: over all replicas.
-            other: the same.
-        """
-        first, last, layers, experts = self.shard(*divmod(rank, self.replica_size))
-        not_first, not_last, few_layers, few_experts = self.shard(*divmod(other, self.replica_size))
-        found: list[HoldsMore] = []
-        if first and not not_first:
+        """Return what a rank holds that another does not, as the model's sizes give it."""
+        own, less = self.shard(rank), self.shard(other)
+        found = []
+        if own.first > less.first:
             found.append(HoldsMore("token_embedding", None, self.head_bytes))
-        if last and not not_last:
+        if own.last > less.last:
             found.append(HoldsMore("lm_head", None, self.head_bytes))
-        if len(layers) > len(few_layers):
-            found.append(HoldsMore("layers", len(layers) - len(few_layers), None))
-        more = (experts or 0) - (few_experts or 0)
+        if len(own.layers) > len(less.layers):
+            found.append(HoldsMore("layers", len(own.layers) - len(less.layers), None))
+        more = (own.experts or 0) - (less.experts or 0)
         if more > 0:
-            with_experts = sum(kind.endswith(EXPERTS) for kind in layers)
-            known = self.expert_bytes is not None and with_experts
-            size = more * with_experts * (self.expert_bytes or 0) if known else None
-            found.append(HoldsMore("experts", more, size))
+            layers = sum(kind.endswith(EXPERTS) for kind in own.layers)
+            size = self.expert_bytes if layers else None
+            found.append(HoldsMore("experts", more, None if size is None else more * layers * size))
         return found
-
-
-@dataclass(frozen=True)
-class ReplicaRanks:
-    """One data-parallel replica of which ranks are run."""
-
-    index: int
-    stands_for: dict[int, list[int]]  # rank run -> ranks it answers for, itself included
 
 
 @dataclass(frozen=True)
@@ -114,14 +101,13 @@ class Choice:
     mode: str  # one | all | edges
     why: str
     world: World
-    replicas: list[ReplicaRanks]
+    replicas: dict[int, StandsFor]  # by data-parallel rank
     alike: dict[int, list[int]]  # rank that is run -> other ranks that hold the same
-    not_run: list[int]  # ranks that hold something else than any rank that is run
+    not_run: list[int] = field(default_factory=list)  # that hold something else than any that is
     crowded: tuple[int, int] | None = None  # (device, contexts of other ranks on it), of a machine
 
     def to_event(self) -> dict[str, object]:
         """Return the keys of a ``ranks`` event."""
-        alike = {rank: others for rank, others in self.alike.items() if others}
         more = {}
         for rank in self.not_run:
             # what it holds beside what the first rank run holds
@@ -132,10 +118,10 @@ class Choice:
                     found.append(HoldsMore("contexts", contexts, None))
             if found:
                 more[rank] = found
-        ranks = PlannedRanks(
-            self.mode, self.why, self.world.size, sorted(self.alike), alike, self.not_run, more
+        run, alike = sorted(self.alike), {k: others for k, others in self.alike.items() if others}
+        return asdict(
+            PlannedRanks(self.mode, self.why, self.world.size, run, alike, self.not_run, more)
         )
-        return asdict(ranks)
 
     def with_fuller_devices(self, device: int, devices: int) -> Choice:
         """Return the choice where every worker of a machine leaves a context on one of its devices.
@@ -147,103 +133,82 @@ class Choice:
             device: where the contexts are.
             devices: devices of a machine.
         """
-
-        def is_fuller(number: int) -> bool:
-            return number % self.world.replica_size % devices == device
-
-        alike, not_run = {}, list(self.not_run)
-        for rank, others in self.alike.items():
-            apart = [] if is_fuller(rank) else [other for other in others if is_fuller(other)]
-            alike[rank] = [other for other in others if other not in apart]
-            not_run += apart
-        if len(not_run) == len(self.not_run):
+        size = self.world.replica_size
+        fuller = {each for each in range(self.world.size) if each % size % devices == device}
+        alike = {
+            rank: others if rank in fuller else [other for other in others if other not in fuller]
+            for rank, others in self.alike.items()
+        }
+        if alike == self.alike:
             return self
-        contexts = min(self.world.replica_size, devices) - 1
-        return replace(self, alike=alike, not_run=sorted(not_run), crowded=(device, contexts))
+        run = {*alike, *(other for others in alike.values() for other in others)}
+        not_run = [rank for rank in range(self.world.size) if rank not in run]
+        crowded = device, min(size, devices) - 1
+        return replace(self, alike=alike, not_run=not_run, crowded=crowded)
 
 
-def choose(
-    world: World, mode: str, rank: int | None, devices: int | None, host_bytes: int | None
-) -> Choice:
+def choose(world: World, options: Options, host_bytes: int | None) -> Choice:
     """Return the ranks to run.
 
     Args:
         world: sizes of the run.
-        mode: one of MODES.
-        rank: ``--rank``: the rank of ``one``.
-        devices: devices that the run has; None: not known, real hardware.
+        options: ``ranks``, ``rank``, and ``devices``, which are not known on real hardware.
         host_bytes: host memory that is free; None: not known.
 
     Raises:
-        RankError: there is no such rank, or ``--rank`` with a mode that chooses for itself.
+        OptionError: there is no such rank, or a rank with a mode that chooses for itself.
     """
-    if rank is not None and mode not in ("auto", "one"):
-        raise RankError(f"--rank {rank} goes with --ranks one, not with --ranks {mode}")
-    if rank is not None and not 0 <= rank < world.size:
-        raise RankError(f"--rank {rank}: this run has the ranks 0 to {world.size - 1}")
-    why = "--rank" if rank is not None else f"--ranks {mode}"
-    if mode == "auto":
-        reason = None if rank is not None else _too_many(world.size, devices, host_bytes)
-        mode = "one" if rank is not None or reason else "all"
-        why = why if rank is not None else (reason or "all processes fit this machine")
+    mode, rank, why = options.ranks, options.rank, f"--ranks {options.ranks}"
+    if rank is not None:
+        if mode not in ("auto", "one"):
+            raise OptionError(f"--rank {rank} goes with --ranks one, not with --ranks {mode}")
+        if not 0 <= rank < world.size:
+            raise OptionError(f"--rank {rank}: this run has the ranks 0 to {world.size - 1}")
+        mode, why = "one", "--rank"
+    elif mode == "auto":
+        mode, why = "one", f"{world.size} ranks, and this machine has {options.devices} devices"
+        if options.devices is None or world.size <= options.devices:
+            mode, why = "all", "all processes fit this machine"
+            if host_bytes is not None and world.size * WORKER_HOST_BYTES > host_bytes:
+                free = f"{host_bytes / (1 << 30):.1f} GiB of host memory are free"
+                mode, why = "one", f"{world.size} processes of about 1.2 GiB each, and {free}"
+    ranks = range(world.replica_size)
     if mode == "all" or world.size == 1:
-        everyone = [
-            ReplicaRanks(r, {k: [k] for k in range(world.replica_size)}) for r in range(world.data)
-        ]
-        return Choice("all", why, world, everyone, {k: [] for k in range(world.size)}, [])
+        every = {replica: {each: [each] for each in ranks} for replica in range(world.data)}
+        return Choice("all", why, world, every, {each: [] for each in range(world.size)})
     if mode == "one":
-        index, own = divmod(rank or 0, world.replica_size)
-        replicas = [ReplicaRanks(index, {own: list(range(world.replica_size))})]
+        replica, own = divmod(rank or 0, world.replica_size)
+        replicas: dict[int, StandsFor] = {replica: {own: list(ranks)}}
     else:
         replicas = _edges(world)
-    return Choice(mode, why, world, replicas, *_alike(world, replicas))
-
-
-def _too_many(size: int, devices: int | None, host_bytes: int | None) -> str | None:
-    if devices is not None and size > devices:
-        return f"{size} ranks, and this machine has {devices} devices"
-    if host_bytes is not None and size * WORKER_HOST_BYTES > host_bytes:
-        gib = host_bytes / (1 << 30)
-        return f"{size} processes of about 1.2 GiB each, and {gib:.1f} GiB of host memory are free"
-    return None
-
-
-def _edges(world: World) -> list[ReplicaRanks]:
-    """Return the replicas that differ, each with its ends and the first of each kind of shard."""
-    ranks = range(world.replica_size)
-    shards = [tuple(world.shard(index, rank) for rank in ranks) for index in range(world.data)]
-    replicas = []
-    for index, own in enumerate(shards):
-        if index not in (0, world.data - 1) and own in shards[:index]:
-            continue
-        ends = {rank: {rank} for rank in (0, world.replica_size - 1)}
-        for rank, shard in enumerate(own):
-            if rank not in ends:
-                ends.setdefault(own.index(shard), set()).add(rank)
-        stands_for = {rank: sorted(others | {rank}) for rank, others in sorted(ends.items())}
-        replicas.append(ReplicaRanks(index, stands_for))
-    return replicas
-
-
-def _alike(
-    world: World, replicas: Sequence[ReplicaRanks]
-) -> tuple[dict[int, list[int]], list[int]]:
-    run = [(r.index, rank) for r in replicas for rank in r.stands_for]
-    first: dict[tuple[Any, ...], int] = {}
-    alike: dict[int, list[int]] = {}
-    for index, rank in run:
-        number = index * world.replica_size + rank
-        alike[number] = []
-        first.setdefault(world.shard(index, rank), number)
+    numbers = [each * len(ranks) + own for each, run in replicas.items() for own in run]
+    alike: dict[int, list[int]] = {number: [] for number in sorted(numbers)}
+    first = {world.shard(number): number for number in reversed(numbers)}
     not_run = []
     for number in range(world.size):
-        if number not in alike:
-            like = first.get(world.shard(*divmod(number, world.replica_size)))
-            if like is None:
-                not_run.append(number)
-            else:
-                alike[like].append(number)
-    return dict(sorted(alike.items())), not_run
+        like = first.get(world.shard(number))
+        if like is None:
+            not_run.append(number)
+        elif number not in alike:
+            alike[like].append(number)
+    return Choice(mode, why, world, replicas, alike, not_run)
+
+
+def _edges(world: World) -> dict[int, StandsFor]:
+    """Return the replicas that differ, each with its ends and the first of each kind of shard."""
+    size = world.replica_size
+    shards = [
+        [world.shard(replica * size + rank) for rank in range(size)]
+        for replica in range(world.data)
+    ]
+    replicas: dict[int, StandsFor] = {}
+    for replica, own in enumerate(shards):
+        if replica in (0, world.data - 1) or own not in shards[:replica]:
+            stands_for = replicas.setdefault(replica, {})
+            for rank, shard in enumerate(own):
+                run = rank if rank in (0, size - 1) else own.index(shard)
+                stands_for.setdefault(run, []).append(rank)
+    return replicas
 
 
 def layer_kinds(config: Any, count: int) -> tuple[str, ...]:
@@ -253,21 +218,22 @@ def layer_kinds(config: Any, count: int) -> tuple[str, ...]:
         config: the text model's configuration (transformers).
         count: number of layers.
     """
-    types = getattr(config, "layer_types", None)
-    interval = getattr(config, "full_attention_interval", None)
-    dense_first = getattr(config, "first_k_dense_replace", None) or 0
-    dense_only = getattr(config, "mlp_only_layers", None) or ()
-    step = getattr(config, "decoder_sparse_step", None) or getattr(config, "moe_layer_freq", None)
+
+    def of(name: str) -> Any:
+        return getattr(config, name, None)
+
+    types, interval = of("layer_types") or (), of("full_attention_interval")
+    step = of("decoder_sparse_step") or of("moe_layer_freq")
     kinds = []
     for i in range(count):
         attention = ""
-        if isinstance(types, (list, tuple)) and i < len(types):
+        if i < len(types):
             attention = str(types[i])
-        elif isinstance(interval, int) and interval > 0:
+        elif interval:
             attention = "full" if (i + 1) % interval == 0 else "linear"
-        sparse = i >= dense_first and i not in dense_only
+        sparse = i >= (of("first_k_dense_replace") or 0) and i not in (of("mlp_only_layers") or ())
         if isinstance(step, int) and step > 1:
-            sparse = sparse and (i + 1 if hasattr(config, "decoder_sparse_step") else i) % step == 0
+            sparse = sparse and (i + 1 if of("decoder_sparse_step") else i) % step == 0
         elif isinstance(step, (list, tuple)) and i < len(step):
             sparse = bool(step[i])
         kinds.append(f"{attention}{EXPERTS if sparse else '/dense'}")

@@ -23,12 +23,12 @@ from vllm_memprof.accounting.model import (
     AT_MOST,
     ESTIMATED,
     MODELLED,
+    ItemPart,
     Oom,
     RankReport,
     Remedy,
     Report,
 )
-from vllm_memprof.accounting.oom.failed_allocation import STAGE_TITLES
 from vllm_memprof.accounting.owners.peak_owners import (
     FAILURE,
     FREE,
@@ -36,12 +36,12 @@ from vllm_memprof.accounting.owners.peak_owners import (
     LAST_READING,
     OVER,
     SERVING_PEAK,
-    DeviceOwner,
     DividedDevice,
     divided_device,
 )
-from vllm_memprof.accounting.readings.quantities import HOW_TITLES, is_device_wide, title_of
+from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_text
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.accuracy.spread import spread_of
 from vllm_memprof.document import BAD, CODE, GOOD, MUTED, PLAIN, TOTAL, Document, Line, Row, Section
 from vllm_memprof.record.cause import Cure
@@ -444,7 +444,7 @@ def _asked(report: Report, rank: RankReport, oom: Oom) -> Text:
     elif oom.last_phase is not None:
         parts.append(text("after {phase}", phase=oom.last_phase))
     if oom.stage is not None:
-        parts.append(STAGE_TITLES.get(oom.stage, oom.stage))
+        parts.append(TITLES["stages"].get(oom.stage, oom.stage))
     failed = [each.label for each in report.ranks if each.oom is not None]
     parts.append(text("on {labels}", labels=_few(failed)))
     return join(", ", parts)
@@ -490,14 +490,14 @@ def _device(report: Report, rank: RankReport | None, width: int) -> list[Section
     total = divided.total_bytes
     simulated = report.run.simulated
 
-    def title(row: DeviceOwner) -> str:
+    def title(row: ItemPart) -> str:
         name, _, whose = row.name.partition(":")
         words = OWNER_TITLES.get(name, row.title)
         if whose:
             words = text("{owner} {whose}", owner=words, whose=whose)
         return modelled(words, row.how == MODELLED and simulated)
 
-    def style(row: DeviceOwner) -> str:
+    def style(row: ItemPart) -> str:
         return {OVER: BAD, HEADROOM: GOOD, FREE: MUTED}.get(row.name, PLAIN)
 
     columns = (
@@ -543,7 +543,7 @@ def _percent(size: int, total: int | None) -> str:
     return f"{share:.0f} %" if abs(share) >= 0.5 else "<1 %"
 
 
-def _owners(divided: DividedDevice) -> list[DeviceOwner]:
+def _owners(divided: DividedDevice) -> list[ItemPart]:
     """Return the owners worth a row, the largest first, what is free behind them."""
     last = [row for row in divided.owners if row.name in (FREE, HEADROOM, OVER)]
     first = [row for row in divided.owners if row not in last]
@@ -555,12 +555,12 @@ def _owners(divided: DividedDevice) -> list[DeviceOwner]:
         size = sum(row.bytes for row in rest)
         shown = [
             *shown[: room - 1],
-            DeviceOwner("others", text("{count} more owners", count=len(rest)), size, rest[0].how),
+            ItemPart("others", text("{count} more owners", count=len(rest)), size, rest[0].how),
         ]
     return [*shown, *last]
 
 
-def _note(row: DeviceOwner, divided: DividedDevice) -> str:
+def _note(row: ItemPart, divided: DividedDevice) -> str:
     """Return what non-torch memory is, the largest first."""
     if row.name != "non_torch" or divided.memory is None:
         return "" if row.name != OVER else text("over the device")
@@ -879,7 +879,7 @@ def _remedy(row: Remedy) -> _Action:
         size = text("frees at most {size:size}", size=row.bytes)
     elif row.bound == AT_LEAST:
         size = text("frees at least {size:size}", size=row.bytes)
-    how = HOW_TITLES.get(row.how or "", row.how or "")
+    how = TITLES["how"].get(row.how or "", row.how or "")
     if row.enough:
         enough = (
             text("enough for this allocation if so, not tried ({how})", how=how)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.model import MODELLED, AuditRow, RankReport, Report
-from vllm_memprof.accounting.readings.audit import audit_title
+from vllm_memprof.accounting.model import MODELLED, RankReport, Reading, Report
 from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.document import BAD, MUTED, PLAIN, TOTAL, Section
 from vllm_memprof.report.sections.base import Sheet
@@ -13,9 +12,9 @@ from vllm_memprof.tables import COUNT, GIB4, Column, Look, fold, modelled, signe
 from vllm_memprof.text import Text, join, text
 
 _AUDIT = (
-    Column("", lambda row: modelled(audit_title(row), row.how == MODELLED)),
+    Column("", lambda row: modelled(row.title, row.how == MODELLED)),
     Column("Engine, GiB", "engine_bytes", GIB4),
-    Column("Read, GiB", "own_bytes", GIB4),
+    Column("Read, GiB", "bytes", GIB4),
     Column("Difference", "difference_bytes", signed),
     Column("Tolerance", "tolerance_bytes", COUNT),
     Column("Read from", "source", when=wide_only),
@@ -27,30 +26,25 @@ def audit(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     rows = rank.budget.audit
     if all(row.difference_bytes is None for row in rows):
         return
-    known = [row for row in rows if row.own_bytes is not None or row.engine_bytes is not None]
-    title = text("Audit: the engine's figures and memprof's readings")
-    yield sheet.table(title, _AUDIT, known, _notes(rows), _look)
+    known = [row for row in rows if row.bytes is not None or row.engine_bytes is not None]
+    compared = any(row.engine_bytes is not None for row in rows if row.name in QUANTITIES)
+    yield sheet.table("audit", _AUDIT, known, {"compared": compared}, _notes(rows), _look)
 
 
-def _look(row: AuditRow) -> Look:
+def _look(row: Reading) -> Look:
     mark = "?" if row.undecided else "✗" if row.agrees is False else ""
-    agreeing = TOTAL if row.term == "kv_cache" else PLAIN
+    agreeing = TOTAL if row.name == "kv_cache" else PLAIN
     return Look({None: MUTED, False: BAD, True: agreeing}[row.agrees], mark)
 
 
-def _notes(rows: list[AuditRow]) -> Iterator[str]:
+def _notes(rows: list[Reading]) -> Iterator[str]:
     """Say why a figure is missing and what a tolerance is for, each reason once."""
     for reason in dict.fromkeys(row.reason for row in rows if row.reason is not None):
-        titles = join(", ", [audit_title(row) for row in rows if row.reason == reason])
+        titles = join(", ", [row.title for row in rows if row.reason == reason])
         yield text("{titles}: {reason}", titles=titles, reason=reason)
     for row in rows:
-        if row.tolerance_bytes and row.term != "kv_cache" and row.between is not None:
-            yield text("tolerance of {title}: {between}", row, title=audit_title(row))
-    if any(row.engine_bytes is not None for row in rows if row.term in QUANTITIES):
-        yield text(
-            "difference and tolerance in bytes; where nothing is said, nothing lies between the "
-            "engine's reading and memprof's"
-        )
+        if row.tolerance_bytes and row.name != "kv_cache" and row.between is not None:
+            yield text("tolerance of {title}: {between}", row)
 
 
 def recomputed_from(sheet: Sheet, rank: RankReport) -> Iterator[str]:
@@ -61,7 +55,7 @@ def recomputed_from(sheet: Sheet, rank: RankReport) -> Iterator[str]:
     terms = {term.name for term in budget.terms if term.subtracted}
     if sheet.evidence.recomputed is not None:
         yield sheet.evidence.recomputed
-    elif any(row.term in terms and row.engine_bytes is not None for row in budget.audit):
+    elif any(row.name in terms and row.engine_bytes is not None for row in budget.audit):
         yield text(
             "recomputed from the engine's own figures: its arithmetic and release are understood; "
             "the audit compares the figures"
@@ -74,12 +68,12 @@ def audited(report: Report) -> Text | None:
     """Return the outcome in a few words; None where nothing could be compared."""
     rows = [(rank.label, row) for rank in report.ranks for row in rank.budget.audit]
     if off := [(label, row) for label, row in rows if row.agrees is False]:
-        titles = join(", ", dict.fromkeys(audit_title(row) for _, row in off))
+        titles = join(", ", dict.fromkeys(row.title for _, row in off))
         labels = fold(list(dict.fromkeys(label for label, _ in off)))
         return text("cross-check: {terms} differ on {labels}", labels=labels, terms=titles)
-    agree = {row.term for _, row in rows if row.agrees}
+    agree = {row.name for _, row in rows if row.agrees}
     if not agree:
         return None
-    compared = {row.term for _, row in rows if row.engine_bytes is not None}
-    agree -= {row.term for _, row in rows if row.undecided}
+    compared = {row.name for _, row in rows if row.engine_bytes is not None}
+    agree -= {row.name for _, row in rows if row.undecided}
     return text("{agree} of {count} values match", agree=len(agree), count=len(compared))

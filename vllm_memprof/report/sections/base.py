@@ -4,22 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_memprof.accounting.evidence import EVIDENCE, Evidence
 from vllm_memprof.accounting.model import Check, RankReport, Report
 from vllm_memprof.document import Section
+from vllm_memprof.files import read_table
 from vllm_memprof.tables import (
     SHOWN_GROUPS,
     WIDE,
     Column,
     Look,
-    Notes,
     labels_of,
     more_groups,
     table,
 )
-from vllm_memprof.text import text
+from vllm_memprof.text import Text, said, sentences, text
+
+_WORDS = read_table(Path(__file__).parents[1] / "words.toml")
+NO_FIGURES: Mapping[str, object] = {}
+
+
+def words_of(name: str, figures: Mapping[str, object] = NO_FIGURES) -> tuple[Text, list[Text]]:
+    """Return the title and the notes of a table of ``words.toml``."""
+    words = _WORDS["tables"][name]
+    title, notes = words["title"], words.get("notes", ())
+    return sentences([title], figures), said(notes, figures)
+
+
+def sentences_of(name: str, figures: Mapping[str, object]) -> Text:
+    """Return sentences of ``words.toml`` that can be said of some figures."""
+    parts = _WORDS["sentences"][name]
+    return sentences(parts, figures)
 
 
 class Sheet(NamedTuple):
@@ -38,16 +55,25 @@ class Sheet(NamedTuple):
 
     def table(
         self,
-        title: str,
+        name: str,
         columns: Iterable[Column],
         rows: Iterable[Any],
-        notes: Notes = (),
+        figures: Mapping[str, object] = NO_FIGURES,
+        notes: Iterable[str] = (),
         look: Callable[[Any], str | Look] | None = None,
         most: int | None = None,
     ) -> Section:
-        """Return a table, laid out for the width and marked for the device of the report."""
+        """Return a table, laid out for the width and marked for the device of the report.
+
+        Args:
+            name: of its title and notes in ``words.toml``.
+            columns, rows, look, most: as of ``tables.table``.
+            figures: that title and notes name.
+            notes: further ones.
+        """
         simulated = self.report.run.simulated
-        return table(title, columns, rows, notes, self.wide, simulated, look, most)
+        title, told = words_of(name, {"simulated": simulated, **figures})
+        return table(title, columns, rows, [*told, *notes], self.wide, simulated, look, most)
 
 
 #: What draws tables of a report, and of one rank.

@@ -16,8 +16,8 @@ from vllm_memprof.accounting.model import (
     MODELLED,
     Budget,
     ItemPart,
-    MemoryItem,
     RankReport,
+    Reading,
     Report,
     TermRow,
 )
@@ -84,7 +84,7 @@ def _figure(rank: RankReport, name: str, style: str = PLAIN, mark: str = "") -> 
     return Size(title, size, style, mark, budget_tokens(rank).get(name))
 
 
-def _items(items: list[MemoryItem]) -> Iterator[Size]:
+def _items(items: list[Reading]) -> Iterator[Size]:
     """Return what is subtracted, each with its parts."""
     for item in items:
         title = modelled(item.title, item.how == MODELLED)
@@ -104,7 +104,7 @@ def _device_total(rank: RankReport) -> Row | Size:
     return Size(text("device total"), rank.device_total_bytes)
 
 
-def _not_measured(items: list[MemoryItem]) -> Iterator[str]:
+def _not_measured(items: list[Reading]) -> Iterator[str]:
     """Yield the items that are not known, each reason once."""
     missing = [item for item in items if item.bytes is None]
     for reason in dict.fromkeys(item.reason for item in missing):
@@ -150,74 +150,43 @@ def equation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         if not term.subtracted and term.bytes is not None:
             name = term_title(sheet.report, term)
             rows.append(Size(text("{term}, not subtracted", term=name), term.bytes, MUTED))
-    heading = text("KV cache budget, equation {equation}", equation=budget.equation or UNKNOWN)
-    notes = [*_equation_notes(sheet, rank), *recomputed_from(sheet, rank)]
-    yield sheet.table(heading, SIZES, rows, notes)
+    figures = _equation_figures(sheet, rank)
+    notes = [*failed(budget.checks), *recomputed_from(sheet, rank)]
+    yield sheet.table("equation", SIZES, rows, figures, notes)
 
 
-def _equation_notes(sheet: Sheet, rank: RankReport) -> Iterator[str]:
+def _equation_figures(sheet: Sheet, rank: RankReport) -> dict[str, object]:
+    """Return what the notes below an equation name."""
     budget, evidence, run = rank.budget, sheet.evidence, sheet.report.run
     if budget.equation is None:
-        if evidence.no_equation is not None and run.engine_version is None:
-            yield evidence.no_equation
-        else:
-            release = engine_name(run) or text("this engine")
-            yield text(
-                "no equation is known for {release}: its figures are shown as they are",
-                release=release,
-            )
-        return
-    yield f"{budget.equation}: {budget.formula}"
-    yield text("source: {cite}", budget)
-    if run.engine_version is None or evidence.partial:
-        yield text("chosen by {chosen_by}", budget)
+        unnamed = evidence.no_equation if run.engine_version is None else None
+        release = engine_name(run) or text("this engine")
+        return {"equation": UNKNOWN, "no_equation": unnamed, "release": release}
     form = form_of(budget.equation)
-    if form is not None and form.base != "device_total_bytes" and evidence.partial:
-        yield text(
-            "KV cache that fits the device: NOT MEASURED (the log has neither the device total nor "
-            "what a step takes)"
-        )
-        if (free := rank.figures.get("free_ready_bytes")) is not None:
-            yield text(
-                "{size:gib} GiB were free at the end of the start-up, for steps, communicators and "
-                "workspace",
-                size=free,
-            )
-    ignoring = ignoring_fixed_size(budget.equation)
-    if run.engine_version is None and budget.takes_fixed_size and ignoring:
-        yield text(
-            "the release is not known: {releases} ignores --kv-cache-memory-bytes",
-            releases=ignoring,
-        )
     missing = [term.name for term in budget.terms if term.subtracted and term.bytes is None]
-    if budget.override == STARTUP_PLAN:
-        yield text(
-            "the size is that of a start-up plan, kept by the engine from an earlier start: "
-            "profiling was skipped; NOT MEASURED: {titles}",
-            titles=join(", ", map(title_of, missing)),
-        )
-    elif budget.override:
-        option = f"--{budget.override.replace('_', '-')}"
-        yield text("a fixed size replaced the equation: {option}", option=option)
-    elif budget.kv_cache_bytes is None:
-        missing = (["requested"] if budget.requested is None else []) + missing
-        yield text("not recomputed, unknown: {names}", names=", ".join(missing))
-        if (implied := budget.implied_term(divisor_of(budget.equation))) is not None:
-            name, size = implied
-            yield text(
-                "the granted KV cache leaves {size:gib} GiB for {name}", size=size, name=name
-            )
-        if budget.implied_requested_bytes is not None:
-            yield text(
-                "the terms and the granted KV cache add up to a request of "
-                "{implied_requested_bytes:gib} +-{tolerance_bytes:gib} GiB",
-                budget,
-            )
-    if budget.kv_cache_bytes is not None and not _fits_request_is_known(sheet, budget):
-        items = join("; ", [item.title for item in budget.not_subtracted])
-        if items:
-            yield text("not subtracted by the equation, and not in the log: {items}", items=items)
-    yield from failed(budget.checks)
+    unknown = (["requested"] if budget.requested is None else []) + missing
+    option = None if budget.override is None else f"--{budget.override.replace('_', '-')}"
+    skipped = join(", ", map(title_of, missing)) if budget.override == STARTUP_PLAN else None
+    computed = budget.kv_cache_bytes is not None
+    unsized = not computed and option is None
+    implied = budget.implied_term(divisor_of(budget.equation)) if unsized else None
+    beside = join("; ", [item.title for item in budget.not_subtracted])
+    return {
+        **vars(budget),
+        "implied_requested_bytes": budget.implied_requested_bytes if unsized else None,
+        "chosen": run.engine_version is None or evidence.partial,
+        "shared": form is not None and form.base != "device_total_bytes" and evidence.partial,
+        "free_ready_bytes": rank.figures.get("free_ready_bytes"),
+        "ignoring": run.engine_version is None
+        and budget.takes_fixed_size
+        and ignoring_fixed_size(budget.equation),
+        "skipped": skipped,
+        "option": option,
+        "unknown": unsized and ", ".join(unknown),
+        "missing": implied and implied[0],
+        "left": implied and implied[1],
+        "beside": computed and not _fits_request_is_known(sheet, budget) and beside,
+    }
 
 
 def _fits_request_is_known(sheet: Sheet, budget: Budget) -> bool:
@@ -245,8 +214,8 @@ def fits_request(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         Size(each.title, each.bytes, MUTED, tokens=each.kv_tokens) for each in budget.corrections
     ]
 
-    def notes() -> Iterator[str]:
-        yield from _not_measured(budget.not_subtracted)
+    def explained() -> Iterator[str]:
+        """Yield what each correction is, and the items that make its difference."""
         for other in budget.corrections:
             yield text("{title}: {formula}", other)
             items = [item for item in known if item.name in other.parts]
@@ -258,19 +227,18 @@ def fits_request(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
                     size=less,
                     parts=parts,
                 )
-        if derived := [item.title for item in known if item.how == DERIVED]:
-            yield text("derived: {titles}", titles=join("; ", derived))
-        others = [other.budget.fits_request_bytes for other in sheet.report.ranks]
-        if (
-            fits is not None
-            and budget.takes_fixed_size
-            and 0 < fits < computed
-            and all(other is not None and other >= fits for other in others)
-        ):
-            yield text("--kv-cache-memory-bytes {size} grants exactly this", size=fits)
 
-    title = text("KV cache that fits the request: held memory that the equation does not subtract")
-    yield sheet.table(title, (*SIZES, _TOKENS), rows, notes())
+    others = [other.budget.fits_request_bytes for other in sheet.report.ranks]
+    exact = (
+        fits is not None
+        and budget.takes_fixed_size
+        and 0 < fits < computed
+        and all(other is not None and other >= fits for other in others)
+    )
+    derived = join("; ", [item.title for item in known if item.how == DERIVED])
+    figures = {"derived": derived, "granting": fits if exact else None}
+    notes = [*_not_measured(budget.not_subtracted), *explained()]
+    yield sheet.table("fits_request", (*SIZES, _TOKENS), rows, figures, notes)
 
 
 def fits_device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -279,15 +247,12 @@ def fits_device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if not held:
         return
     notes = list(_not_measured(held))
-    if notes:
-        notes.append(text("estimated: what was not measured is not subtracted"))
     rows = [
         _device_total(rank),
         *_items([item for item in held if item.bytes is not None]),
         _figure(rank, "fits_device_bytes", TOTAL, "="),
     ]
-    title = text("KV cache that fits the device: held memory at the serving peak")
-    yield sheet.table(title, SIZES, rows, notes)
+    yield sheet.table("fits_device", SIZES, rows, {"estimated": notes}, notes)
 
 
 def budgets(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -317,18 +282,7 @@ def budgets(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             style={"fits": GOOD, "exceeds": BAD}.get(budget.device_verdict or "", PLAIN),
         ),
     ]
-    notes: list[str] = []
-    if fits is not None:
-        notes.append(
-            text("leaves: what each size leaves of the device at the serving peak; negative: over")
-        )
-    if budget.device_verdict == "exceeds":
-        size = -(budget.released_headroom_bytes or 0)
-        notes.append(
-            text(
-                "even if the allocator releases all that it can, {size:gib4} GiB are missing",
-                size=size,
-            )
-        )
+    over = minus(0, budget.released_headroom_bytes) if budget.device_verdict == "exceeds" else None
+    figures = {"fits": fits, "over": over}
     columns = (*SIZES, _TOKENS, Column("Leaves, GiB", leaves, right=True))
-    yield sheet.table(text("KV cache budgets"), columns, rows, notes)
+    yield sheet.table("budgets", columns, rows, figures)

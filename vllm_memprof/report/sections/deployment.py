@@ -105,9 +105,9 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
         Column("Least headroom, GiB", "headroom_bytes", GIB, marked=True),
         Column("Clock, s", lambda row: _clock(row.host.clock)),
     )
-    title = text("Hosts, the one with the least headroom first")
     rows = [_Host(row, least(row), status(row)) for row in ranked]
-    yield sheet.table(title, columns, rows, _clock_notes(deployment.hosts), most=_LISTED)
+    figures, differing = _clocks(deployment.hosts)
+    yield sheet.table("hosts", columns, rows, figures, differing, most=_LISTED)
 
 
 def _clock(clock: HostClock) -> str:
@@ -120,35 +120,29 @@ def _clock(clock: HostClock) -> str:
     return text("{ahead:+.3f} ± {most:.3f}", ahead=clock.wall_ahead_ns / _SECONDS, most=most)
 
 
-def _clock_notes(rows: list[HostRow]) -> Iterator[str]:
-    reference = next((row.host for row in rows if row.clock.by == FIRST), None) or "-"
+def _clocks(rows: list[HostRow]) -> tuple[dict[str, str], list[Text]]:
+    """Return the hosts by how their clocks were brought together, and which differ."""
+    by: dict[str, list[str]] = {}
+    for row in rows:
+        by.setdefault("contradict" if row.clock.contradict else row.clock.by, []).append(
+            row.host or "-"
+        )
+    reference = by.get(FIRST, ["-"])[0]
     phases = dict.fromkeys(
         phase for row in rows if row.clock.by == COLLECTIVES for phase in row.clock.phases
     )
-    if any(row.clock.by == COLLECTIVES for row in rows):
-        yield text(
-            "clock: seconds by which the wall clock is ahead of that of {host}; ±: the most "
-            "that it is off. No rank leaves {phases} before every rank has entered it; the "
-            "ranks are assumed to leave it together",
-            host=reference,
-            phases=", ".join(phases),
+    differing = [
+        text(
+            "the wall clocks of {host} and {first} differ by at least {seconds:.3f} s",
+            host=row.host or "-",
+            first=reference,
+            seconds=row.clock.wall_differs_ns / _SECONDS,
         )
-    for row in rows:
-        if row.clock.wall_differs_ns:
-            yield text(
-                "the wall clocks of {host} and {first} differ by at least {seconds:.3f} s",
-                host=row.host or "-",
-                first=reference,
-                seconds=row.clock.wall_differs_ns / _SECONDS,
-            )
-    for name, note in titles("clock_notes").items():
-        told = [row.host or "-" for row in rows if _clock_note(row.clock) == name]
-        if told:
-            yield text("{labels}: {note}", labels=fold(list(dict.fromkeys(told))), note=note)
-
-
-def _clock_note(clock: HostClock) -> str:
-    return "contradict" if clock.contradict else clock.by
+        for row in rows
+        if row.clock.wall_differs_ns
+    ]
+    figures = {how: fold(list(dict.fromkeys(hosts))) for how, hosts in by.items()}
+    return figures | {"reference": reference, "phases": ", ".join(phases)}, differing
 
 
 def cores(sheet: Sheet) -> Iterator[Section]:
@@ -167,20 +161,14 @@ def cores(sheet: Sheet) -> Iterator[Section]:
         Column("Rank with the least", "least_label"),
     )
 
-    def notes() -> Iterator[str]:
-        for group in deployment.groups if several or len(ranked) > 1 else []:
-            granted = [core.granted_bytes for core in ranked if core.group == group]
-            size = min((each for each in granted if each is not None), default=None)
-            yield (
-                text("least of {group}: {size:gib4} GiB", group=group or "-", size=size)
-                if several
-                else text("least of all engine cores: {size:gib4} GiB", size=size)
-            )
-        if several:
-            yield text("each group has a budget of its own: their KV caches are not compared")
-
-    title = text("KV cache granted by engine core")
-    yield sheet.table(title, columns, ranked, notes(), most=_LISTED)
+    least = []
+    for group in deployment.groups:
+        granted = [core.granted_bytes for core in ranked if core.group == group]
+        size = min((each for each in granted if each is not None), default=None)
+        least.append(text("least of {group}: {size:gib4} GiB", group=group or "-", size=size))
+    figures = {"several": several, "least": None if several or len(ranked) < 2 else size}
+    notes = least if several else []
+    yield sheet.table("cores", columns, ranked, figures, notes, most=_LISTED)
 
 
 _RANKS = (
@@ -199,14 +187,12 @@ def ranks(sheet: Sheet) -> Iterator[Section]:
     if not known or sheet.report.deployment is None:
         return
     unknown = fold([label for label, size in headroom.items() if size is None])
-    notes = [bool(unknown) and text("not known of {labels}", labels=unknown)]
     ranked = sorted(known, key=lambda rank: headroom[rank.label] or 0)
 
     def look(rank: RankReport) -> str:
         return BAD if (headroom[rank.label] or 0) < 0 else PLAIN
 
-    title = text("Ranks by headroom at the serving peak, GiB, the least first")
-    yield sheet.table(title, _RANKS, ranked, notes, look, _LISTED)
+    yield sheet.table("ranks", _RANKS, ranked, {"unknown": unknown}, look=look, most=_LISTED)
 
 
 def skew(sheet: Sheet) -> Iterator[Section]:
@@ -226,13 +212,8 @@ def skew(sheet: Sheet) -> Iterator[Section]:
         Column("Most on", "most_label"),
         Column("Between\nhosts", "between_hosts", GIB4),
     )
-    notes = (
-        text("of the last reading before the shutdown that all ranks have; the largest first"),
-        text("between hosts: of the median rank of each host, the highest less the lowest"),
-        any(row.group for row in found) and text("ranks are compared within their group"),
-    )
-    title = text("Differences of device memory by owner, GiB")
-    yield sheet.table(title, columns, found, notes, most=_LISTED_OWNERS)
+    figures = {"grouped": any(row.group for row in found)}
+    yield sheet.table("skew", columns, found, figures, most=_LISTED_OWNERS)
 
 
 class _Line(NamedTuple):
@@ -290,24 +271,14 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
         Column("Host", "host"),
         *(Column(phase, partial(took, phase), right=True) for phase in shown),
     ]
-    shorter = ", ".join(phase for phase in slowest if phase not in shown)
-    left_out = len(lines) - len(rows)
-    notes = (
-        text("{mark}: the slowest rank of the phase", mark=_SLOWEST),
-        not by_rank and text("of each host its slowest rank in the phase"),
-        {"hccl_init", "device_init"} <= set(shown)
-        and text(
-            "hccl_init is a part of device_init; a rank that is early waits in it for the last"
-        ),
-        left_out > 0
-        and text(
-            "{count} more hosts, near the median in every phase, are in report.json",
-            count=left_out,
-        ),
-        bool(shorter) and text("shorter phases: {phases}", phases=shorter),
-    )
-    title = text("Seconds by rank and phase") if by_rank else text("Seconds by host and phase")
-    yield sheet.table(title, columns, [*rows, Row(last, style=MUTED)], notes)
+    figures = {
+        "by_rank": by_rank,
+        "by_host": not by_rank,
+        "inside": {"hccl_init", "device_init"} <= set(shown),
+        "left_out": len(lines) - len(rows) or None,
+        "shorter": ", ".join(phase for phase in slowest if phase not in shown),
+    }
+    yield sheet.table("matrix", columns, [*rows, Row(last, style=MUTED)], figures)
 
 
 def _seconds(rank: RankReport) -> dict[str, float]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from vllm_memprof.accounting.model import MEMPROF, EmptyCacheCall, RankReport, ReclaimSummary
 from vllm_memprof.accounting.readings.counters import APP
 from vllm_memprof.document import MUTED, PLAIN, Section
-from vllm_memprof.report.sections.base import Sheet
+from vllm_memprof.report.sections.base import Sheet, sentences_of
 from vllm_memprof.tables import (
     GIB,
     GIB4,
@@ -80,40 +81,28 @@ def calls(sheet: Sheet) -> Iterator[Section]:
             phase = text("{phase} ({labels})", rows[0], labels=fold(labels))
             rows[0] = rows[0]._replace(phase=phase)
     unread = [call for call in every if call.freed_npu_workspace_bytes is None]
-    retries = {
+    known = not sheet.evidence.partial  # a log does not tell what came after a call
+    figures = {
+        "known": known,
+        "after_ready": known and any(call.after_ready for call in every),
+        "unread": known and any(call.freed_other_bytes is not None for call in unread),
+        "experiment": any(call.by == MEMPROF for call in every),
+    }
+    flushed = {
         rank.label: sum(call.alloc_retries or 0 for call in rank.empty_cache) for rank in ranks
     }
-    notes = (
+    notes = [
         text(
-            "ms: with the wait for the device that each call contains; reserved, workspace, other: "
-            "released by torch's allocator, by the operator workspace, by other non-torch memory; "
-            "reallocated: of it, in use again at the next reading"
-        ),
-        sheet.report.run.simulated
-        and text("workspace and other are set by the profile of the simulated device (m)"),
-        any(call.after_ready for call in every)
-        and text("requests: most that the model runner held at a call"),
-        any(call.freed_other_bytes is not None for call in unread)
-        and text(
-            "workspace -: not read on its own while requests run or a graph is captured; it is in "
-            "other"
-        ),
-        *(
-            text(
-                "{label}: the allocator flushed itself {count} time(s) before these calls (failed "
-                "allocations)",
-                label=label,
-                count=count,
-            )
-            for label, count in retries.items()
-            if count
-        ),
-        any(call.by == MEMPROF for call in every)
-        and text("--empty-cache-at: a call of memprof itself, not counted among the engine's"),
-    )
-    title = text("Calls of empty_cache, GiB released and reallocated")
-    shown = () if sheet.evidence.partial else notes  # a log does not tell what came after a call
-    yield sheet.table(title, _CALLS, folded, shown, lambda row: MUTED if row.own else PLAIN)
+            "{label}: the allocator flushed itself {count} time(s) before these calls (failed "
+            "allocations)",
+            label=label,
+            count=count,
+        )
+        for label, count in flushed.items()
+        if count
+    ]
+    look = {True: MUTED, False: PLAIN}
+    yield sheet.table("empty_cache", _CALLS, folded, figures, notes, lambda row: look[row.own])
 
 
 def _by_site(calls: list[EmptyCacheCall]) -> list[_Calls]:
@@ -150,17 +139,16 @@ _EXPERIMENTS = (
 
 def experiments(sheet: Sheet) -> Iterator[Section]:
     """Return what memprof's own calls released and cost; nothing where it made none."""
-    own = {rank.label: rank.reclaim.own for rank in sheet.report.ranks if rank.reclaim is not None}
+    own = {
+        rank.label: [call for call in rank.empty_cache if call.by == MEMPROF]
+        for rank in sheet.report.ranks
+    }
     reached = {call.at for calls in own.values() for call in calls}
     if not reached:
         return
     missed = [phase for phase in sheet.report.run.empty_cache_at if phase not in reached]
-    notes = (
-        text("the experiment changed this run: its figures are not those of the engine alone"),
-        bool(missed) and text("never reached: {phases}", phases=", ".join(missed)),
-    )
-    title = text("Experiment: empty_cache called by memprof (--empty-cache-at)")
-    yield sheet.table(title, _EXPERIMENTS, fold_rows(_EXPERIMENTS, own), notes)
+    rows = fold_rows(_EXPERIMENTS, own)
+    yield sheet.table("experiments", _EXPERIMENTS, rows, {"missed": ", ".join(missed)})
 
 
 def effect(sheet: Sheet) -> Iterator[Section]:
@@ -168,118 +156,51 @@ def effect(sheet: Sheet) -> Iterator[Section]:
 
     Ranks that differ in nothing but time share a table, with the longest time.
     """
-    timed = ("seconds", "serving_seconds", "own")
     ranks = [(rank, rank.reclaim) for rank in sheet.report.ranks if rank.reclaim is not None]
     groups = group_ranks(
         [] if sheet.evidence.partial else ranks,
-        lambda own: repr([pair for pair in vars(own[1]).items() if pair[0] not in timed]),
+        lambda own: repr(_without_time(own[1])),
     )
     for members in groups[:SHOWN_GROUPS]:
-        rank, summary = max(members, key=lambda own: own[1].seconds or 0.0)
+        rank, summary = max(members, key=lambda own: own[1].engine.seconds or 0.0)
+        figures = _effect(rank, summary)
         rows = [
-            (text("Released"), _released(summary)),
-            (text("Releasable after warm-up"), _releasable(summary)),
-            (text("Cost"), _cost(rank, summary)),
+            (text("Released"), sentences_of("released" if summary.calls else "never", figures)),
+            (text("Releasable after warm-up"), sentences_of("releasable", figures)),
+            (text("Cost"), sentences_of("cost" if summary.calls else "none", figures)),
         ]
         labels = labels_of(rank for rank, _ in members)
-        yield sheet.table(text("Effect of empty_cache, {labels}", labels=labels), PAIRS, rows)
+        yield sheet.table("effect", PAIRS, rows, {"labels": labels})
 
 
-def _released(summary: ReclaimSummary) -> str:
-    if not summary.calls:
-        return text("the engine never called empty_cache")
-    modules = summary.freed_by_module or {}
-    counted = join(
-        ", ",
-        [
-            text("{name} {size:gib4} GiB", name=name, size=size)
-            for name, size in modules.items()
-            if name != APP
-        ],
-    )
-    return join(
-        "; ",
-        (
-            text("reserved, not allocated: {freed_cached_bytes:gib4} GiB", summary),
-            summary.freed_npu_workspace_bytes is not None
-            and text("operator workspace: {freed_npu_workspace_bytes:gib4} GiB", summary),
-            text("other non-torch: {freed_other_bytes:gib4} GiB", summary),
-            text("calls of the engine: {calls}, {seconds:ms} ms", summary),
-            summary.freed_by_module is not None
-            and text(
-                "outside the allocators, by the runtime's counters: {counted}",
-                counted=counted or text("nothing"),
-            ),
-        ),
-    )
+def _without_time(summary: ReclaimSummary) -> ReclaimSummary:
+    engine, serving = (replace(each, seconds=None) for each in (summary.engine, summary.serving))
+    return replace(summary, engine=engine, serving=serving)
 
 
-def _releasable(summary: ReclaimSummary) -> str:
-    if summary.left_after is None or summary.left_cached_bytes is None:
-        return text("the end of the start-up was not recorded")
-    size = summary.left_cached_bytes + (summary.left_npu_workspace_bytes or 0)
-    most = text("one call there releases at most {size:gib4} GiB", size=size)
-    if summary.left_kv_tokens is not None:
-        most = text("{most}, {left_kv_tokens:,} KV tokens", summary, most=most)
-    for call in summary.own:
-        if call.at == summary.left_after and call.freed_bytes is not None:
-            most = text(
-                "one call there released {freed_bytes:gib4} GiB, measured by the experiment", call
-            )
-            break
-    return join(
-        "; ",
-        (
-            text(
-                "after {left_after}: reserved, not allocated: {left_cached_bytes:gib4} GiB", summary
-            ),
-            summary.left_npu_workspace_bytes is not None
-            and text("operator workspace: {left_npu_workspace_bytes:gib4} GiB", summary),
-            most,
-            text("call it once, before serving, never per request"),
-        ),
-    )
-
-
-def _cost(rank: RankReport, summary: ReclaimSummary) -> str:
-    if not summary.calls:
-        return text("none")
-    freed = sum_or_none(
-        (
-            summary.freed_cached_bytes,
-            summary.freed_npu_workspace_bytes or 0,
-            summary.freed_other_bytes,
-        )
-    )
-    serving = text("no call while requests ran")
-    if summary.calls_while_serving:
-        serving = text(
-            "{calls_while_serving} call(s) while requests ran: waited {serving_seconds:ms} ms, "
-            "released {serving_freed_bytes:gib4} GiB, reallocated {serving_refilled_bytes:gib4} "
-            "GiB",
-            summary,
-        )
-    kept = minus(freed, summary.refilled_bytes)
-    return join(
-        "; ",
-        (
-            serving,
-            kept is not None
-            and text(
-                "of {freed:gib4} GiB released in all, {kept:gib4} GiB were not reallocated by the "
-                "next reading",
-                freed=freed,
-                kept=kept,
-            ),
-            *(
-                text(
-                    "the KV cache budget was read right after a call that had released "
-                    "{bytes:gib4} GiB of non-torch memory: the equation does not subtract it, "
-                    "serving allocates it again",
-                    item,
-                )
-                for item in rank.budget.not_subtracted
-                if item.name == "non_torch_cleared" and item.bytes
-            ),
-        ),
-    )
+def _effect(rank: RankReport, summary: ReclaimSummary) -> dict[str, object]:
+    """Return what the sentences on the calls of a rank name."""
+    engine, serving = summary.engine, summary.serving
+    left = (summary.left_cached_bytes, summary.left_npu_workspace_bytes or 0)
+    own = {call.at: call.freed_bytes for call in rank.empty_cache if call.by == MEMPROF}
+    counted = [
+        text("{name} {size:gib4} GiB", name=name, size=size)
+        for name, size in (engine.freed_by_module or {}).items()
+        if name != APP
+    ]
+    cleared = {item.name: item.bytes for item in rank.budget.not_subtracted}
+    return {
+        **vars(engine),
+        **vars(summary),
+        "counted": join(", ", counted),
+        "read": engine.freed_by_module is not None,
+        "most": sum_or_none(left),
+        "measured": own.get(summary.left_after),
+        "served": summary.calls_while_serving > 0,
+        "waited": serving.seconds,
+        "released": serving.freed_bytes,
+        "again": serving.refilled_bytes,
+        "freed": engine.freed_bytes,
+        "kept": minus(engine.freed_bytes, engine.refilled_bytes),
+        "cleared": cleared.get("non_torch_cleared") or None,
+    }

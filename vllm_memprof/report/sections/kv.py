@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from vllm_memprof.accounting.budget.kv import is_overridden_by_an_unknown
-from vllm_memprof.accounting.model import Kv, RankReport
-from vllm_memprof.accounting.readings.quantities import KV_TITLES
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import MUTED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.report.sections.base import Sheet, failed
 from vllm_memprof.tables import COMMAS, COUNT, GIB4, Column, Unit, number
@@ -23,7 +23,7 @@ _GROUPS = (
     Column("Bytes/token", "bytes_per_token", COMMAS),
     Column("dtype", "dtype", right=True),
 )
-#: How the figures of ``KV_TITLES`` are printed.
+#: How the figures of ``TITLES["kv"]`` are printed.
 _UNITS: dict[str, Unit] = {
     "max_concurrency": partial(number, spec=".2f", suffix="x"),
     "bytes_per_token": COMMAS,
@@ -40,46 +40,26 @@ def kv_cache(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             [title, _UNITS.get(name, COUNT)(getattr(kv, name))],
             style=TOTAL if name in _FIRST else PLAIN,
         )
-        for name, title in KV_TITLES.items()
+        for name, title in TITLES["kv"].items()
     ]
     rows.append(Row([text("planned, GiB"), GIB4(kv.planned_bytes)]))
     if kv.draft_layers:
         title = text("of which layers of the drafter, GiB")
         rows.append(Row([title, GIB4(kv.draft_bytes)], 1, MUTED))
-    yield sheet.table(text("KV cache"), _KV, rows, _notes(kv))
+    derived = kv.derived and (kv.blocks is not None or kv.bytes_per_token is not None)
+    low, high = (kv.derived and kv.bytes_per_token_limits) or (None, None)
+    figures = {
+        **vars(kv),
+        "follows": derived,
+        "default_block_size": kv.derived and kv.default_block_size,
+        "low": low,
+        "high": high,
+        "value": None if kv.bytes_per_token is None else int(kv.bytes_per_token),
+        "replaced": kv.override_blocks is not None or is_overridden_by_an_unknown(kv),
+        "passed": sum(check.ok is True for check in kv.checks) or None,
+        "count": len(kv.checks),
+        "unknown": join("; ", [check.name for check in kv.checks if check.ok is None]),
+    }
+    yield sheet.table("kv_cache", _KV, rows, figures, failed(kv.checks))
     if kv.groups:
-        yield sheet.table(text("KV layers by type"), _GROUPS, kv.groups)
-
-
-def _notes(kv: Kv) -> Iterator[str]:
-    if kv.derived and (kv.blocks is not None or kv.bytes_per_token is not None):
-        yield text("blocks and bytes are derived from the printed tokens and size of the KV cache")
-    if kv.derived and kv.default_block_size:
-        yield text("block size {block_size}: the engine's default, the log does not print it", kv)
-    if kv.derived and kv.bytes_per_token_limits is not None:
-        low, high = kv.bytes_per_token_limits
-        yield text(
-            "bytes per token: {low:,} to {high:,} by the rounding of the log", low=low, high=high
-        )
-        if kv.bytes_per_token is not None:
-            only = int(kv.bytes_per_token)
-            yield text("{value:,} is the only multiple of 64 among them", value=only)
-    if kv.override_blocks is not None or is_overridden_by_an_unknown(kv):
-        given = "" if kv.override_blocks is None else f" {kv.override_blocks}"
-        parts = [
-            text("--num-gpu-blocks-override{given} replaced the number of blocks", given=given)
-        ]
-        if kv.fitting_blocks is not None:
-            parts.append(text("{fitting_blocks:,} blocks fit the budget", kv))
-        yield join("; ", parts)
-    yield from failed(kv.checks)
-    passed, count = sum(check.ok is True for check in kv.checks), len(kv.checks)
-    unknown = join("; ", [check.name for check in kv.checks if check.ok is None])
-    if passed:
-        yield join(
-            "; ",
-            (
-                text("✓ {passed} of {count} cross-checks hold", passed=passed, count=count),
-                bool(unknown) and text("unknown: {names}", names=unknown),
-            ),
-        )
+        yield sheet.table("kv_layers", _GROUPS, kv.groups)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from operator import itemgetter
 
 from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, ESTIMATED, MODELLED, RankReport, Remedy
-from vllm_memprof.accounting.oom.failed_allocation import STAGE_TITLES, gib_of, merge_not_profiled
+from vllm_memprof.accounting.oom.failed_allocation import gib_of, merge_not_profiled
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Section
 from vllm_memprof.record.failures import PROFILE, StepRequest
 from vllm_memprof.report.language import titles
@@ -51,20 +52,19 @@ def failed_allocation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         (text("missing"), gib(oom.missing_bytes)),
         (text("largest free block that it could have used"), largest),
         (text("in phase"), oom.phase),
-        (text("part of the step"), STAGE_TITLES.get(oom.stage or "")),
+        (text("part of the step"), TITLES["stages"].get(oom.stage or "")),
         (text("called at"), oom.site),
         (text("request in turn"), at),
         (text("input"), oom.input),
         *((text("in the step"), _request(each)) for each in requests[:_SHOWN_REQUESTS]),
     ]
-    more = len(requests) - _SHOWN_REQUESTS
-    notes = (
-        more > 0 and text("{count} more requests were in the step", count=more),
-        asked is None and text("how much was asked for is not known"),
-        oom.phase is None and text("the phase is not known"),
-    )
+    figures = {
+        "more": max(0, len(requests) - _SHOWN_REQUESTS) or None,
+        "unasked": asked is None,
+        "no_phase": oom.phase is None,
+    }
     rows = [pair for pair in values if pair[1] is not None]
-    yield sheet.table(text("The allocation that failed"), PAIRS, rows, notes)
+    yield sheet.table("failed_allocation", PAIRS, rows, figures)
 
 
 def _request(request: StepRequest) -> Text:
@@ -97,18 +97,14 @@ def owners(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             rows.append(Size(title, owner.bytes, indent=int(part)))
     if oom.device_total_bytes is not None:
         rows.append(Size(text("device total"), oom.device_total_bytes, TOTAL, "="))
-    notes = [
-        text("allocated is known at its peak only: at least this much was not allocated")
-        for owner in oom.owners
-        if owner.component == "allocated_peak" and owner.bytes
-    ]
+    peak = any(each.component == "allocated_peak" and each.bytes for each in oom.owners)
     logged = any(name.startswith("oom_") for name in rank.figures)
     columns = (
         _OWNER,
         Column("GiB", "bytes", lambda size: gib_of(rank, size)),
         Column("bytes", "bytes", COUNT, not logged),
     )
-    yield sheet.table(text("The device when the allocation failed"), columns, rows, notes)
+    yield sheet.table("owners_at_failure", columns, rows, {"peak": peak})
 
 
 def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -123,30 +119,13 @@ def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     ]
     total = sum(size or 0 for size in sizes.values())
     rows.append(Size(text("reserved, not allocated"), total, TOTAL, "="))
-    notes = (
-        blocks.exact
-        and text("read after the failure; nothing was allocated or freed between both"),
-        blocks.freed_bytes is not None
-        and not blocks.exact
-        and text(
-            "read after the failure, when {freed_bytes:bytes} bytes less were allocated than at "
-            "it: blocks may have been smaller then",
-            blocks,
-        ),
-        blocks.streams > 1
-        and text(
-            "which of {streams} streams asked is not known; taken to be the one with the most "
-            "allocated memory",
-            blocks,
-        ),
-        blocks.expandable and text("segments of the pool are expandable"),
-    )
-    yield sheet.table(text("Reserved memory without a tensor"), (_OWNER, *SIZES[1:]), rows, notes)
+    figures = vars(blocks) | {"several": blocks.streams > 1}
+    yield sheet.table("free_blocks", (_OWNER, *SIZES[1:]), rows, figures)
 
 
 _READINGS = (
     Column("When", lambda row: text("profile") if row.moment == PROFILE else row.moment),
-    Column("Part of the step", lambda row: STAGE_TITLES[row.stage]),
+    Column("Part of the step", lambda row: TITLES["stages"][row.stage]),
     Column("Took, GiB", "bytes", GIB3),
     Column("Allocated then, GiB", "allocated_bytes", GIB3),
 )
@@ -155,8 +134,9 @@ _READINGS = (
 def readings(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return what the parts of a step took, where a log notes it."""
     if rank.oom is not None and rank.oom.readings:
-        title = text("Parts of a step, as the log notes them")
-        yield sheet.table(title, _READINGS, rank.oom.readings, [merge_not_profiled(rank.oom)])
+        merge = merge_not_profiled(rank.oom)
+        notes = [] if merge is None else [merge]
+        yield sheet.table("step", _READINGS, rank.oom.readings, notes=notes)
 
 
 def remedies(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -184,24 +164,15 @@ def remedies(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         Column("Enough alone", enough),
         Column("On what grounds", "grounds"),
     )
-    option = text("a lower --gpu-memory-utilization")
-    if rank.budget.takes_fixed_size and rank.budget.engine_kv_cache_bytes is not None:
-        option = text("--kv-cache-memory-bytes {engine_kv_cache_bytes}", rank.budget)
-    notes = (
-        rank.oom.requested_bytes is not None
-        and text(
-            "enough for this allocation; what came after it would have taken more, by how much is "
-            "not known"
-        ),
-        any(row.id in _SHRINK_THE_PROFILE for row in rows)
-        and text(
-            "an argument that makes the profile run smaller makes the KV cache larger: keep its "
-            "size with {option}",
-            option=option,
-        ),
-    )
-    title = text("What would have let it pass")
-    yield sheet.table(title, columns, rows, notes, lambda row: styles[row.enough])
+    granted = rank.budget.engine_kv_cache_bytes
+    shrinks = any(row.id in _SHRINK_THE_PROFILE for row in rows)
+    figures = {
+        "requested_bytes": rank.oom.requested_bytes,
+        "shrinks": shrinks,
+        "fixed": shrinks and rank.budget.takes_fixed_size,
+        "granted": granted,
+    }
+    yield sheet.table("remedies", columns, rows, figures, look=lambda row: styles[row.enough])
 
 
 _COUNTERS = (
@@ -216,9 +187,4 @@ def counters(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the runtime's counters of a rank that ran out of memory, where they were read."""
     if rank.oom is not None and rank.oom.components:
         rows = sorted(rank.oom.components.items(), key=lambda row: -row[1]["bytes"])
-        note = text(
-            "APP: torch, operator workspace, ATB and all else that this process asked ACL for; "
-            "HCCL: communicators"
-        )
-        title = text("Device memory when an allocation failed, by the runtime's counters")
-        yield sheet.table(title, _COUNTERS, rows, [note])
+        yield sheet.table("counters", _COUNTERS, rows)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.owners.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.owners.outside_torch import CommunicatorUse, communicators_of
-from vllm_memprof.accounting.readings.quantities import HOW_TITLES, TORCH_ROWS
+from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import MUTED, NOT_MEASURED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.spans import UNEXPLAINED, ComponentRow, DeviceMemory, device_after
 from vllm_memprof.report.language import titles
@@ -45,7 +46,7 @@ def _owner(row: ComponentRow) -> str:
 _DEVICE = (
     Column("Owner", _owner),
     *SIZES[1:],
-    Column("How", lambda row: HOW_TITLES.get(row.how, row.how)),
+    Column("How", lambda row: TITLES["how"].get(row.how, row.how)),
     Column("Read from", "source", when=wide_only),
 )
 
@@ -54,9 +55,23 @@ def device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the device by owner at the end of the start-up, or as far as a rank got."""
     for phase in _DEVICE_MOMENTS:
         if (memory := device_after(rank.phases, phase)) is not None:
-            title = text("Device memory after {phase}", phase=phase)
             rows = [*_owners(memory), _total(memory, sheet.wide)]
-            yield sheet.table(title, _DEVICE, rows, _device_notes(memory, rank), _look)
+            listed = [*memory.rows, *(each for each in memory.parts if each.part_of == "allocated")]
+            figures = {
+                "phase": phase,
+                "empty": ", ".join(row.component for row in listed if row.bytes == 0),
+                "unknown": ", ".join(row.component for row in listed if row.bytes is None),
+            }
+            unread = [
+                text(
+                    "{title}: {not_measured} ({reason})",
+                    title=titles("readings").get(what, what),
+                    not_measured=NOT_MEASURED,
+                    reason=why,
+                )
+                for what, why in rank.unread.items()
+            ]
+            yield sheet.table("device", _DEVICE, rows, figures, unread, _look)
             return
 
 
@@ -88,23 +103,6 @@ def _total(memory: DeviceMemory, wide: bool) -> Row:
         total = rest + sum(row.bytes or 0 for row in memory.rows)
     cells = [text("device total"), GIB4(total), COUNT(total), "", *[""] * wide]
     return Row(cells, style=TOTAL, mark="=")
-
-
-def _device_notes(memory: DeviceMemory, rank: RankReport) -> Iterator[str]:
-    """Name the owners without bytes, and say why something was not read."""
-    listed = [*memory.rows, *(part for part in memory.parts if part.part_of == "allocated")]
-    if empty := ", ".join(row.component for row in listed if row.bytes == 0):
-        yield text("0 bytes: {owners}", owners=empty)
-    if unknown := ", ".join(row.component for row in listed if row.bytes is None):
-        yield text("{not_measured}: {what}", not_measured=NOT_MEASURED, what=unknown)
-    read = titles("readings")
-    for what, why in rank.unread.items():
-        yield text(
-            "{title}: {not_measured} ({reason})",
-            title=read.get(what, what),
-            not_measured=NOT_MEASURED,
-            reason=why,
-        )
 
 
 # Growth
@@ -152,15 +150,11 @@ def growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         *(Column(titles_of[name], of(name), format_mib) for name in shown),
         Column("other\nowners", of(*folded), format_mib, bool(folded)),
     ]
-    notes: list[str] = []
-    if folded:
-        owned = join(", ", [titles_of[name] for name in folded])
-        notes.append(text("other owners: {owners}", owners=owned))
-    if sheet.report.run.simulated:
-        notes.append(text("all but torch is set by the profile of the simulated device (m)"))
-    if any(row.gap for row in grown):
-        notes.append(text("before a phase: since the end of the phase in the row above it"))
-    yield sheet.table(text("Growth by owner, MiB"), columns, grown, notes)
+    figures = {
+        "folded": join(", ", [titles_of[name] for name in folded]),
+        "gap": any(row.gap for row in grown),
+    }
+    yield sheet.table("growth", columns, grown, figures)
 
 
 def _title(name: str) -> str:
@@ -225,4 +219,4 @@ _COMMUNICATOR_USES = (
 def communicators(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return communicators in the order of their first collectives."""
     if rows := communicators_of(rank):
-        yield sheet.table(text("Communicators"), _COMMUNICATOR_USES, rows)
+        yield sheet.table("communicators", _COMMUNICATOR_USES, rows)

@@ -103,26 +103,21 @@ def phases(sheet: Sheet) -> Iterator[Section]:
         phase: fold([each for each in per_rank if each in own]) for phase, own in unread.items()
     }
     several = bool({*(fold(row.labels) for row in rows), *gaps.values()} - {everyone})
-    title = text("Phases, GiB before → after")
-    if everyone and not several:
-        title = text("{title}, {labels}", title=title, labels=labels_of(report.ranks))
-    notes = [*_notes(sheet)]
-    if hidden:
-        notes.append(
-            text(
-                "of more than {count} groups of ranks, the largest and those that differ most from "
-                "the median; report.json has every rank",
-                count=SHOWN_GROUPS,
-            )
-        )
+    figures = {
+        "labels": everyone and not several and labels_of(report.ranks),
+        "no_ranks": not report.ranks,
+        "timed": len(report.ranks) > 1 and evidence.no_times is None,
+        "most": SHOWN_GROUPS if hidden else None,
+    }
     blank = [""] * (len(fields) - 1)
     missing = [
         Row([phase, *([_short(ranks)] if several else []), "", NOT_MEASURED, *blank], 0, MUTED)
         for phase, ranks in gaps.items()
     ]
     style = {True: BAD, False: PLAIN}
+    lines = [*rows, *missing]
     yield sheet.table(
-        title, columns(several), [*rows, *missing], notes, lambda row: style[row.open]
+        "phases", columns(several), lines, figures, _notes(report), lambda row: style[row.open]
     )
 
 
@@ -158,12 +153,7 @@ def _short(labels: str) -> str:
     )
 
 
-def _notes(sheet: Sheet) -> Iterator[str]:
-    report = sheet.report
-    if not report.ranks:
-        yield text("no worker got far enough to report anything")
-    if len(report.ranks) > 1 and sheet.evidence.no_times is None:
-        yield text("seconds are those of the slowest rank")
+def _notes(report: Report) -> Iterator[str]:
     running = report.run.status == "running"
     told: dict[Text, dict[str, RankReport]] = {}
     for rank in report.ranks:

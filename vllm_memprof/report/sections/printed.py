@@ -36,16 +36,12 @@ def printed(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if not sheet.evidence.partial:
         return
     rows = list(_rows(rank))
-    subtracted = rank.figures.get("graph_estimate_charged")
-    notes: list[str] = []
-    if subtracted is not None and rank.budget.equation is None:
-        notes.append(
-            text("the engine says that it subtracts its graph estimate from the KV cache")
-            if subtracted
-            else text("the engine says that it does not subtract its graph estimate")
-        )
-    if rows or notes:
-        yield sheet.table(text("Other figures of the log"), SIZES if rows else (), rows, notes)
+    charged = rank.figures.get("graph_estimate_charged")
+    if rank.budget.equation is not None:  # its terms say so
+        charged = None
+    if rows or charged is not None:
+        figures = {"charged": charged == 1, "not_charged": charged == 0}
+        yield sheet.table("printed", SIZES if rows else (), rows, figures)
 
 
 def _rows(rank: RankReport) -> Iterator[Row | Size]:

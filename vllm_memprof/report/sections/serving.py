@@ -14,7 +14,6 @@ from vllm_memprof.accounting.serving.growth import (
     KV_BLOCKS,
     LEAST_RISE_BYTES,
     owner_title,
-    process_name,
     process_title,
 )
 from vllm_memprof.accounting.serving.requests import largest
@@ -31,7 +30,6 @@ from vllm_memprof.tables import (
     RATE,
     SECONDS,
     Column,
-    Notes,
     narrow_only,
     number,
     where_known,
@@ -80,19 +78,8 @@ _STAGES = (
 def stages(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the multimodal stages."""
     if rank.stages:
-        notes = (
-            text(
-                "handed out: by the allocator during the passage with most of it, whether or not "
-                "it was freed again; held: allocated after that passage less before it"
-            ),
-            text(
-                "peak: most that was allocated in any passage, known only where the allocator's "
-                "own peak rose in it; memprof resets no peak"
-            ),
-        )
-        title = text("Multimodal stages while serving, GiB")
         yield sheet.table(
-            title, _STAGES, rank.stages, notes, lambda row: BAD if row.failed else PLAIN
+            "stages", _STAGES, rank.stages, look=lambda row: BAD if row.failed else PLAIN
         )
 
 
@@ -113,11 +100,6 @@ _MULTIMODAL = (
     Column("Largest image", "size", right=True),
     Column("GiB", "bytes", GIB3),
 )
-_MERGED = {
-    True: text("the profile run merged embeddings"),
-    False: text("the profile run did not merge embeddings"),
-    None: text("whether the profile run merged embeddings is unknown"),
-}
 
 
 def multimodal(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -136,15 +118,8 @@ def multimodal(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         _Multimodal(encoder, of.came_items, of.came_tokens, came, of.came_bytes),
         _Multimodal(merge, None, of.merge_tokens, merged, of.merge_peak_bytes),
     ]
-    notes = (
-        text(
-            "GiB: most that was allocated in it less what was before, known only where the "
-            "allocator's own peak rose in it"
-        ),
-        _MERGED[of.merged],
-        bool(of.frames) and text("x {frames}: frames of the profiled video", of),
-    )
-    yield sheet.table(text("Multimodal profile against requests"), _MULTIMODAL, rows, notes)
+    figures = {"merged": of.merged, "unmerged": of.merged is False, "frames": of.frames or None}
+    yield sheet.table("multimodal", _MULTIMODAL, rows, figures)
 
 
 # Requests
@@ -203,44 +178,18 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if len(rows) > SHOWN_REQUESTS:
         chosen = {id(row) for name in RANKED_BY for row in largest(rows, name)}
         shown = [row for row in rows if id(row) in chosen]
-    together = sum(bool(row.others) for row in rows)
-    failed = sum(row.finished is False for row in rows)
-    gone = rank.dropped.get("request_memory")
-    notes = (
-        len(shown) < len(rows)
-        and text(
-            "{shown} of {count} requests: the ten largest by peak, by what was left allocated and "
-            "by what was left reserved; all are in report.json",
-            shown=len(shown),
-            count=len(rows),
-        ),
-        any(map(_least, rows))
-        and text(
-            "≥: the allocator's peak did not rise while it ran, so the highest reading is shown"
-        ),
-        text(
-            "left: allocated (reserved) after the request less before it, of all that happened "
-            "meanwhile"
-        ),
-        together > 0
-        and text(
-            "{count} request(s) ran with others in the batch: their memory is that of all of them",
-            count=together,
-        ),
-        failed > 0
-        and text("{count} request(s) did not end: the engine failed or ended", count=failed),
-        gone is not None
-        and text(
-            "{count:,} older requests are no longer recorded, because the event files are "
-            "bounded; the ten largest by each figure were kept",
-            count=gone,
-        ),
-        rank.thinned
-        and text("older samples are thinned to their lowest and highest values: files are bounded"),
-    )
-    title = text("Requests: peak in GiB, left in MiB")
+    figures = {
+        "shown": len(shown) if len(shown) < len(rows) else None,
+        "count": len(rows),
+        "least": any(map(_least, rows)),
+        "together": sum(bool(row.others) for row in rows) or None,
+        "failed": sum(row.finished is False for row in rows) or None,
+        "gone": rank.dropped.get("request_memory"),
+        "thinned": rank.thinned,
+    }
+    ended = {False: BAD}
     yield sheet.table(
-        title, _REQUESTS, shown, notes, lambda row: BAD if row.finished is False else PLAIN
+        "requests", _REQUESTS, shown, figures, look=lambda row: ended.get(row.finished, PLAIN)
     )
 
 
@@ -282,23 +231,13 @@ _GROWTH = (
 )
 
 
-def _growth(sheet: Sheet, title: str, first: Column, rows: list[OwnerGrowth]) -> Section:
+def _growth(sheet: Sheet, name: str, first: Column, rows: list[OwnerGrowth]) -> Section:
     filling = any(row.verdict == GROWING and row.bounded for row in rows)
-    notes = (
-        filling and text("fills: its room is fixed at the start, growth ends when it is full"),
-        text(
-            "interval: 99.8 %; grows: it lies above 0, and growth goes on to the end of the run; "
-            "grew: it holds more than at first, but in a few steps or ever more slowly, as a cache "
-            "does that fills"
-        ),
-    )
-    return sheet.table(
-        title,
-        (first, *_GROWTH),
-        rows,
-        notes,
-        lambda row: BAD if row.verdict == GROWING and not row.bounded else PLAIN,
-    )
+
+    def look(row: OwnerGrowth) -> str:
+        return BAD if row.verdict == GROWING and not row.bounded else PLAIN
+
+    return sheet.table(name, (first, *_GROWTH), rows, {"filling": filling}, look=look)
 
 
 def device_growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -310,7 +249,7 @@ def device_growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             if row.owner != KV_BLOCKS and (row.last_bytes or row.grown_bytes)
         ]
         owner = Column("Owner", lambda row: owner_title(row.owner))
-        yield _growth(sheet, text("Growth while serving"), owner, rows)
+        yield _growth(sheet, "device_growth", owner, rows)
 
 
 def host_growth(sheet: Sheet) -> Iterator[Section]:
@@ -319,8 +258,7 @@ def host_growth(sheet: Sheet) -> Iterator[Section]:
     if judged:
         names = {id(row.growth): process_title(row) for row in judged}
         process = Column("Process", lambda row: names[id(row)])
-        title = text("Growth of host memory while serving")
-        yield _growth(sheet, title, process, [row.growth for row in judged])
+        yield _growth(sheet, "host_growth", process, [row.growth for row in judged])
 
 
 # Cycles of sleep mode, pauses and weight updates
@@ -355,17 +293,12 @@ def cycles(kind: str, sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         return
     last = rows[-1:] if len(rows) > _LISTED_CYCLES + 1 else rows[_LISTED_CYCLES:]
     more = len(rows) - _LISTED_CYCLES - len(last)
-    notes: Notes = (
-        text("as the log prints them; grown: in use while asleep − in the sleep before")
-        if rows[0].freed_bytes is not None
-        else text(
-            "left: device memory in use after the cycle less that after the cycle before, by owner "
-            "in the columns behind it; the first cycle is compared with the moment before it"
-        ),
-        more > 0 and text("{count} more in report.json", count=more),
-    )
-    shown = [*rows[:_LISTED_CYCLES], *last]
-    yield sheet.table(titles("cycles")[kind], _CYCLES, shown, notes)
+    figures = {
+        kind: True,
+        "printed": rows[0].freed_bytes is not None,
+        "more": max(0, more) or None,
+    }
+    yield sheet.table("cycles", _CYCLES, [*rows[:_LISTED_CYCLES], *last], figures)
 
 
 # Lines of code whose memory stayed (--trace-allocations)
@@ -381,34 +314,13 @@ _SITES = (
 def allocations(sheet: Sheet) -> Iterator[Section]:
     """Return a table per traced process."""
     for traced in sheet.report.allocations:
-        process = process_name(traced.roles, traced.label, traced.pid)
-        title = text(
-            "{memory} that stayed after {requests:,} requests, by line of code, {process}",
-            traced,
-            memory=titles("traced")[traced.memory],
-            process=process,
-        )
+        figures = {
+            **vars(traced),
+            "process": process_title(traced),
+            "host": traced.memory == "host",
+            "fewer": traced.requests < traced.asked,
+        }
         large = [
             site for site in traced.sites if max(site.grown_bytes or 0, site.bytes) >= _LEAST_BYTES
         ]
-        notes = (
-            traced.reason is not None and text("nothing was traced: {reason}", traced),
-            traced.half_requests is not None
-            and text(
-                "grown: alive at the end less alive after {half_requests:,} of the requests; what "
-                "a line holds once, and does not hold more of, is no leak",
-                traced,
-            ),
-            traced.requests < traced.asked
-            and text("the process ended after {requests:,} of {asked:,} requests", traced),
-            traced.untraced_bytes is not None
-            and text("allocated before tracing began, alive: {untraced_bytes:gib} GiB", traced),
-            traced.memory == "host" and text("what C++ code allocates is not in it"),
-            traced.snapshot is not None
-            and text(
-                "{snapshot} in the run folder: for PyTorch's memory viewer "
-                "(pytorch.org/memory_viz)",
-                traced,
-            ),
-        )
-        yield sheet.table(title, _SITES, large, notes, most=_SHOWN_SITES)
+        yield sheet.table("allocations", _SITES, large, figures, most=_SHOWN_SITES)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.document import BAD, PLAIN, Document, Section
-from vllm_memprof.report.sections.base import least_grant
+from vllm_memprof.report.sections.base import least_grant, words_of
 from vllm_memprof.tables import COUNT, GIB, Column, number, table, wide_only
 from vllm_memprof.text import text
 
@@ -32,10 +32,8 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
         well = report.run.status in ("ok", "truncated") or not report.ranks
         return PLAIN if well else BAD
 
-    notes = [text("GiB; of several ranks, the one with the least KV cache")]
-    if (more := len(reports) - LISTED_STARTS) > 0:
-        notes.append(text("{count} more engine starts", count=more))
-    title = text("{count} engine starts", count=len(reports))
+    more = max(0, len(reports) - LISTED_STARTS) or None
+    title, notes = words_of("starts", {"count": len(reports), "more": more})
     columns = (Column("Start", name), *_STARTS)
     return table(title, columns, reports[:LISTED_STARTS], notes, width >= _WIDE, look=look)
 

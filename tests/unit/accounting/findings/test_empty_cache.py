@@ -40,7 +40,7 @@ def test_memprof_s_own_calls_are_nobody_s_habit() -> None:
     assert found(report) & {"empty-cache-in-hot-path", "empty-cache-refilled"} == set()
     assert report.ranks[0].reclaim is not None
     assert report.ranks[0].reclaim.calls == 0
-    assert len(report.ranks[0].reclaim.own) == 4
+    assert len(report.ranks[0].empty_cache) == 4
 
 
 def test_what_comes_back_as_cache_is_taken_again() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from vllm_memprof.capture import plugin
 from vllm_memprof.capture.hook import StopAfterPlan
+from vllm_memprof.engines.driver import OptionError
 from vllm_memprof.engines.sglang import driver, plan_run
-from vllm_memprof.engines.vllm.rank_choice import RankError
 
 
 class Engine:
@@ -118,7 +118,7 @@ def test_a_release_that_starts_its_ranks_elsewhere_is_no_plan(sglang, emitted, m
 def test_ranks_without_a_device_are_refused(sglang, emitted, parallel, devices, said):
     vars(sglang.parallel).update(parallel)
     Engine.began = []
-    with pytest.raises(RankError, match=said):
+    with pytest.raises(OptionError, match=said):
         plan_run.run("args", devices)
     assert Engine.began == [], "nothing was started"
 
@@ -137,7 +137,7 @@ def test_sizes_that_a_release_keeps_elsewhere_are_unknown(sglang):
 
 def test_a_cache_that_is_sized_after_the_graphs_is_refused(sglang, emitted):
     sglang.resizes, Engine.began = True, []
-    with pytest.raises(RankError, match="SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=0"):
+    with pytest.raises(OptionError, match="SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=0"):
         plan_run.run("args", devices=None)
     assert Engine.began == []
 
@@ -161,6 +161,6 @@ def test_what_is_refused_is_a_wrong_argument(sglang, monkeypatch, capsys):
     monkeypatch.setattr(driver, "_server_args", lambda model, args: "args")
     monkeypatch.setenv("MEMPROF_STOP_AFTER", "")
     sglang.parallel.tp_size = 16
-    status = driver.main(["plan", "--model", "M", "--devices", "8", "--", "--tp-size", "16"])
+    status = driver.main(["plan", '{"model": "M", "devices": 8}', "--tp-size", "16"])
     assert status == 2
     assert "memprof plan: error: 16 ranks" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_memprof.engines.vllm.batch_limits import Limits
-from vllm_memprof.engines.vllm.full_step import LargestSteps, batches
+from vllm_memprof.engines.vllm.full_step import Step, largest, most_encoded, text_of
 
 ROOMY = Limits(
     batched_tokens=8192,
@@ -56,7 +56,7 @@ def test_a_decode_is_of_full_length_where_its_prompt_is_shared() -> None:
 @settings(max_examples=40)
 @given(limits=SIZES)
 def test_every_batch_is_within_the_limits(limits: Limits) -> None:
-    made = list(batches(limits))
+    made = list(text_of(limits))
     assert len(made) == (3 if limits.shares_prefixes else 2)
     for batch in made:
         assert 1 <= len(batch) <= limits.requests
@@ -71,33 +71,33 @@ def test_every_batch_is_within_the_limits(limits: Limits) -> None:
 
 
 def test_prompts_of_one_batch_share_no_block() -> None:
-    first, *_ = batches(replace(ROOMY, length=500))
+    first, *_ = text_of(replace(ROOMY, length=500))
     beginnings = [tuple(prompt.text[:128]) for prompt in first]
     assert len(set(beginnings)) == len(beginnings)
     assert len(beginnings) > 10
 
 
 def test_what_was_run_is_counted() -> None:
-    seen = LargestSteps()
-    seen.count({"a": 2048, "b": 10}, {})
-    seen.count({"a": 1, "b": 1, "c": 5}, {"a": 4000, "b": 500})  # not a decode: c computes more
-    assert (seen.prefill_tokens, seen.decode_requests, seen.steps) == (2058, 0, 2)
-    seen.count({"a": 1, "b": 1}, {"a": 4001, "b": 501})
-    assert (seen.decode_requests, seen.decode_length) == (2, 502)
-    seen.count({"a": 1}, {"a": 9000})
-    assert (seen.decode_requests, seen.decode_length) == (2, 502), "fewer requests are no larger"
+    steps = [Step([2048, 10], [0, 0], []), Step([1, 1, 5], [4000, 500, 0], [])]
+    found = largest(steps)  # not a decode: the third request computes more
+    assert (found["prefill_tokens"], found["decode_requests"]) == (2058, None)
+    steps.append(Step([1, 1], [4001, 501], []))
+    assert (largest(steps)["decode_requests"], largest(steps)["decode_length"]) == (2, 502)
+    steps.append(Step([1, 1], [4002, 502], []))
+    steps.append(Step([1], [9000], []))
+    found = largest(steps)
+    assert (found["decode_requests"], found["decode_length"]) == (2, 503), "fewer are no larger"
+    assert set(largest([]).values()) == {None}
 
 
 def test_items_are_counted_in_the_step_that_encodes_most() -> None:
-    seen = LargestSteps()
-    seen.count_items([], 4096)
-    assert (seen.items, seen.encoder_tokens, seen.step_tokens) == (0, 0, 0)
-    seen.count_items([1024, 900], 2048)
-    seen.count_items([1024], 8192)
-    assert (seen.items, seen.encoder_tokens, seen.step_tokens) == (2, 1924, 2048)
+    steps = [Step([4096], [0], [])]
+    assert set(most_encoded(steps).values()) == {None}
+    steps += [Step([2048], [0], [1024, 900]), Step([8192], [0], [1024])]
+    assert most_encoded(steps) == {"items": 2, "encoder_tokens": 1924, "step_tokens": 2048}
 
 
 @pytest.mark.parametrize("requests", [1, 16])
 def test_the_last_batch_runs_some_steps_of_nothing_but_decode(requests: int) -> None:
-    *_, last = batches(replace(ROOMY, requests=requests))
+    *_, last = text_of(replace(ROOMY, requests=requests))
     assert [prompt.new_tokens for prompt in last] == [4] * requests

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm_memprof.engines.vllm.kv_plan_run import (
-    _become_replica,
-    _replicas_of_a_machine,
+    become_replica,
     free_host_bytes,
     world_of,
 )
@@ -73,6 +72,6 @@ def test_a_replica_is_numbered_on_its_own_machine(devices, tensor, index, local,
     monkeypatch.setattr(process, "_name", process.name)  # put back after the test
     world = World(tensor=tensor, data=16)
     given = config(experts=8, tensor_parallel_size=tensor, data_parallel_size=16)
-    _become_replica(given, index, _replicas_of_a_machine(world, devices))
+    become_replica(given, world, index, devices)
     parallel = given.parallel_config
     assert (parallel.data_parallel_rank_local, parallel.data_parallel_rank) == (local, index)

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from tests.unit.engines.vllm.test_full_step import ROOMY, SIZES
 from vllm_memprof.engines.vllm.batch_limits import Limits
-from vllm_memprof.engines.vllm.full_step import with_items
 from vllm_memprof.engines.vllm.multimodal_batch import (
     Batch,
     MediaItem,
+    Prompt,
     Room,
     fill,
     largest,
-    requests_of,
+    prompts_of,
 )
 
 ROOM = Room(per_prompt=999, encoder_tokens=8192, whole=False)
@@ -73,18 +73,18 @@ def test_a_smaller_item_takes_what_the_largest_leave() -> None:
         return item(left - 8)
 
     limits, room = replace(ROOMY, batched_tokens=20_000), replace(ROOM, encoder_tokens=20_000)
-    made = requests_of(limits, room, item(16384), smaller)
+    made = prompts_of(limits, room, item(16384), smaller)
     assert asked == [20_000 - 16384]
-    assert [(len(items), items[0].embeds, text) for items, text in made] == [
+    assert [(len(each.items), each.items[0].embeds, len(each.text)) for each in made] == [
         (1, 3608, 0), (1, 16384, 4),
     ]  # fmt: skip
-    assert [len(items) for items, _ in requests_of(limits, room, item(16384), none)] == [1]
+    assert [len(each.items) for each in prompts_of(limits, room, item(16384), none)] == [1]
     # there is no request left for it
-    assert len(requests_of(replace(limits, requests=1), room, item(16384), smaller)) == 1
+    assert len(prompts_of(replace(limits, requests=1), room, item(16384), smaller)) == 1
 
 
 def test_prompts_have_their_items_before_the_text() -> None:
-    [prompt] = with_items([((item(4), item(4)), 3)])
+    prompt = Prompt([1, 2, 3], (item(4), item(4)))
     assert prompt.tokens[:12] == [7] * 12
     assert len(prompt.tokens) == 15
     assert prompt.new_tokens == 1
@@ -93,14 +93,14 @@ def test_prompts_have_their_items_before_the_text() -> None:
 @settings(max_examples=80)
 @given(limits=SIZES, room=ROOMS, embeds=st.integers(1, 5000), around=st.integers(0, 9))
 def test_a_batch_is_within_the_limits(limits: Limits, room: Room, embeds: int, around: int) -> None:
-    made = requests_of(limits, room, item(embeds, around), none)
+    made = prompts_of(limits, room, item(embeds, around), none)
     assert len(made) <= limits.requests
-    for items, text in made:
-        assert 1 <= len(items) <= room.per_prompt
-        assert len(items) * (embeds + around) + text <= limits.longest()
-    encoded = sum(len(items) for items, _ in made) * embeds
-    assert encoded <= max(room.encoder_tokens, embeds)
-    held = sum(limits.in_blocks(len(items) * (embeds + around) + 1) for items, _ in made)
+    counts = [len(each.items) for each in made]
+    for each in made:
+        assert 1 <= len(each.items) <= room.per_prompt
+        assert len(each.tokens) <= limits.longest()
+    assert sum(counts) * embeds <= max(room.encoder_tokens, embeds)
+    held = sum(limits.in_blocks(count * (embeds + around) + 1) for count in counts)
     assert held <= max(limits.cached_tokens, limits.in_blocks(limits.longest() + 1))
     assert bool(made) == (embeds + around <= limits.longest())
 
@@ -109,7 +109,7 @@ def test_a_processor_that_cannot_be_made_is_a_reason_and_no_error() -> None:
     config = SimpleNamespace(model_config=SimpleNamespace(is_multimodal_model=True))
     [batch] = largest(config, None, ROOMY)  # there is no engine here to import
     assert isinstance(batch, Batch)
-    assert (batch.requests, batch.largest_item()) == ([], 0)
+    assert (batch.prompts, batch.largest_item()) == ([], 0)
     assert batch.not_run is not None
     assert batch.not_run.startswith("the model's processor: ModuleNotFoundError: ")
     assert not list(largest(SimpleNamespace(model_config=SimpleNamespace()), None, ROOMY))

@@ -6,16 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from vllm_memprof.engines.driver import OptionError, Options
 from vllm_memprof.engines.vllm.rank_choice import (
     EXPERTS,
     WORKER_HOST_BYTES,
     Choice,
-    RankError,
     World,
     choose,
     layer_kinds,
 )
-from vllm_memprof.record.schema import RANKS
+from vllm_memprof.record.codec import from_json, to_json
+from vllm_memprof.record.schema import PlannedRanks
 
 DENSE = "/dense"
 FREE = 1 << 40
@@ -28,22 +29,20 @@ def pick(
     devices: int | None = 8,
     host: int | None = FREE,
 ) -> Choice:
-    return choose(world, mode, rank, devices, host)
+    return choose(world, Options("m", ranks=mode, rank=rank, devices=devices), host)
 
 
 def test_auto_runs_every_rank_where_they_fit():
     choice = pick(World(tensor=8), "auto")
     assert (choice.mode, sorted(choice.alike), choice.not_run) == ("all", list(range(8)), [])
-    assert [replica.stands_for for replica in choice.replicas] == [
-        {rank: [rank] for rank in range(8)}
-    ]
+    assert [*choice.replicas.values()] == [{rank: [rank] for rank in range(8)}]
 
 
 def test_auto_runs_one_rank_beyond_the_devices():
     choice = pick(World(tensor=16), "auto")
     assert (choice.mode, choice.why) == ("one", "16 ranks, and this machine has 8 devices")
     assert choice.alike == {0: list(range(1, 16))}
-    assert choice.replicas[0].stands_for == {0: list(range(16))}
+    assert choice.replicas[0] == {0: list(range(16))}
 
 
 def test_auto_runs_one_rank_beyond_the_host_memory():
@@ -59,8 +58,7 @@ def test_on_hardware_every_rank_runs():
 
 def test_a_rank_is_picked_by_its_number_over_all_replicas():
     choice = pick(World(tensor=4, data=2, experts=8), "one", rank=5)
-    assert choice.replicas[0].index == 1
-    assert choice.replicas[0].stands_for == {1: [0, 1, 2, 3]}
+    assert choice.replicas == {1: {1: [0, 1, 2, 3]}}
     assert choice.alike == {5: [0, 1, 2, 3, 4, 6, 7]}
 
 
@@ -68,7 +66,7 @@ def test_one_rank_says_nothing_of_other_pipeline_stages():
     choice = pick(World(tensor=2, pipeline=2, stages=((DENSE,), (DENSE,))), "one")
     assert choice.alike == {0: [1]}
     assert choice.not_run == [2, 3]
-    assert choice.replicas[0].stands_for == {0: [0, 1, 2, 3]}
+    assert choice.replicas == {0: {0: [0, 1, 2, 3]}}
 
 
 def test_edges_of_a_pipeline_are_its_ends_and_each_other_kind_of_stage():
@@ -76,8 +74,7 @@ def test_edges_of_a_pipeline_are_its_ends_and_each_other_kind_of_stage():
     choice = pick(World(tensor=2, pipeline=5, stages=stages), "edges")
     assert choice.alike == {0: [1], 2: [3], 4: [5, 6, 7], 8: [], 9: []}
     assert choice.not_run == []
-    [replica] = choice.replicas
-    assert replica.stands_for == {0: [0, 1], 2: [2, 3], 4: [4, 5, 6, 7], 8: [8], 9: [9]}
+    assert choice.replicas[0] == {0: [0, 1], 2: [2, 3], 4: [4, 5, 6, 7], 8: [8], 9: [9]}
 
 
 def test_edges_of_tensor_parallel_ranks_are_the_first_and_the_last():
@@ -87,20 +84,20 @@ def test_edges_of_tensor_parallel_ranks_are_the_first_and_the_last():
 def test_experts_that_do_not_divide_make_ranks_differ():
     choice = pick(World(tensor=2, data=2, experts=10), "edges")  # 3, 3, 2, 2 experts
     assert choice.alike == {0: [], 1: [], 2: [], 3: []}
-    assert [replica.index for replica in choice.replicas] == [0, 1]
+    assert [*choice.replicas] == [0, 1]
     alone = pick(World(tensor=2, data=2, experts=10), "one")
     assert (alone.alike, alone.not_run) == ({0: [1]}, [2, 3])
 
 
 def test_replicas_that_are_alike_are_run_at_the_ends():
     choice = pick(World(tensor=2, data=4), "edges")
-    assert [replica.index for replica in choice.replicas] == [0, 3]
+    assert [*choice.replicas] == [0, 3]
     assert choice.alike == {0: [2, 3, 4, 5], 1: [], 6: [], 7: []}
 
 
 @pytest.mark.parametrize(("mode", "rank"), [("one", 4), ("one", -1), ("all", 0), ("edges", 0)])
 def test_a_rank_that_the_run_does_not_have(mode, rank):
-    with pytest.raises(RankError, match=f"--rank {rank}"):
+    with pytest.raises(OptionError, match=f"--rank {rank}"):
         pick(World(tensor=4), mode, rank)
 
 
@@ -113,10 +110,11 @@ def test_every_rank_is_accounted_for_once():
             choice = pick(world, mode)
             others = [rank for ranks in choice.alike.values() for rank in ranks]
             assert sorted([*choice.alike, *others, *choice.not_run]) == list(range(world.size))
-            for replica in choice.replicas:
-                answered = sorted(rank for ranks in replica.stands_for.values() for rank in ranks)
+            for stands_for in choice.replicas.values():
+                answered = sorted(rank for ranks in stands_for.values() for rank in ranks)
                 assert answered == list(range(world.replica_size))
-            assert tuple(choice.to_event()) == RANKS
+            event = choice.to_event()
+            assert to_json(from_json(PlannedRanks, event)) == to_json(event)
 
 
 def test_a_rank_beside_a_crowd_is_like_no_rank_elsewhere():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_memprof.engines.vllm import driver
-from vllm_memprof.engines.vllm.prompts import Request
+from vllm_memprof.engines.driver import Options, run_driver
+from vllm_memprof.engines.prompts import Request, load_requests, run_all, tokens_said
 
 
 class Engine:
@@ -17,26 +18,18 @@ class Engine:
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
 
-    def generate(self, prompts: list[str], sampling: object, use_tqdm: bool) -> list[Any]:
+    def generate(self, requests: Any) -> list[str]:
+        prompts = [request.row()["prompt"] for request in requests]
         self.batches.append(prompts)
         if "too long" in prompts:
             raise ValueError("the prompt is too long")
-        return [
-            SimpleNamespace(prompt_token_ids=[0] * 3, outputs=[SimpleNamespace(token_ids=[1])])
-            for _ in prompts
-        ]
-
-    chat = generate
+        return [tokens_said(3, 1) for _ in prompts]
 
 
-def run(
-    texts: list[str], concurrency: int = 1, repeat: int = 1, at_once: bool = False,
-    skip: bool = False,
-) -> Engine:  # fmt: skip
+def run(texts: list[str], **options: Any) -> Engine:
     engine = Engine()
     requests = [Request(f"line {i}", {"prompt": text}) for i, text in enumerate(texts, start=1)]
-    options = SimpleNamespace(at_once=at_once, concurrency=concurrency, repeat=repeat)
-    driver._run_all(engine, requests, None, options, skip)  # type: ignore[arg-type]
+    run_all(engine.generate, requests, Options("m", **options))
     return engine
 
 
@@ -63,15 +56,30 @@ def test_a_refused_request_ends_the_run_or_is_named_and_skipped(
     with pytest.raises(ValueError, match="too long"):
         run(["a", "too long", "b"])
     capsys.readouterr()
-    assert run(["a", "too long", "b"], skip=True).batches[-1] == ["b"]
+    assert run(["a", "too long", "b"], on_error="skip").batches[-1] == ["b"]
     lines = capsys.readouterr().out.splitlines()
     assert "request 2/3: skipped (line 2): the prompt is too long" in lines
     assert lines[-1].startswith("request 3/3")
 
 
-def test_chats_and_prompts_may_be_mixed() -> None:
-    engine = Engine()
-    chat = Request("chat", {"messages": [{"role": "user", "content": "hi"}]})
-    outputs = driver._generate(engine, [Request("text", {"prompt": "a"}), chat], None)
-    assert len(outputs) == 2
-    assert engine.batches == [[[{"role": "user", "content": "hi"}]], ["a"]]
+def test_options_are_json_and_engine_arguments_are_the_rest() -> None:
+    given: list[object] = []
+
+    def plan(options: Options, args: list[str]) -> int:
+        given.append((options, args))
+        return 0
+
+    options = json.dumps({"model": "m", "devices": 8})
+    assert run_driver({"plan": plan}, ["plan", options, "-tp", "2", "--", "x"]) == 0
+    assert given == [(Options("m", devices=8), ["-tp", "2", "--", "x"])]
+
+
+def test_a_missing_prompt_file_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = json.dumps({"model": "m", "prompts_file": str(tmp_path / "none.jsonl")})
+    modes = {"offline": lambda options, _: len(load_requests(options))}
+    assert run_driver(modes, ["offline", options]) == 2
+    said = capsys.readouterr().err
+    assert "memprof offline: error: --prompts" in said
+    assert "No such file" in said

@@ -1,0 +1,241 @@
+"""What a plan does in less time than the engine, with the same figures.
+
+Each shortcut is an attribute of a module or a class that is another for a while; what a release
+lacks is left out. For the plan driver alone: runs that serve do all as the engine does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import gc
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+from vllm_memprof.engines.vllm.forks import Fork
+
+#: Module or class, the name of its attribute, and what that is for a while.
+Replacement = tuple[Any, str, Any]
+
+_INSPECTS = "_run_in_subprocess"
+_ASCEND_IMPORT = "vllm_ascend.patch.worker.patch_weight_utils"
+#: Functions of the host: module, class or "", name.
+_OF_THE_HOST = (
+    ("torch._dynamo.convert_frame", "", "fullgraph_capture"),
+    ("torch.fx._graph_pickler", "GraphPickler", "dumps"),
+    ("torch.fx._graph_pickler", "GraphPickler", "loads"),
+)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, the attribute is ``value``; it is put back as it lay there, and not bound."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def all_replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
+    """Inside, each of these attributes is another one."""
+    with ExitStack() as stack:
+        for replacement in replacements:
+            stack.enter_context(replaced(*replacement))
+        yield
+
+
+def of_an_inspection() -> Iterator[Replacement]:
+    """Yield vLLM's look at a model's class as one that a fork takes; no device may be open yet.
+
+    vLLM asks a second interpreter for it, so that importing the model's module leaves no trace in
+    the first, and keeps the answer in its cache. That interpreter imports the engine once more: ten
+    seconds or more, for each architecture that is new to the cache. (0.11 to 0.23) Where the fork
+    has no answer it is asked: errors are the engine's.
+    """
+    from vllm.model_executor.models import registry
+
+    ask = getattr(registry, _INSPECTS, None)
+    if ask is None:
+        return
+
+    def ask_a_fork(function: Callable[[], Any]) -> Any:
+        def quietly() -> tuple[Any] | None:
+            with suppress(Exception):
+                return (function(),)
+            return None
+
+        answer = Fork(quietly).answer()
+        return ask(function) if answer is None else answer[0]
+
+    yield registry, _INSPECTS, ask_a_fork
+
+
+def of_a_compilation() -> Iterator[Replacement]:
+    """Yield what Dynamo and the compiler do again for every layer, as what does it once.
+
+    How many CUDA devices there are (with a CUDA build of torch on another device each answer loads
+    NVML anew), which lines of source a function has that was traced before, whether the instances
+    of a class hide their dictionary, whether a module that is imported inside a function was to be
+    patched at its import, and pieces of a model that are alike. And yield functions without work
+    that comes to nothing.
+    """
+    import torch
+
+    # it keeps its answer only once CUDA is initialised (2.8, 2.10); None: it has none yet
+    if getattr(torch.cuda, "_cached_device_count", 0) is None:
+        yield torch.cuda, "_cached_device_count", torch.cuda.device_count()
+    with suppress(ImportError):  # it adds to a set, and reads the file to know what (2.10)
+        from torch._dynamo.package import SourceInfo
+
+        yield SourceInfo, "add_code", remembering(SourceInfo.add_code, lambda _, code: code)
+    # inspect.getattr_static walks all bases of a class for it; it remembers from 3.12 on
+    ask = getattr(inspect, "_shadowed_dict", None)
+    if ask is not None and sys.version_info < (3, 12):
+        yield inspect, "_shadowed_dict", remembering(ask, lambda _: "dict")
+    # vllm-ascend looks at every import statement that is run, for two modules of models' weights
+    # (0.23.0, patch_weight_utils.py): they are loaded by now, and Dynamo imports in its functions
+    patch = sys.modules.get(_ASCEND_IMPORT)
+    patched, plain = (getattr(patch, name, None) for name in ("patched_import", "original_import"))
+    if plain is not None and builtins.__import__ is patched:
+        yield builtins, "__import__", plain
+    # vLLM takes the piece that it has compiled already, where the compiler names its results by
+    # their content (CompilerManager.compile); vllm-ascend's does not: a plan of 64 layers waits
+    # half a minute for 63 times the same. What is compiled keeps no tensor of its own: which of two
+    # alike pieces runs is of no consequence for memory.
+    with suppress(ImportError):
+        from vllm_ascend.compilation.compiler_interface import AscendCompiler
+
+        yield AscendCompiler, "compile", remembering(AscendCompiler.compile, _piece)
+    yield from _without_needless_work()
+
+
+def remembering(
+    function: Callable[..., Any], key: Callable[..., Hashable | None]
+) -> Callable[..., Any]:
+    """Return a function that is run once for each first argument and each key of all arguments.
+
+    Args:
+        function: what it raises is not remembered. Its first argument is kept alive.
+        key: None: it is run each time.
+    """
+    known: dict[tuple[int, Hashable], tuple[Any, Any]] = {}
+
+    @functools.wraps(function)
+    def answer(of: Any, *args: Any, **kwargs: Any) -> Any:
+        name = key(of, *args, **kwargs)
+        if name is None:
+            return function(of, *args, **kwargs)
+        place = id(of), name
+        if place not in known:
+            known[place] = of, function(of, *args, **kwargs)
+        return known[place][1]
+
+    return answer
+
+
+def _without_needless_work() -> Iterator[Replacement]:
+    """Yield functions without the garbage collector, or without guards that are dropped.
+
+    The collector goes through millions of objects that are alive, a tenth of Dynamo's trace. All of
+    them are of the host, and at the first allocation after the trace it looks at them: before the
+    model runs, so that no tensor of the device lives longer than it would. vLLM has all guards
+    dropped, and torch builds each of them before it asks which to keep: a twentieth of a large
+    model's trace.
+    """
+    for module, cls, name in _OF_THE_HOST:
+        with suppress(ImportError, AttributeError):
+            owner = importlib.import_module(module)
+            owner = getattr(owner, cls) if cls else owner
+            yield owner, name, staticmethod(uncollected(getattr(owner, name)))
+    with suppress(ImportError):
+        from torch._dynamo.convert_frame import GraphCaptureOutput
+        from torch.compiler import skip_all_guards_unsafe
+
+        build = GraphCaptureOutput.build_guards
+
+        @functools.wraps(build)
+        def build_kept(self: Any, code: Any, hooks: Any = None, *args: Any, **kwargs: Any) -> Any:
+            """``CheckFunctionManager`` gets none to build where all are dropped. (torch 2.10)"""
+            if getattr(hooks, "guard_filter_fn", None) is not skip_all_guards_unsafe:
+                return build(self, code, hooks, *args, **kwargs)
+            graph = self.output_graph
+            with replaced(graph, "_guards", type(graph._guards)()):
+                return build(self, code, hooks, *args, **kwargs)
+
+        yield GraphCaptureOutput, "build_guards", build_kept
+
+
+def uncollected(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs without the garbage collector."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if collects:
+                gc.enable()
+
+    return run
+
+
+def _piece(
+    compiler: Any,
+    graph: Any,
+    example_inputs: list[Any],
+    compiler_config: Any,
+    compile_range: Any,
+    key: Any = None,
+) -> Hashable | None:
+    """Describe what a piece of a model computes on which inputs: equal for interchangeable pieces.
+
+    Args:
+        compiler: each compiled model has one.
+        graph: a ``torch.fx.GraphModule``.
+        example_inputs: one per placeholder: tensors, symbolic and plain numbers.
+        compiler_config: its own.
+        compile_range: of sizes.
+        key: of the piece, in the engine's own cache.
+
+    Returns:
+        The range, and one entry per input and per node; None for a piece that holds something
+        beside its nodes.
+    """
+    from torch.fx.node import map_arg
+
+    places = {node: place for place, node in enumerate(graph.graph.nodes)}
+
+    def described(arguments: Any) -> str:
+        return repr(map_arg(arguments, lambda node: ("node", places[node])))
+
+    storages: dict[Any, int] = {}
+    lines: list[Any] = [
+        str(compile_range),
+        *(_described(value, storages) for value in example_inputs),
+    ]
+    for node in places:
+        if node.op == "placeholder":
+            lines.append("placeholder")
+        elif node.op in ("call_function", "call_method", "output"):
+            lines.append((node.op, node.target, described(node.args), described(node.kwargs)))
+        else:  # an attribute or a module of its own
+            return None
+    return tuple(lines)
+
+
+def _described(value: Any, storages: dict[Any, int]) -> tuple[Any, ...]:
+    """Describe an input without its values, and the other inputs with which it shares storage."""
+    if not hasattr(value, "untyped_storage"):
+        return (type(value).__name__, str(value))
+    shared = storages.setdefault(value.untyped_storage()._cdata, len(storages))
+    form = str((tuple(value.shape), value.stride(), value.storage_offset()))
+    return (type(value).__name__, form, value.dtype, str(value.device), value.requires_grad, shared)
