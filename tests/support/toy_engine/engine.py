@@ -47,7 +47,8 @@ class Toy:
             _npu_resetPeakMemoryStats=lambda device: None,
         )  # fmt: skip
         vars(module).update(_C=bare, npu=SimpleNamespace(
-            memory_snapshot=list, is_initialized=lambda: self.ready, is_current_stream_capturing=lambda: False,
+            is_initialized=lambda: self.ready, is_current_stream_capturing=lambda: False,
+            memory_snapshot=list,
             mem_get_info=lambda device: (free(), TOTAL), get_device_name=lambda device: "ToyNPU",
         ))  # fmt: skip
         sys.modules.update({"torch_npu": module, "torch_npu._C": bare})
