@@ -18,7 +18,7 @@ from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.failures import StepReading as StepReading
 from vllm_memprof.record.failures import StepRequest as StepRequest
 from vllm_memprof.record.samples import RequestFigures
-from vllm_memprof.record.schema import REPORT_SCHEMA, DeploymentPart, RunInfo, Snapshot
+from vllm_memprof.record.schema import REPORT_SCHEMA, RunInfo, Snapshot
 from vllm_memprof.record.spans import DERIVED as DERIVED
 from vllm_memprof.record.spans import ESTIMATED as ESTIMATED
 from vllm_memprof.record.spans import MEASURED as MEASURED
@@ -526,20 +526,16 @@ class HostRow:
     """One host of a deployment, or one of its runs there."""
 
     host: str | None
-    group: str | None
     folder: str
-    run: str  # its id
     labels: list[str]  # of its ranks
-    status: str
-    exit_code: int | None
-    exit_reason: str | None
-    engine: str | None
-    engine_version: str | None
-    device: str | None
     clock: HostClock
-    command: list[str] = field(default_factory=list)  # secrets redacted
-    place: DeploymentPart | None = None
-    truncated: bool = False
+    run: RunSummary
+
+    @property
+    @computed
+    def status(self) -> str:
+        """How its run stands; one that ended well may be truncated."""
+        return self.run.outcome if self.run.status == "ok" else self.run.status
 
 
 @dataclass(frozen=True)
@@ -567,7 +563,7 @@ class Deployment:
     @property
     def groups(self) -> list[str | None]:
         """Return the groups whose engines have budgets of their own; one where there is but one."""
-        return list(dict.fromkeys(row.group for row in self.hosts))
+        return list(dict.fromkeys(row.run.group for row in self.hosts))
 
     def offsets(self) -> dict[str | None, int]:
         """Return host -> ns by which its monotonic clock is ahead of the first host's."""

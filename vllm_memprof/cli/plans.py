@@ -17,17 +17,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.run import request
 from vllm_memprof.cli.show import can_repaint, write_result
+from vllm_memprof.document import Document
 from vllm_memprof.engines import engine_row
 from vllm_memprof.engines.base import refuse
 from vllm_memprof.files import write_atomically
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.prepare import require_device
 from vllm_memprof.plans.calibrated import Calibrated
-from vllm_memprof.plans.documents import answer_document
-from vllm_memprof.plans.pool import Interrupted
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import Fit, PlanRow
-from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
+from vllm_memprof.plans.model import Fit, Plan, PlanRow, Task
+from vllm_memprof.plans.runner import PLANS_DIR, Interrupted, PlanRunner, Watcher
 from vllm_memprof.plans.share import DeviceShare
 from vllm_memprof.plans.store import Store
 from vllm_memprof.redact import redact_command
@@ -44,7 +42,7 @@ _OF_A_PLAN = ("engine", "device", "stack", "python", "ranks", "rank", "until")
 _PLAIN_EVERY_S = 60.0
 
 
-class PlanProgress:
+class PlanProgress(Watcher):
     """A line per plan; on a terminal a bar below them, and what is under way.
 
     Args:
@@ -64,9 +62,6 @@ class PlanProgress:
         )  # fmt: skip
         self._task = self._bar.add_task("", total=total)
         self._bar.start()
-
-    def started(self, task: Task) -> None:
-        pass
 
     def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
         said = "; ".join(f"{task.plan.title} for {seconds:.0f} s" for task, seconds in tasks)
@@ -140,6 +135,7 @@ def answer(
     ctx: typer.Context,
     title: str,
     make: Callable[[PlanRunner], Found],
+    document: Callable[[Found, int], Document],
     kept: str = "; plans that are made are kept in the cache",
 ) -> tuple[Found, Path]:
     """Make the plans in a new folder, write the answer there, and print it.
@@ -148,6 +144,7 @@ def answer(
         ctx: of the command, whose name is that of the answer's file.
         title: for the name of the folder.
         make: answers, from what makes plans.
+        document: of the answer.
         kept: as of ``progress``.
 
     Returns:
@@ -166,7 +163,7 @@ def answer(
             seconds=round(time.monotonic() - started_s, 1),
         )
     write_atomically(folder / f"{ctx.info_name}.json", render_result_json(found))
-    write_result(ctx, found, answer_document)
+    write_result(ctx, found, document)
     return found, folder
 
 

@@ -14,8 +14,7 @@ from vllm_memprof.accounting.readings.quantities import QUANTITIES, StartupReadi
 from vllm_memprof.check.limits import of_quantity, read_figure
 from vllm_memprof.compare.causes import Cause
 from vllm_memprof.compare.diff import diff_reports
-from vllm_memprof.plans.request import Plan
-from vllm_memprof.plans.rows import plan_row
+from vllm_memprof.plans.model import Plan, plan_row
 from vllm_memprof.record.loader import Run
 
 OWN, NEIGHBOUR = 375_809_639, 375_809_638

@@ -11,7 +11,8 @@ from vllm_memprof.cli import plans
 from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.options import ANSWER, EPILOG, RANKS, command_app
 from vllm_memprof.files import from_here
-from vllm_memprof.plans.fit import FitJob, run_fit
+from vllm_memprof.plans.documents import fit_document
+from vllm_memprof.plans.fit import run_fit
 from vllm_memprof.plans.knobs import find_knob, search_request
 from vllm_memprof.plans.store import model_config
 from vllm_memprof.plans.wants import lengths, parse_wants
@@ -56,7 +57,8 @@ def fit(
     found, folder = plans.answer(
         ctx,
         f"{plan.model.rstrip('/')}-fit-{knob.name}",
-        lambda runner: run_fit(FitJob(plan, knob, space, wanted), runner),
+        lambda runner: run_fit(plan, knob, space, wanted, runner),
+        fit_document,
     )
     best = found.best
     where = folder if best is None else folder / (best.plan.run or "")

@@ -14,6 +14,7 @@ from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.options import ANSWER, EPILOG, Options, command_app
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
+from vllm_memprof.plans.documents import share_document
 from vllm_memprof.plans.share import Typed, read_instances
 from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
 from vllm_memprof.plans.wants import lengths, parse_wants, size_option
@@ -78,6 +79,7 @@ def share(ctx: typer.Context, headroom: str = "0", beside: str = "0", **options:
         ctx,
         f"{names[:80]}-share",
         lambda runner: run_share(ShareJob(found, held, kept), runner),
+        share_document,
         kept="",
     )
     print(f"memprof: plans and starts are in {from_here(folder)}", file=sys.stderr)

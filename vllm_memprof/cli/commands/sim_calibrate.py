@@ -9,7 +9,7 @@ from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli.show import write_out
 from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
-from vllm_memprof.plans.device_facts import DECIDING, base_of, best_rank, engine_args_of, facts_of
+from vllm_memprof.plans.device_facts import DECIDING, base_of, engine_args_of, facts_of
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.sim.calibrate import calibrate, profile_name, render
@@ -35,7 +35,7 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
     base_name = base or base_of(record.info)
     base_path = find_profile(base_name)
     base_name = load_profile(str(base_path)).name
-    calibration = calibrate(facts_of(best_rank(report), record.info.env))
+    calibration = calibrate(facts_of(report))
     name = profile_name(output)
     if name == base_name:
         name = f"{name}-calibrated"

@@ -16,11 +16,9 @@ from vllm_memprof.cli.show import write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
+from vllm_memprof.plans.model import PlanRow, Task
 from vllm_memprof.plans.on_ray import require_ray, run_on_ray
-from vllm_memprof.plans.pool import Progress, default_jobs, run_here
-from vllm_memprof.plans.request import Task
-from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.runner import PlanRunner
+from vllm_memprof.plans.runner import PlanRunner, Watcher, default_jobs, run_here
 from vllm_memprof.plans.store import Store
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over
 from vllm_memprof.redact import redact_command
@@ -71,7 +69,7 @@ def sweep(
     else:
         require_ray()
 
-    def pool(tasks: Sequence[Task], watcher: Progress) -> Iterator[tuple[Task, PlanRow]]:
+    def pool(tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
         if ray is not None:  # started only if a plan has to be made
             return run_on_ray(tasks, watcher, ray, jobs)
         return run_here(tasks, watcher, jobs or default_jobs([task.plan for task in tasks]))

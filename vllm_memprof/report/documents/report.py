@@ -115,7 +115,7 @@ def _commands(report: Report) -> Iterator[Line]:
     if deployment is None or len(deployment.groups) < 2:
         yield Line(text("command"), " ".join(report.run.command) or "-", CODE)
         return
-    first = {row.group: row.command for row in reversed(deployment.hosts)}
+    first = {row.run.group: row.run.command for row in reversed(deployment.hosts)}
     for group in deployment.groups:
         name = text("command, {group}", group=group or "-")
         yield Line(name, " ".join(first[group]) or "-", CODE)

@@ -91,15 +91,15 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
 
     def status(row: HostRow) -> str:
         word: str = STATUS_WORDS.get(row.status, row.status)
-        if not row.exit_reason or row.status in _WELL or row.run in told:
+        if not row.run.exit_reason or row.status in _WELL or row.run.id in told:
             return word
-        told.add(row.run)
-        return text("{status}: {exit_reason}", row, status=word)
+        told.add(row.run.id)
+        return text("{status}: {exit_reason}", row.run, status=word)
 
     ranked = sorted(deployment.hosts, key=lambda row: (least(row) is None, least(row) or 0))
     columns = (
         Column("Host", "host.host"),
-        Column("Engine group", "host.group", when=len(deployment.groups) > 1),
+        Column("Engine group", "host.run.group", when=len(deployment.groups) > 1),
         Column("Ranks on it", lambda row: fold(row.host.labels) or "-"),
         Column("Status", "status"),
         Column("Least headroom, GiB", "headroom_bytes", GIB, marked=True),
