@@ -49,7 +49,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 #: alone.
 PARTS = (
     *("__init__.py", "errors.py", "files.py", "options.py", "redact.py"),
-    *("units.py", "version.py", "capture", "engines", "record"),
+    *("short_options.json", "units.py", "version.py", "capture", "engines", "record"),
 )
 _METADATA = f"{PACKAGE.name}-{__version__}.dist-info"
 #: Ray's own variable: the job that runs this process has a runtime environment already, and a
