@@ -29,12 +29,9 @@ import psutil
 from playwright.sync_api import sync_playwright
 
 from vllm_memprof.plans.documents import sweep_document
-from vllm_memprof.plans.plan_folder import row_of
-from vllm_memprof.plans.pool import Progress, Silent
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
-from vllm_memprof.plans.runner import PlanRunner
-from vllm_memprof.plans.store import Store
+from vllm_memprof.plans.model import Knob, Plan, PlanRow, Sweep, Task
+from vllm_memprof.plans.runner import PlanRunner, Watcher
+from vllm_memprof.plans.store import Store, row_of
 from vllm_memprof.plans.sweep import SweepJob, run_sweep
 from vllm_memprof.report.html import render_html
 
@@ -45,7 +42,7 @@ OPTIONS = ("max-num-seqs", "max-num-batched-tokens", "max-model-len", "block-siz
 SHAPES = ((8,), (1000,), (500, 2), (40, 25), (10, 10, 10), (10, 5, 5, 4))
 
 
-class _Clock(Silent):
+class _Clock(Watcher):
     """Notes when a row came, and how."""
 
     def __init__(self) -> None:
@@ -60,7 +57,7 @@ class _Clock(Silent):
 def cached(run_dir: Path, count: int) -> tuple[list[float], float]:
     """Seconds of each plan that is taken from the cache, and processor time of one."""
 
-    def copies(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
+    def copies(tasks: Sequence[Task], progress: Watcher) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             shutil.copytree(run_dir, task.run_dir)
             yield task, row_of(task.plan, task.run_dir)

@@ -23,7 +23,7 @@ from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.holders.rows import Who
 from vllm_memprof.plans.calibrated import Calibrated
-from vllm_memprof.plans.rows import Fit, Sweep
+from vllm_memprof.plans.model import Fit, Sweep
 from vllm_memprof.plans.share import DeviceShare
 from vllm_memprof.record.codec import keys_of
 

@@ -9,7 +9,6 @@ its signals and its children are not those of the caller; ``memprof sweep`` make
 from __future__ import annotations
 
 import html
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.frames.tables import RankSource
-    from vllm_memprof.plans.rows import Sweep
+    from vllm_memprof.plans.model import Sweep
     from vllm_memprof.plans.runner import PlanRunner
     from vllm_memprof.plans.sweep import SweepJob
 
@@ -191,8 +190,8 @@ def plan(
         LaunchError: it left nothing that can be read, with the reason.
     """
     from vllm_memprof.launch.folder import default_run_dir, other_names
-    from vllm_memprof.plans.pool import run_plan
-    from vllm_memprof.plans.request import Plan
+    from vllm_memprof.plans.model import Plan
+    from vllm_memprof.plans.runner import run_plan
 
     own = {
         "engine": engine, "device": device, "python": python, "stack": stack, "ranks": ranks,
@@ -252,10 +251,8 @@ def sweep(
         UsageError: an option without values, or a folder of something else.
         KeyboardInterrupt: Ctrl-C; the plans that are made are kept.
     """
-    from vllm_memprof.plans.pool import Interrupted, default_jobs, run_here
-    from vllm_memprof.plans.request import Plan
-    from vllm_memprof.plans.rows import Knob
-    from vllm_memprof.plans.runner import PlanRunner
+    from vllm_memprof.plans.model import Knob, Plan
+    from vllm_memprof.plans.runner import Interrupted, PlanRunner, default_jobs, run_here
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import SweepJob, default_folder
 
@@ -281,19 +278,13 @@ def sweep(
     return SweepFrames(runner.folder / "sweep.csv")
 
 
-def make_sweep(
-    job: SweepJob,
-    runner: PlanRunner,
-    lang: str = "en",
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
-) -> tuple[Sweep, list[str]]:
+def make_sweep(job: SweepJob, runner: PlanRunner, lang: str = "en") -> tuple[Sweep, list[str]]:
     """Make the plans of a sweep that are not there yet, and write its files.
 
     Args:
         job: the sweep.
         runner: makes its plans.
         lang: of the page.
-        say: is told why a file is not written.
 
     Returns:
         The sweep, and the names of the files in its folder.
@@ -302,30 +293,24 @@ def make_sweep(
         UsageError: the folder holds something else, or another memprof is at it.
         Interrupted: by a signal; the files hold what is there so far.
     """
-    from vllm_memprof.plans.pool import Interrupted
+    from vllm_memprof.files import write_atomically
+    from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
+    from vllm_memprof.plans.runner import Interrupted
     from vllm_memprof.plans.sweep import run_sweep
+    from vllm_memprof.report.html import render_html
+    from vllm_memprof.report.json_text import render_result_json
+
+    def write(found: Sweep) -> list[str]:
+        page = render_html(partial(sweep_document, found), lang=lang)
+        made = {"csv": render_sweep_csv(found), "json": render_result_json(found), "html": page}
+        for suffix, content in made.items():
+            write_atomically(runner.folder / f"sweep.{suffix}", content)
+        return [f"sweep.{suffix}" for suffix in made]
 
     try:
         found = run_sweep(job, runner)
     except Interrupted as error:
         if error.sweep is not None:
-            _write_sweep(error.sweep, runner.folder, lang, say)
+            write(error.sweep)
         raise
-    return found, _write_sweep(found, runner.folder, lang, say)
-
-
-def _write_sweep(found: Sweep, folder: Path, lang: str, say: Callable[[str], None]) -> list[str]:
-    """Write the files of a sweep and return their names; without the html extra, no page."""
-    from vllm_memprof.files import write_atomically
-    from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
-    from vllm_memprof.report.html import render_html
-    from vllm_memprof.report.json_text import render_result_json
-
-    made = {"sweep.csv": render_sweep_csv(found), "sweep.json": render_result_json(found)}
-    try:
-        made["sweep.html"] = render_html(partial(sweep_document, found), lang=lang)
-    except MemprofError as error:
-        say(f"memprof: no sweep.html: {error.message}")
-    for name, content in made.items():
-        write_atomically(folder / name, content)
-    return list(made)
+    return found, write(found)

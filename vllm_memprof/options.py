@@ -14,30 +14,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.files import read_table
 
-#: Short names of engine arguments.
-#: (vllm/engine/arg_utils.py::EngineArgs.add_cli_args, read in 0.23.0)
-SHORT_NAMES = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-dpn": "--data-parallel-rank",
-    "-dpl": "--data-parallel-size-local",
-    "-dpr": "--data-parallel-start-rank",
-    "-dpa": "--data-parallel-address",
-    "-dpp": "--data-parallel-rpc-port",
-    "-dpb": "--data-parallel-backend",
-    "-pcp": "--prefill-context-parallel-size",
-    "-n": "--nnodes",
-    "-r": "--node-rank",
-    "-dcp": "--decode-context-parallel-size",
-    "-ep": "--enable-expert-parallel",
-    "-q": "--quantization",
-    "-O": "--optimization-level",
-    "-cc": "--compilation-config",
-}
+SHORT_NAMES: dict[str, str] = read_table(Path(__file__).with_name("short_options.json"))
 #: Values by which an option that takes none is switched.
 ON, OFF = ("true", "on"), ("false", "off")
 _NUMBER = re.compile(r"-\.?\d")
@@ -106,13 +88,13 @@ def given_options(command: Iterable[str]) -> Iterator[tuple[str, str]]:
     Options of memprof are among them. One that was given again comes again.
     """
     for name, held in options(command):
-        _, equals, value = held[0].partition("=")
-        if not equals:
-            value = " ".join(held[1:]) or "given"
-        if held == ["-q"]:  # with a value it is the engine's quantization
-            name = "--quiet"
-        if name:
-            yield name, value
+        if name:  # with a value -q is the engine's quantization
+            yield "--quiet" if held == ["-q"] else name, _value(held) or "given"
+
+
+def _value(held: Sequence[str]) -> str:
+    """Return what the tokens of an option say of it; "" for a flag."""
+    return held[0].partition("=")[2] if "=" in held[0] else " ".join(held[1:])
 
 
 def value_of(tokens: Iterable[str], *names: str) -> str | None:
@@ -126,29 +108,16 @@ def value_of(tokens: Iterable[str], *names: str) -> str | None:
     wanted = {long_name(name) for name in names}
     found: str | None = None
     for other, held in options(tokens):
-        first, *rest = held
-        value = first.partition("=")[2] if "=" in first else " ".join(rest)
-        if other in wanted:
-            found = value
-        for option, _, path in (name.partition(".") for name in wanted):
-            if path and other == option:
+        value = _value(held)
+        for name in wanted:
+            option, dot, path = name.partition(".")
+            if other == name:
+                found = value
+            elif dot and other == option:
                 inner = _json(value)
                 for key in path.split("."):
                     inner = inner.get(key) if isinstance(inner, dict) else None
-                if inner is not None:
-                    found = inner if isinstance(inner, str) else json.dumps(inner)
-    return found
-
-
-def flag_of(tokens: Sequence[str], *names: str) -> bool | None:
-    """Return whether an option that takes no value is on; None where it was not given."""
-    wanted = {long_name(name) for name in names}
-    found = None
-    for other, held in options(tokens):
-        if other in wanted:
-            found = held[0].partition("=")[2].lower() not in OFF
-        elif other.replace("--no-", "--", 1) in wanted:
-            found = False
+                found = found if inner is None else word_of(inner)
     return found
 
 
@@ -186,6 +155,12 @@ def read_options(tokens: Iterable[str], table: Iterable[Option]) -> dict[str, Va
     return found
 
 
+def is_on(tokens: Iterable[str], name: str) -> bool:
+    """Return whether an option that takes no value is on, as the last one given says."""
+    option = Option(name.lstrip("-"), bool)
+    return bool(read_options(tokens, [option]).get(option.field))
+
+
 def devices_of(tokens: Sequence[str], sizes: Iterable[DeviceFactor]) -> int:
     """Return the number of devices that arguments ask for: the product of an engine's sizes.
 
@@ -194,12 +169,11 @@ def devices_of(tokens: Sequence[str], sizes: Iterable[DeviceFactor]) -> int:
     """
     count = 1
     for size in sizes:
-        given = [name for name, _ in options(tokens) if name in size.names]
-        if not given or (size.unless is not None and flag_of(tokens, size.unless)):
+        text = value_of(tokens, *size.names)
+        if text is None or (size.unless is not None and is_on(tokens, size.unless)):
             continue
-        text = value_of(tokens, given[-1]) or ""
         if not text.isdecimal() or not int(text):
-            raise UsageError(f"{given[-1]} {text!r} is not a number of devices")
+            raise UsageError(f"{size.names[0]} {text!r} is not a number of devices")
         count *= int(text)
     return count
 
@@ -213,23 +187,24 @@ def words_of(values: Mapping[str, object]) -> list[str]:
     words: list[str] = []
     for name, value in values.items():
         option = f"--{name.lstrip('-').replace('_', '-')}"
-        if value is None:
-            continue
         if isinstance(value, bool):
             words.append(option if value else f"--no-{option[2:]}")
-        elif isinstance(value, Sequence) and not isinstance(value, str):
+        elif isinstance(value, (list, tuple)):
             words += [option, *map(word_of, value)]
-        else:
-            word = word_of(value)
-            words += [f"{option}={word}"] if word.startswith("-") else [option, word]
+        elif value is not None:
+            words += _set(option, word_of(value))
     return words
 
 
 def word_of(value: object) -> str:
     """Return a value of Python as a word of a command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+    as_json = isinstance(value, (bool, Mapping, list, tuple))
+    return json.dumps(value) if as_json else str(value)
+
+
+def _set(option: str, word: str) -> list[str]:
+    """Return an option with a value, which may be a negative number."""
+    return [f"{option}={word}"] if word.startswith("-") else [option, word]
 
 
 def normal_form(tokens: Iterable[str]) -> list[list[str]]:
@@ -239,15 +214,15 @@ def normal_form(tokens: Iterable[str]) -> list[list[str]]:
     ``--x``, JSON however it is spaced. Options of one name keep their order.
     """
     rows = []
-    for name, held in options(tokens):
-        _, equals, value = held[0].partition("=")
-        values = [value, *held[1:]] if equals and name else held[1:] if name else held
+    for name, (first, *values) in options(tokens):
+        if not name or "=" in first:
+            values.insert(0, first.partition("=")[2] if name else first)
         for index, text in enumerate(values):
-            content = _json(text) if text.startswith(("{", "[")) else None
-            if content is not None:
+            content = _json(text)
+            if isinstance(content, (dict, list)):
                 values[index] = json.dumps(content, sort_keys=True)
-        positive = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-        rows.append([positive, *(["no"] if positive != name else []), *values])
+        negated = name.startswith("--no-")
+        rows.append([name.replace("--no-", "--", 1), *(["no"] if negated else []), *values])
     return sorted(rows, key=lambda row: row[0])
 
 
@@ -288,28 +263,24 @@ def setting(tokens: Sequence[str], name: str, value: str, negatable: bool = True
         UsageError: a key of what is no JSON object.
     """
     wanted = long_name(name)
-    option, dot, key = wanted.partition(".")
+    option, dot, path = wanted.partition(".")
     whole = value_of(tokens, option) if dot else None
     if whole is not None and not any(each.startswith(f"{option}.") for each, _ in options(tokens)):
-        return [option, _with_key(whole, key.split("."), value, option)]
+        *keys, last = path.split(".")
+        data = inner = _json(whole)
+        for key in keys:
+            inner = inner.setdefault(key, {}) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict):
+            hint = f"{option} {json.dumps({(*keys, last)[0]: 1})}"
+            raise UsageError(f"{option} {whole!r} is no JSON object to set {path} in", hint)
+        content = _json(value)
+        inner[last] = value if content is None else content
+        return [option, json.dumps(data)]
     if not dot and value.lower() in ON:
         return [wanted]
     if not dot and value.lower() in OFF:
         return [f"--no-{wanted[2:]}"] if negatable else []
-    return [f"{wanted}={value}"] if value.startswith("-") else [wanted, value]
-
-
-def _with_key(whole: str, keys: list[str], value: str, option: str) -> str:
-    """Return a JSON object as text with one key set."""
-    data = inner = _json(whole)
-    for key in keys[:-1]:
-        inner = inner.setdefault(key, {}) if isinstance(inner, dict) else None
-    if not isinstance(data, dict) or not isinstance(inner, dict):
-        hint = f"{option} {json.dumps({keys[0]: 1})}"
-        raise UsageError(f"{option} {whole!r} is no JSON object to set {'.'.join(keys)} in", hint)
-    content = _json(value)
-    inner[keys[-1]] = value if content is None else content
-    return json.dumps(data)
+    return _set(wanted, value)
 
 
 def _json(text: str) -> object:

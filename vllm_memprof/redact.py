@@ -26,7 +26,8 @@ _SECRET_ENDING = re.compile(
     r"|(?:account|app|auth|encryption|license|master|private|secret|shared|signing|ssh"
     r"|subscription)key"
     r"|token|(?:api|access|auth|hf)tokens|secrets?|passwords?|passwd|passphrase|credentials?"
-    r"|authorization|cookie)$"
+    r"|authorization|cookie)$(?<!eostoken|bostoken|padtoken)(?<!perstoken)(?<!pertoken)"
+    r"(?<!keepsecrets)"
 )
 #: Last words of names of Huawei Cloud (HUAWEICLOUD_SDK_AK, obs_sk).
 _SHORT_WORDS = ("ak", "sk")
@@ -39,15 +40,12 @@ _TEXT_TOKEN = re.compile(
     "|placeholder|prefix|prompt|reasoning|sampled|sep|separator|special|start|stop|suffix|think"
     "|tool|unexpected|unk|user|video|vision"
 )
-_HARMLESS = ("eostoken", "bostoken", "padtoken", "perstoken", "pertoken", "keepsecrets")
-
 #: Variables that bear on device memory. Everything else stays out of the record.
 _MEMORY_ENV = re.compile(
     "PYTORCH_(NPU_|CUDA_)?ALLOC_CONF|PYTORCH_NO_(NPU|CUDA)_MEMORY_CACHING"
     "|MULTI_STREAM_MEMORY_REUSE|TASK_QUEUE_ENABLE|P2P_HCCL_BUFFSIZE|LD_PRELOAD|OMP_NUM_THREADS"
     "|(CUDA|NVIDIA)_VISIBLE_DEVICES|(HCCL|NCCL|ASCEND|ACL|ATB|VLLM|MEMPROF)_.*"
 )
-
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -57,11 +55,10 @@ def is_secret(name: str) -> bool:
     Singular ``token`` counts (``--hf-token``), the plural does not (``--max-num-batched-tokens``),
     nor does a token of text (``bos_token``).
     """
-    squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
     words = [word.lower() for word in _WORDS.findall(name[-128:])]
     if words and words[-1] in _SHORT_WORDS:
         return True
-    if not _SECRET_ENDING.search(squeezed) or squeezed.endswith(_HARMLESS):
+    if not _SECRET_ENDING.search(re.sub(r"[^a-z0-9]", "", name.lower())):
         return False
     return not (words[-1:] == ["token"] and words[-2:-1] and _TEXT_TOKEN.fullmatch(words[-2]))
 
@@ -77,17 +74,16 @@ def redact_command(command: Sequence[str]) -> list[str]:
     in_secret = False
     for token in command:
         name, equals, value = token.partition("=")
-        named = bool(equals) and " " not in name and is_secret(name)
-        if token.startswith("-"):
-            in_secret = not equals and is_secret(name)
-        if named and not _REFERENCE.fullmatch(value):
+        option = token.startswith("-")
+        secret = " " not in name and is_secret(name)
+        if option:
+            in_secret = not equals and secret
+        if equals and secret and not _REFERENCE.fullmatch(value):
             redacted.append(f"{name}={REDACTED}")
-        elif token.startswith("-") and equals:
+        elif option and equals:
             redacted.append(f"{name}={_redact_value(value)}")
-        elif token.startswith("-") or not in_secret:
-            redacted.append(_redact_value(token))
         else:
-            redacted.append(REDACTED)
+            redacted.append(REDACTED if in_secret and not option else _redact_value(token))
     return redacted
 
 
@@ -137,17 +133,14 @@ def redact_data(data: Any, name: str = "") -> Any:
             )
             for key, value in data.items()
         }
+    secret = is_secret(name)
     if isinstance(data, (list, tuple)):
-        if name and is_secret(name):
-            return [redact_data(item, name) for item in data]
-        if data and all(isinstance(item, str) for item in data):
+        if data and not secret and all(isinstance(item, str) for item in data):
             return redact_command(data)
-        return [redact_data(item) for item in data]
-    if isinstance(data, bool) or data is None:
-        return data
-    if name and is_secret(name):
-        keep = (isinstance(data, (int, float)) and name.lower().endswith(_COUNTED)) or data == ""
-        return data if keep else REDACTED
+        return [redact_data(item, name if secret else "") for item in data]
+    if secret and data not in (None, "", True, False):
+        counts = isinstance(data, (int, float)) and name.lower().endswith(_COUNTED)
+        return data if counts else REDACTED
     return _redact_value(data) if isinstance(data, str) else data
 
 
@@ -169,52 +162,58 @@ _NEEDLES = tuple(
         r"_(?:(?<=hf_)|(?<=gh._)|(?<=pat_))",
     )
 )
-_ASIA = "ASIA"
 
-#: The end of a name, from which the name is read to the left.
-_NAME_END = re.compile(
-    r"(?:key(?:s|[_.-]?id)?|secrets?|secret[_.-]?id|tokens?|passwords?|passwd|passphrase"
-    r"|credentials?|authorization|cookie|(?<![a-z])[as]k)(?![a-z0-9]|[_.-]+[a-z0-9])",
-    re.IGNORECASE | re.ASCII,
+#: A private key, or a word that may be a name.
+_NAME = re.compile(
+    r"(?P<key>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)"
+    r"|(?<![A-Za-z0-9_.])-{0,4}[A-Za-z0-9_.]+(?:-{1,4}[A-Za-z0-9_.]+)*",
+    re.ASCII,
 )
-_NAME = re.compile(r"[A-Za-z0-9_.-]", re.ASCII)
-_MOST_NAME = 128
+_KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 #: What may follow a name and precede its value: ``'name': value``, ``name = value``,
-#: ``environ['NAME'] = value``, ``"name": "X", "value": "..."``.
+#: ``environ['NAME'] = value``, ``name: str = value``, ``"name": "X", "value": "..."``.
 _SEPARATOR = re.compile(
-    r"""(?:\\*["'])?\]?\s*(?:=>|:=|(?<!=)=(?!=)|:(?!:|//))\s*"""
-    r"""|\\*["']\s*,\s*\\*["']?value\\*["']?\s*[:=]\s*""",
+    r"""(?:\\*["'])?\]?\s*(?::\s*(?:str|bytes|SecretStr|Optional\[\w+\])\s*=(?!=)|=>|:="""
+    r"""|(?<!=)=(?!=)|:(?!:|//))\s*|\\*["']\s*,\s*\\*["']?value\\*["']?\s*[:=]\s*""",
     re.ASCII | re.IGNORECASE,
 )
-#: ``'--api-key', 'value'`` of an argument vector.
-_NEXT_ARGUMENT = re.compile(r"""\\*["']\s*,\s*(?=\\*["'])""", re.ASCII)
-_HEADER = re.compile(r"(?:Bearer|Basic|Token|Digest|ApiKey)\s+", re.IGNORECASE | re.ASCII)
-_QUOTE = re.compile(r"""(?:[bBrRfFuU]{1,2})?(\\*["'`])""", re.ASCII)
-#: The beginning of a value that has an end of its own, or is none.
-_ENCLOSED = re.compile(r"""(?:[bBrRfFuU]{1,2})?\\*["'`]|[(\[{<,;)}\]]""", re.ASCII)
-_CALL = re.compile(r"[A-Za-z_][\w.]{0,40}\(", re.ASCII)
-_PLAIN = re.compile(r"""[^\s,;)}\]&|"'<>`\\]+""", re.ASCII)
-_SHELL = re.compile(r"""(?:[^\s"'`;|&<>\\]|\\\S)+""", re.ASCII)
-_STOPS_OPTION = re.compile(r"""\s*(?:$|[-|&;<>#)\]}"'`,]|\\\s*$)""", re.ASCII)
+_GAP = re.compile(r"(?:\s+|$)(?!-)", re.ASCII)
+#: What precedes a name: the quote that it stands in; what an option stands behind; ``ENV``; the
+#: ``name:`` beside whose value it stands; the margin of a line of YAML.
+_OPENING = re.compile(r"(?:\\*[\"'])?$")
+_OPTION = re.compile("(?:^|[ \t\"'`([{,=|;&>/])-$|[\u2013\u2014\x93\x94]$")
+_ENV_WORD = re.compile(r"\b(?:ENV|setenv)\s$", re.ASCII)
+_NAMED = re.compile(r"""\bname["']?\s*[:=]\s*["']?$""", re.ASCII)
+_MARGIN = re.compile(r"[ \t>|-]*")
+_MOST_BEFORE = 32
+_NO_VALUE = re.compile(r"(?:[|>]-?)?[ \t\\]*$")
+_HEADER = re.compile(r"(?:(?:Bearer|Basic|Token|Digest|ApiKey)\s+)?", re.IGNORECASE | re.ASCII)
+
+#: Values, by where they stand. ``quoted``, ``content`` or ``word`` is replaced.
+_PREFIX = r"(?:[bBrRfFuU]{1,2})?"
+_QUOTED = (
+    rf"""{_PREFIX}(?P<mark>\\*["'`])(?P<quoted>(?:(?!(?P=mark))(?:\\.|.))*)(?P<closed>(?P=mark))?"""
+)
+_BRACKET = (
+    r"""(?:[A-Za-z_][\w.]{0,40}(?=\())?[(\[{](?P<content>(?:[^"'()\[\]{}]|"(?:\\.|[^"\\])*"?"""
+    r"""|'(?:\\.|[^'\\])*'?|[(\[{][^()\[\]{}]*[)\]}])*)(?P<shut>[)\]}])?"""
+)
+_BARE = r"""(?:[^\s"'`;|&<>\\]|\\\S)+"""
+_SHELL = re.compile(rf"{_QUOTED}|(?P<word>{_BARE})", re.ASCII)
+_PLAIN = re.compile(rf"""{_QUOTED}|{_BRACKET}|(?P<word>[^\s,;)}}\]&|"'<>`\\]+)""", re.ASCII)
+_LINE = re.compile(
+    rf"(?!{_PREFIX}\\*[\"'`]|[(\[{{<,;)}}\]])(?:- +)?(?P<word>\S(?:(?! #).)*(?<!\s))"
+)
+_COOKIE = re.compile(r"(?P<word>[^\"'`]+)")
+_REST = re.compile(r"(?P<word>.+)")
+_ARGUMENT = re.compile(rf"""(?:\\*["'])?\s*,\s*(?!\\*["']-)(?=\\*["']){_QUOTED}""", re.ASCII)
+_MORE = re.compile(rf"\s+(?P<word>(?![-#)\]}},]){_BARE})", re.ASCII)
 #: Values that hold no secret: none at all, a reference to a variable, a secret that was replaced.
 _REFERENCE = re.compile(
     r"(?:None|null|nil|True|False|true|false|\$\{?\w+\}?|\$\([^)]*\)|%\w+%|\**|\.\.\.)", re.ASCII
 )
 _NUMBER = re.compile(r"[-+]?[\d.,]+(?:e[-+]?\d+)?%?", re.ASCII | re.IGNORECASE)
-#: Characters before a name that are looked at.
-_MOST_BEFORE = 32
-_OPENING = re.compile(r"\\*[\"']$")
-_ENV_WORD = re.compile(r"\b(?:ENV|setenv)\s$", re.ASCII)
-_ONLY_QUOTES = re.compile(r"[\"', ]*$")
-_GAP = re.compile(r"\s+", re.ASCII)
-_NO_VALUE = re.compile(r"(?:[|>]-?)?[ \t\\]*$")
-_ANY_QUOTE = re.compile(r"[\"'`]")
-_MARGIN = re.compile(r"[ \t>|-]*")
-_ASSIGNED = re.compile(r"\s*(?<![=!<>])=(?!=)\s*", re.ASCII)
-_ARGUMENT = re.compile(r"\s*,?\s*(\\*[\"'])(?!-)", re.ASCII)
-_CONTINUED = re.compile(r"\s*\\\s*$", re.ASCII)
-_OPEN, _CLOSE = "([{", ")]}"
-_BEFORE_OPTION = " \t\"'`([{,=|;&>/"
+_PARTS = re.compile(r"[^\s,\"'()\[\]{}]+")
 
 _FORM = re.compile(
     r"(?P<url>://)(?!git@)[^\s/?#'\"<>]{1,256}@"
@@ -229,8 +228,6 @@ _FORM = re.compile(
     r"(?:[\s:,;'\"]{1,8}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?)",
     re.ASCII,
 )
-_PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
-_PEM_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 
 #: The beginning of a log record: it never continues the line before it.
 _RECORD = re.compile(
@@ -239,16 +236,30 @@ _RECORD = re.compile(
     r"|^\W{0,3}(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|Traceback )",
     re.ASCII,
 )
-#: ``- name: HF_TOKEN``, with ``value: ...`` on the next line.
-_NAMED = re.compile(r"""\bname["']?\s*[:=]\s*["']?$""", re.ASCII)
-_NAMED_VALUE = re.compile(r"""\W{0,20}value["']?\s*[:=]\s*""", re.ASCII)
-#: The rest of a value that a terminal has wrapped.
-_WRAPPED = re.compile(r"[A-Za-z0-9_+/=.~-]+(?=$|[\s\"'`,;)}\]\\&|])", re.ASCII)
-_ITEM = re.compile(r"""\s*(?:- +)?(?P<item>"[^"]*"|'[^']*'|[^\s,"'\])}]+)\s*,?\s*""", re.ASCII)
+#: The rest of a value that a terminal has wrapped: a long word, or one of letters and digits, or of
+#: capitals among others.
+_OF_IT = "[A-Za-z0-9_+/=.~-]"
+_WRAPPED = re.compile(
+    rf"(?:(?={_OF_IT}{{16}})|(?={_OF_IT}{{4}})(?:(?={_OF_IT}*[A-Za-z])(?={_OF_IT}*\d)"
+    rf"|(?={_OF_IT}+[A-Z])(?={_OF_IT}*[a-z]))){_OF_IT}+(?=$|[\s\"'`,;)}}\]\\&|])",
+    re.ASCII,
+)
 #: Lines shorter than this were not wrapped by a terminal.
 _LEAST_WRAPPED = 36
-#: Lines over which a value may go on: one of its own, a list, a private key.
-_VALUE_LINES, _LIST_LINES, _KEY_LINES = 2, 40, 200
+#: How a value goes on -> the next line of it; lines over which it may. It is cut off; it stands
+#: below its name, or its option, or behind the end of a line of a shell; it is a list, one of YAML,
+#: what stands beside ``name:``, or a private key.
+_BELOW = rf"""\s*(?:{_PREFIX}\\*["'`]|(?![-|&;<>#]){_BARE}[ \t\\,;)\]}}]*$)"""
+_GOES_ON = {
+    "cut": (re.compile(r"(?!)"), 2),
+    "below": (re.compile(rf"\s*- |{_BELOW}", re.ASCII), 2),
+    "option": (re.compile(_BELOW, re.ASCII), 2),
+    "shell": (re.compile(r"\s*(?![-|&;<>#])"), 40),
+    "list": (re.compile(""), 40),
+    "items": (re.compile(r"\s*- "), 40),
+    "named": (re.compile(r"""\W{0,20}value["']?\s*[:=]""", re.ASCII), 2),
+    "key": (re.compile(""), 200),
+}
 
 
 def may_hold_secret(text: str) -> bool:
@@ -257,7 +268,7 @@ def may_hold_secret(text: str) -> bool:
     lower = f"\n{text.lower()}"  # a name may begin the text
     return (
         any(word in lower for word in _NEEDLE_WORDS)
-        or _ASIA in text
+        or "ASIA" in text
         or any(needle.search(lower) for needle in _NEEDLES)
     )
 
@@ -275,14 +286,25 @@ def redact_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Open:
-    """A value that the end of a line has cut off."""
+    """A value that the end of a line has cut off, or that stands below its name."""
 
-    kind: str  # value | more | quote | items | wrapped | named | pem
-    name: str = ""
-    option: bool = False
-    mark: str = ""  # the quote that ends it
-    width: int = 0  # of the line before
-    lines: int = _VALUE_LINES  # that it may go on for
+    kind: str  # of ``_GOES_ON``
+    before: str
+    lines: int  # that it may go on for
+    wide: bool = False  # a terminal may have wrapped the line
+
+    def before_line(self, line: str) -> str:
+        """Return what a line is read behind, for it to have more of the value; "" for none."""
+        if _RECORD.match(line):
+            return ""
+        name = self.before.rstrip("'\"`\\")
+        rest, closed, _ = line.strip().partition(self.before[len(name) :] or "\0")
+        if closed and not any(map(str.isspace, rest)):
+            return self.before
+        rest = line.lstrip() if self.kind in ("below", "option") else line
+        if self.wide and _WRAPPED.match(rest):
+            return name
+        return self.before if _GOES_ON[self.kind][0].match(line) else ""
 
 
 class Redactor:
@@ -290,7 +312,6 @@ class Redactor:
 
     def __init__(self) -> None:
         self._open: _Open | None = None
-        self._spans: list[tuple[int, int]] = []  # to be replaced, of the line under way
 
     @property
     def idle(self) -> bool:
@@ -299,311 +320,114 @@ class Redactor:
 
     def feed(self, line: str) -> str:
         """Return one line, without its end, with its secrets replaced."""
-        if not line or (self._open is None and not may_hold_secret(line)):
+        known, self._open = self._open, None
+        if known is not None and not line.strip():
+            if line and known.lines > 1:
+                known = replace(known, lines=known.lines - 1)
+            self._open = known
             return line
-        self._spans = []
-        at = self._go_on(line)
-        if self._open is None:
-            self._scan(line, at)
-        pieces, last = list[str](), 0
-        for begin, end in self._spans:
-            if end > begin and not _REFERENCE.fullmatch(line, begin, end):
-                pieces += [line[last:begin], REDACTED]
+        before = "" if known is None else known.before_line(line)
+        if not before and not may_hold_secret(line):
+            return line
+        text, pieces, last = before + line, list[str](), len(before)
+        for begin, end in self._spans(text):
+            begin = max(begin, last)
+            if end > begin and not _REFERENCE.fullmatch(text, begin, end):
+                pieces += [text[last:begin], REDACTED]
                 last = end
-        text = "".join([*pieces, line[last:]])
-        ends_open = self._open is None
+        text = "".join([*pieces, text[last:]])
+        wide, found = len(line) >= _LEAST_WRAPPED, self._open
 
         def replace_form(match: re.Match[str]) -> str:
-            if ends_open and match.end() == len(text) and len(line) >= _LEAST_WRAPPED:
-                self._open = _Open("wrapped", width=len(line))
+            if found is None and match.end() == len(text):
+                self._keep("cut", "token=")
             if match["url"]:
                 return f"://{REDACTED}@"
             return f"{match['bearer'] or ''}{REDACTED}"
 
         text = _FORM.sub(replace_form, text)
         if self._open is not None:
-            self._open = replace(self._open, width=max(len(line), len(text)))
+            same = before and known is not None and known.kind == self._open.kind
+            lines = known.lines - 1 if same and known is not None else self._open.lines
+            self._open = replace(self._open, lines=lines, wide=wide) if lines else None
         return text
 
-    # --- what the line before has left open
+    def _keep(self, kind: str, before: str) -> None:
+        self._open = _Open(kind, before, _GOES_ON[kind][1])
 
-    def _go_on(self, line: str) -> int:
-        """Finish the open value; return the position from which the line is its own."""
-        known, self._open = self._open, None
-        if known is None:
-            return 0
-        if not line.strip():
-            self._keep(known)
-            return len(line)
-        if _RECORD.match(line):
-            return 0
-        if known.kind == "pem":
-            last = _PEM_END.search(line)
-            self._spans.append((0, last.start() if last else len(line)))
-            if last is None:
-                self._keep(known)
-            return last.end() if last else len(line)
-        at = len(line) - len(line.lstrip())
-        if known.kind == "wrapped":
-            return self._wrapped(line, known) if at == 0 else 0
-        if known.kind == "named":
-            match = _NAMED_VALUE.match(line)
-            return 0 if match is None else self._value(line, match.end(), known.name, False, "")
-        if known.kind == "quote":
-            end = line.find(known.mark)
-            if end >= 0 and not any(char.isspace() for char in line[at:end]):
-                self._spans.append((at, end))
-                return end + len(known.mark)
-            return self._wrapped(line, known) if at == 0 else 0
-        if known.kind == "items":
-            return self._items(line, known)
-        if known.kind == "more":
-            return self._more(line, 0, known.name, "")
-        return self._late_value(line, known, at)
-
-    def _keep(self, known: _Open) -> None:
-        if known.lines > 1:
-            self._open = replace(known, lines=known.lines - 1)
-
-    def _wrapped(self, line: str, known: _Open) -> int:
-        match = _WRAPPED.match(line)
-        if match is None or known.width < _LEAST_WRAPPED or not _looks_random(match.group()):
-            return 0
-        return self._word(line, *match.span())
-
-    def _items(self, line: str, known: _Open) -> int:
-        """Redact the items of a bracket, or of a YAML list, that goes on."""
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        """Return what is to be replaced in a text, and keep what its end cuts off."""
+        spans: list[tuple[int, int]] = []
         at = 0
-        while match := _ITEM.match(line, at):
-            begin, end = match.span("item")
-            if known.mark == "-" and (at or not line[:begin].lstrip().startswith("-")):
-                return at
-            if line[begin] in "\"'":
-                begin, end = begin + 1, end - 1
-            self._spans.append((begin, end))
-            at = match.end()
-        rest = line[at:].strip()
-        if known.mark == "-" or rest == "":
-            self._keep(known)
-        return at
+        while self._open is None and (match := _NAME.search(text, at)):
+            begin, at = match.span()
+            if match["key"]:
+                end = _KEY_END.search(text, at)
+                spans.append((at, end.start() if end else len(text)))
+                at = end.end() if end else len(text)
+                if end is None:
+                    self._keep("key", match["key"])
+            elif is_secret(match[0]):
+                at = self._values(text, begin, at, spans)
+        return spans
 
-    def _late_value(self, line: str, known: _Open, at: int) -> int:
-        """Redact a value that stands on the line below its name."""
-        if line.startswith("- ", at) and not known.option:
-            self._open = _Open("items", known.name, mark="-", lines=_LIST_LINES)
-            return self._items(line, replace(self._open, width=known.width))
-        if line[at] in "-|&;<>#":
-            return 0
-        quoted = _QUOTE.match(line, at) is not None
-        match = _SHELL.match(line, at)
-        word = "" if match is None else match.group()
-        alone = not line[at + len(word) :].strip(" \t\\,;)]}")
-        wrapped = known.width >= _LEAST_WRAPPED and _looks_random(word)
-        if not (quoted or alone or wrapped or (known.option and known.mark == "\\")):
-            return 0
-        end = self._value(line, at, known.name, known.option, "")
-        return self._more(line, end, known.name, "") if _takes_several(known) else end
-
-    # --- one line
-
-    def _scan(self, line: str, at: int) -> None:
-        while self._open is None:
-            pem = _PEM.search(line, at)
-            match = _NAME_END.search(line, at)
-            if pem is not None and (match is None or pem.start() <= match.start()):
-                last = _PEM_END.search(line, pem.end())
-                self._spans.append((pem.end(), last.start() if last else len(line)))
-                if last is None:
-                    self._open = _Open("pem", lines=_KEY_LINES)
-                at = last.end() if last else len(line)
-            elif match is not None:
-                begin = match.start()
-                while begin > max(at, match.end() - _MOST_NAME) and _NAME.match(line[begin - 1]):
-                    begin -= 1
-                name = line[begin : match.end()]
-                at = match.end()
-                if is_secret(name):
-                    at = max(at, self._after_name(line, begin, at, name))
-            else:
-                return
-
-    def _after_name(self, line: str, begin: int, end: int, name: str) -> int:
-        """Redact what belongs to a secret name; return the position behind it."""
-        before = line[max(0, begin - _MOST_BEFORE) : begin]
+    def _values(self, text: str, begin: int, at: int, spans: list[tuple[int, int]]) -> int:
+        """Add what belongs to a secret name; return the position behind it."""
+        name, before = text[begin:at].lstrip("-"), text[max(0, begin - _MOST_BEFORE) : begin]
+        option = _OPTION.search(before + text[begin : at - len(name)][:1]) is not None
+        behind = at
         opening = _OPENING.search(before)
         mark = opening.group() if opening else ""
-        closed = bool(mark) and line.startswith(mark, end)
-        inside = "" if closed else mark
-        option = name.startswith("-") and (not before or before[-1] in _BEFORE_OPTION)
-        option = option or before.endswith(("\u2013", "\u2014", "\x93", "\x94"))
-        if option and closed and (match := _NEXT_ARGUMENT.match(line, end)):
-            return self._arguments(line, match.end())
-        separator = _SEPARATOR.match(line, end)
-        if separator is not None and option and ":" in separator.group() and not closed:
-            return end
-        if separator is None:
-            if not option and not _ENV_WORD.search(before):
-                if _ONLY_QUOTES.match(line, end) and _NAMED.search(before):
-                    self._open = _Open("named", name)
-                return end
-            gap = _GAP.match(line, end)
-            at = gap.end() if gap else end
-            if (gap is None and at < len(line)) or line.startswith("-", at):
-                return end
+        closed = mark != "" and text.startswith(mark, at)
+        separator, limit = _SEPARATOR.match(text, at), len(text)
+        form, more = _SHELL if option or name.isupper() else _PLAIN, None
+        if option and closed and _ARGUMENT.match(text, at):
+            form = more = _ARGUMENT
         else:
-            at = separator.end()
-        if _NO_VALUE.match(line, at):
-            shell = line.rstrip().endswith("\\")
-            self._open = _Open("value", name, option, "\\" if shell else "")
-            return len(line)
-        lower = name.lower()
-        if lower.endswith("authorization"):
-            header = _HEADER.match(line, at)
-            at = header.end() if header else at
-        if lower.endswith("cookie") and not _QUOTE.match(line, at):
-            stop = _ANY_QUOTE.search(line, at)
-            stop_at = stop.start() if stop else len(line)
-            self._spans.append((at, stop_at))
-            return stop_at
-        starts_line = not option and _MARGIN.fullmatch(line, 0, begin) is not None
-        if starts_line and ":" in line[end:at] and not _ENCLOSED.match(line, at):
-            return self._whole(line, at, name)
-        end = self._value(line, at, name, option or name.isupper(), inside)
-        while again := _ASSIGNED.match(line, end):  # x: str = "..."
-            if separator is None or ":" not in separator.group() or again.end() >= len(line):
-                break
-            end = self._value(line, again.end(), name, False, "")
-        if option and _takes_several(_Open("more", name)) and self._open is None:
-            return self._more(line, end, name, inside)
-        return end
-
-    def _whole(self, line: str, at: int, name: str) -> int:
-        """Redact the rest of a line of YAML."""
-        value = line[at:].rstrip()
-        comment = value.find(" #")
-        value = value if comment < 0 else value[:comment].rstrip()
-        end = at + len(value)
-        return end if _is_harmless(value, name) else self._word(line, at, end)
-
-    def _word(self, line: str, at: int, end: int) -> int:
-        """Redact a word, which may go on where a terminal wrapped the line; return its end."""
-        self._spans.append((at, end))
-        if end == len(line) and len(line) >= _LEAST_WRAPPED:
-            self._open = _Open("wrapped")
-        return end
-
-    def _value(self, line: str, at: int, name: str, shell: bool, inside: str) -> int:
-        """Redact one value; return the position behind it.
-
-        Args:
-            line: the line.
-            at: where the value begins.
-            name: whose value it is.
-            shell: a space ends it, commas and brackets do not.
-            inside: the quote within which name and value stand; "" for none.
-        """
-        if inside:
-            stop = line.find(inside, at)
-            stop = len(line) if stop < 0 else stop
-            if not _is_harmless(line[at:stop], name):
-                self._spans.append((at, stop))
-            return stop
-        quote = _QUOTE.match(line, at)
-        if quote is not None:
-            end = _closing_quote(line, quote.end(), quote[1])
-            self._spans.append((quote.end(), len(line) if end < 0 else end))
-            if end < 0:
-                value = line[quote.end() :]
-                self._open = None if _REFERENCE.fullmatch(value) else _Open("quote", mark=quote[1])
-                return len(line)
-            return end + len(quote[1])
-        call = None if shell else _CALL.match(line, at)
-        if call is not None or (line[at : at + 1] in tuple(_OPEN) and not shell):
-            return self._bracket(line, call.end() if call else at + 1, name)
-        word = (_SHELL if shell else _PLAIN).match(line, at)
-        if word is None:
-            return at
-        if _is_harmless(word.group(), name):
-            return word.end()
-        return self._word(line, *word.span())
-
-    def _bracket(self, line: str, at: int, name: str) -> int:
-        """Redact what a bracket holds, as one."""
-        end = _closing_bracket(line, at)
-        content = line[at : len(line) if end < 0 else end]
-        words = re.findall(r"[^\s,\"'()\[\]{}]+", content)
-        if not all(_is_harmless(word, name) for word in words):
-            self._spans.append((at, at + len(content)))
-        if end < 0:
-            self._open = _Open("items", name, lines=_LIST_LINES)
-            return len(line)
-        return end
-
-    def _arguments(self, line: str, at: int) -> int:
-        """Redact ``'a', 'b'`` up to the next option of an argument vector."""
-        while quote := _ARGUMENT.match(line, at):
-            end = _closing_quote(line, quote.end(), quote[1])
-            self._spans.append((quote.end(), len(line) if end < 0 else end))
-            at = len(line) if end < 0 else end + len(quote[1])
-        return at
-
-    def _more(self, line: str, at: int, name: str, inside: str) -> int:
-        """Redact further values of an option that takes several."""
-        while not _STOPS_OPTION.match(line, at) and self._open is None:
-            gap = _GAP.match(line, at)
-            begin = gap.end() if gap else at
-            at = max(begin + 1, self._value(line, begin, name, True, inside))
-        if self._open is None and _CONTINUED.match(line, at):
-            self._open = _Open("more", name, True)
-        return at
-
-
-def _takes_several(known: _Open) -> bool:
-    """Return True for the option that takes several values (``vllm serve --api-key a b``)."""
-    return known.name.startswith("-") and known.name.lower().endswith(("key", "keys"))
-
-
-def _looks_random(word: str) -> bool:
-    """Return True for the rest of a secret rather than a word or a number."""
-    digits = any(char.isdigit() for char in word)
-    letters = any(char.isalpha() for char in word)
-    mixed = word[1:] != word[1:].lower() and word != word.upper()
-    return len(word) >= 16 or (letters and (digits or mixed) and len(word) >= 4)
-
-
-def _is_harmless(value: str, name: str) -> bool:
-    """Return True for a reference or no value at all, and for a count under a name of tokens."""
-    counts = _NUMBER.fullmatch(value) and name.lower().endswith(_COUNTED)
-    return bool(_REFERENCE.fullmatch(value) or counts)
-
-
-def _closing_quote(line: str, at: int, mark: str) -> int:
-    """Return the position of the quote that ends a string; -1 for none."""
-    while (end := line.find(mark, at)) >= 0:
-        first = end
-        while len(mark) == 1 and first > 0 and line[first - 1] == "\\":
-            first -= 1
-        if (end - first) % 2 == 0:
-            return end
-        at = end + 1
-    return -1
-
-
-def _closing_bracket(line: str, at: int) -> int:
-    """Return the position of the bracket that closes the one before ``at``; -1 for none."""
-    depth = 1
-    while at < len(line):
-        char = line[at]
-        if char in "\"'":
-            end = _closing_quote(line, at + 1, char)
-            if end < 0:
-                return -1
-            at = end
-        elif char in _OPEN:
-            depth += 1
-        elif char in _CLOSE:
-            depth -= 1
-            if depth == 0:
+            if separator is None and not option and not _ENV_WORD.search(before):
+                if _NAMED.search(before) and not text[at:].strip("\"', "):
+                    self._keep("named", f'{name}",')
                 return at
-        at += 1
-    return -1
+            gap = separator or _GAP.match(text, at)
+            if gap is None or (separator and option and not closed and ":" in separator.group()):
+                return at
+            at = gap.end()
+            if _NO_VALUE.match(text, at):
+                shell = option and text.rstrip().endswith("\\")
+                kind = "shell" if shell else "option" if option else "below"
+                self._keep(kind, text[begin:at] + ("" if separator else " "))
+                return limit
+            if name.lower().endswith("authorization") and (header := _HEADER.match(text, at)):
+                at = header.end()
+            if name.lower().endswith("cookie") and text[at] not in "\"'":
+                form = _COOKIE
+            elif mark and not closed:
+                stop = text.find(mark, at)
+                form, limit = _REST, limit if stop < 0 else stop
+            elif not option and _MARGIN.fullmatch(text, 0, begin):
+                if text.startswith("- ", at):
+                    self._keep("items", text[begin:at])
+                if _LINE.match(text, at) and (self._open or ":" in text[behind:at]):
+                    form = _LINE
+            if option and name.lower().endswith(("key", "keys")):
+                more = _MORE
+        found, counts = form.match(text, at, limit), name.lower().endswith(_COUNTED)
+        while found is not None:
+            last = found.lastgroup or ""
+            group = {"closed": "quoted", "shut": "content"}.get(last, last)
+            (start, end), at = found.span(group), found.end()
+            parts = _PARTS.findall(found[group]) if group == "content" else [found[group]]
+            if last == "content":  # without its end
+                end = at = len(text)
+                self._keep("list", f"{name}=[")
+            elif group != "quoted" and all(
+                _REFERENCE.fullmatch(part) or (counts and _NUMBER.fullmatch(part)) for part in parts
+            ):
+                start = end  # a reference, no value at all, or a count
+            elif end == len(text) and form not in (_COOKIE, _REST) and self._open is None:
+                self._keep("cut", f"{name}={found['mark'] if group == 'quoted' else ''}")
+            spans.append((start, end))
+            found = more.match(text, at) if more is not None and self._open is None else None
+        if more is _MORE and self._open is None and text[at:].strip() == "\\":
+            self._keep("shell", f"{text[begin:behind]} ")
+        return at

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_memprof.errors import RunRecordError
+from vllm_memprof.files import reading
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -67,15 +68,6 @@ def read_reports(path: str) -> list[Report]:
     except ValueError as exc:
         hint = "give the run folder, or the report.json in it"
         raise RunRecordError(f"{path} is not a report of memprof: {exc}", hint=hint) from exc
-
-
-def is_report(path: str) -> bool:
-    """Return True for a ``report.json``, or an array of them; False for a log.
-
-    Raises:
-        RunRecordError: it cannot be read.
-    """
-    return _read_json(Path(path)) is not None
 
 
 def _redacted(row: Any) -> Any:
@@ -138,12 +130,10 @@ def _completed(run: Run, logged: Run) -> list[ProcessRecord]:
     only = said[0] if len(workers) == len(said) == 1 else None
     found = []
     for process in run.processes:
-        place = process.identity.dp_rank or 0, process.identity.rank
-        other = by_rank.get(place) or only
+        other = by_rank.get((process.identity.dp_rank or 0, process.identity.rank), only)
         if process.is_worker and other is not None:
-            process = replace(
-                process, figures=other.figures, figures_half_units=other.figures_half_units
-            )
+            printed = other.figures, other.figures_half_units
+            process = replace(process, figures=printed[0], figures_half_units=printed[1])
         found.append(process)
     return found
 
@@ -215,21 +205,13 @@ def chosen(path: str | Path, number: int | None, found: list[Each]) -> list[Each
 
 
 def _read_json(path: Path) -> Any:
-    """Return what a JSON file holds; None where it is no JSON, as a log is."""
+    """Return what a JSON file holds; None where it is no JSON, as a log is, which may begin so."""
+    with reading(path), path.open("rb") as stream:
+        if stream.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"["):
+            return None
+        stream.seek(0)
+        text = stream.read(_LARGEST_JSON)
     try:
-        with path.open("rb") as stream:
-            if stream.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"["):
-                return None
-            stream.seek(0)
-            text = stream.read(_LARGEST_JSON)
-            return json.loads(text) if len(text) < _LARGEST_JSON else None
-    except FileNotFoundError as exc:
-        hint = "give a run folder, a report.json, or a log"
-        raise RunRecordError(f"there is no run folder and no file {path}", hint=hint) from exc
-    except PermissionError as exc:
-        hint = "read it as its owner, or chmod it"
-        raise RunRecordError(f"no permission to read {path}", hint=hint) from exc
-    except OSError as exc:
-        raise RunRecordError(f"cannot read {path}: {exc.strerror or exc}") from exc
+        return json.loads(text) if len(text) < _LARGEST_JSON else None
     except (ValueError, RecursionError):
-        return None  # a log may begin with a bracket
+        return None

@@ -8,6 +8,7 @@ a ``Text`` is somebody's own word, a name or a figure, and stays as it is in eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from string import Formatter
 
 from vllm_memprof.units import format_bytes, format_gib, format_mib, format_ms, format_size
@@ -33,9 +34,6 @@ class Text(str):
 
     template: str
     params: Mapping[str, object]
-
-    def __reduce__(self) -> tuple[Callable[..., Text], tuple[str, dict[str, object]]]:
-        return _restored, (self.template, dict(self.params))
 
 
 class _Param:
@@ -143,17 +141,10 @@ def translate(value: str, catalogue: Mapping[str, str]) -> str:
     return fill(catalogue.get(value.template, value.template), params)
 
 
-def _restored(template: str, params: dict[str, object]) -> Text:
-    parts = params.get("parts")
-    return join(template, parts) if isinstance(parts, tuple) else text(template, **params)
-
-
 def spans(numbers: Iterable[int]) -> str:
     """Write numbers as ranges: ``0, 2-5`` for 0, 2, 3, 4, 5."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+    found = []
+    for _, each in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in each]
+        found.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(found)

@@ -218,7 +218,7 @@ def test_a_call_in_each_step_is_found(run_memprof, tmp_path: Path) -> None:
     assert {call["requests"] for call in serving} <= {0, 1}
     assert all(call["freed_npu_workspace_bytes"] is None for call in serving if call["requests"])
     hot = finding(run, "empty-cache-in-hot-path")
-    assert f"{len(serving)} calls at planted.py:" in hot["evidence"]
+    assert f"{len(serving)} call(s) at planted.py:" in hot["evidence"]
     assert hot["severity"] == "warning"
     freed = [call["freed_bytes"] for call in serving]
     assert (

@@ -64,7 +64,7 @@ def test_a_device_that_differs_from_its_profile_is_found_again(place: Path) -> N
     refused = memprof(
         place, "calibrate", *tiny, "--device", "sim:910b", "--run", "hardware", status=3
     )
-    assert "ran on a simulated device" in refused
+    assert "is of a simulated device" in refused
     record = place / "hardware" / "run.json"
     run = json.loads(record.read_text())
     record.write_text(json.dumps(run | {"simulated": False, "device": "Ascend910B3"}))

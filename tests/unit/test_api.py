@@ -18,11 +18,9 @@ import vllm_memprof as mp
 from vllm_memprof.cli import main
 from vllm_memprof.errors import LaunchError, RunRecordError, UsageError
 from vllm_memprof.options import value_of, words_of
-from vllm_memprof.plans import pool
-from vllm_memprof.plans.request import Plan
-from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.report import render_json
-from vllm_memprof.report.files import write_reports
+from vllm_memprof.plans import runner
+from vllm_memprof.plans.model import Plan, PlanRow
+from vllm_memprof.report.files import render_json, write_reports
 from vllm_memprof.sources import build_run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -139,8 +137,8 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Plan,
             watcher.started(task)
             yield task, make(task.plan, task.run_dir)
 
-    monkeypatch.setattr(pool, "run_plan", make)
-    monkeypatch.setattr(pool, "run_here", run_here)
+    monkeypatch.setattr(runner, "run_plan", make)
+    monkeypatch.setattr(runner, "run_here", run_here)
     monkeypatch.chdir(tmp_path)
     return made
 
@@ -190,9 +188,9 @@ def test_mistakes_of_a_sweep(planned: list[tuple[Plan, Path]]) -> None:
 def test_ctrl_c_ends_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(tasks: Sequence[Any], watcher: Any, jobs: int) -> Iterator[Any]:
         yield tasks[0], PlanRow(dict(tasks[0].plan.values), "ok", tokens=8, kv_cache_bytes=1024)
-        raise pool.Interrupted(signal.SIGINT)
+        raise runner.Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr(pool, "run_here", interrupted)
+    monkeypatch.setattr(runner, "run_here", interrupted)
     with pytest.raises(KeyboardInterrupt):
         mp.sweep("M", {"max_model_len": [1, 2]}, folder=tmp_path / "s", cache=False)
     assert len(mp.load(tmp_path / "s" / "sweep.csv").plans) == 1  # what was made is kept

@@ -119,7 +119,7 @@ def test_devices_of_sglang_are_those_of_its_own_options(tokens: list[str], devic
 
 
 def test_a_size_of_sglang_that_is_no_number() -> None:
-    with pytest.raises(UsageError, match="--tp-size 'two' is not a number of devices"):
+    with pytest.raises(UsageError, match="'two' is not a number of devices"):
         devices_of(["--tp-size", "two"], ENGINES["sglang"].devices)
 
 

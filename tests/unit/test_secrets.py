@@ -24,8 +24,7 @@ from vllm_memprof.errors import MemprofError, RunRecordError
 from vllm_memprof.launch.folder import write_run_info
 from vllm_memprof.launch.live import PlainView, Shown
 from vllm_memprof.launch.run import EngineRun
-from vllm_memprof.plans.request import Plan, folder_name
-from vllm_memprof.plans.rows import Knob, PlanRow
+from vllm_memprof.plans.model import Knob, Plan, PlanRow, folder_name
 from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.store import output_of, row_of, write_row
 from vllm_memprof.plans.sweep import SweepJob, default_folder, run_sweep

@@ -11,23 +11,20 @@ from pathlib import Path
 from typing import TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.run import request
-from vllm_memprof.cli.show import can_repaint, write_result
+from vllm_memprof.cli.show import can_repaint, progress_bar, say, write_result
+from vllm_memprof.document import Document
 from vllm_memprof.engines import engine_row
 from vllm_memprof.engines.base import refuse
 from vllm_memprof.files import write_atomically
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.prepare import require_device
 from vllm_memprof.plans.calibrated import Calibrated
-from vllm_memprof.plans.documents import answer_document
-from vllm_memprof.plans.pool import Interrupted
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import Fit, PlanRow
-from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
+from vllm_memprof.plans.model import Fit, Plan, PlanRow, Task
+from vllm_memprof.plans.runner import PLANS_DIR, Interrupted, PlanRunner, Watcher
 from vllm_memprof.plans.share import DeviceShare
 from vllm_memprof.plans.store import Store
 from vllm_memprof.redact import redact_command
@@ -44,7 +41,7 @@ _OF_A_PLAN = ("engine", "device", "stack", "python", "ranks", "rank", "until")
 _PLAIN_EVERY_S = 60.0
 
 
-class PlanProgress:
+class PlanProgress(Watcher):
     """A line per plan; on a terminal a bar below them, and what is under way.
 
     Args:
@@ -53,20 +50,13 @@ class PlanProgress:
     """
 
     def __init__(self, total: int | None, live: bool) -> None:
-
         self._of = "" if total is None else f"/{total}"
         self._done = 0
         self._next_s = time.monotonic() + _PLAIN_EVERY_S
         columns = [BarColumn(bar_width=24), MofNCompleteColumn()] if total is not None else []
-        self._bar = Progress(
-            TextColumn("plans"), *columns, TimeElapsedColumn(), TextColumn("{task.description}"),
-            console=Console(stderr=True, highlight=False), transient=True, disable=not live,
-        )  # fmt: skip
+        what = TextColumn("{task.description}", markup=False)
+        self._bar = progress_bar(live, "plans", *columns, TimeElapsedColumn(), what)
         self._task = self._bar.add_task("", total=total)
-        self._bar.start()
-
-    def started(self, task: Task) -> None:
-        pass
 
     def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
         said = "; ".join(f"{task.plan.title} for {seconds:.0f} s" for task, seconds in tasks)
@@ -79,10 +69,10 @@ class PlanProgress:
         """Say a line."""
         self._next_s = time.monotonic() + _PLAIN_EVERY_S
         if not self._bar.disable:
-            self._bar.console.print(f"memprof: {text}", soft_wrap=True, markup=False)
+            self._bar.console.print(f"memprof: {text}")
             return
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone; the plans go on
-            print(f"memprof: {text}", file=sys.stderr, flush=True)
+            say(f"{text}")
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         self._done += 1
@@ -113,7 +103,7 @@ def progress(total: int | None, quiet: bool, kept: str) -> Iterator[PlanProgress
         yield shown
     except Interrupted as error:
         shown.close()
-        print(f"memprof: {error}{kept}", file=sys.stderr)
+        say(f"{error}{kept}")
         raise typer.Exit(128 + error.number) from None
     finally:
         shown.close()
@@ -140,6 +130,7 @@ def answer(
     ctx: typer.Context,
     title: str,
     make: Callable[[PlanRunner], Found],
+    document: Callable[[Found, int], Document],
     kept: str = "; plans that are made are kept in the cache",
 ) -> tuple[Found, Path]:
     """Make the plans in a new folder, write the answer there, and print it.
@@ -148,6 +139,7 @@ def answer(
         ctx: of the command, whose name is that of the answer's file.
         title: for the name of the folder.
         make: answers, from what makes plans.
+        document: of the answer.
         kept: as of ``progress``.
 
     Returns:
@@ -166,7 +158,7 @@ def answer(
             seconds=round(time.monotonic() - started_s, 1),
         )
     write_atomically(folder / f"{ctx.info_name}.json", render_result_json(found))
-    write_result(ctx, found, answer_document)
+    write_result(ctx, found, document)
     return found, folder
 
 

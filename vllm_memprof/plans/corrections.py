@@ -10,7 +10,7 @@ torch as one figure, the difference is carried over as one, per process and devi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -19,24 +19,29 @@ from msgspec.structs import asdict
 from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES
-from vllm_memprof.record.codec import computed, one_of
+from vllm_memprof.plans.model import TABLES
+from vllm_memprof.record.codec import computed, from_json, one_of
 from vllm_memprof.record.spans import DERIVED, ESTIMATED, MEASURED, How
 from vllm_memprof.sim.calibrate import Calibration, Setting
 from vllm_memprof.sim.profiles import DeviceProfile
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, join, text, titled
 from vllm_memprof.units import MIB, minus
 
-#: Owners that a correction is of; NON_TORCH: all that was added outside torch since the process
-#: began, where nothing tells its owners apart.
-CONTEXT, NON_TORCH, WORKSPACE, COMMUNICATORS, KERNELS, ATB, GRAPH = OWNERS = (
-    "context",
-    "non_torch",
-    "npu_workspace",
-    "communicators",
-    "kernels",
-    "atb",
-    "graph",
-)
+
+@dataclass(frozen=True)
+class Owner:
+    """An owner of memory that a device profile models."""
+
+    title: str
+    constants: list[str]  # of the profile, which take a difference one after the other
+    scales_with: str  # what the constants are counted by in another plan
+    note: str = ""  # the assumption, where no counter tells it
+
+
+OWNERS = {name: from_json(Owner, row) for name, row in TABLES["owners"].items()}
+CONTEXT, NON_TORCH, WORKSPACE, GRAPH = "context", "non_torch", "npu_workspace", "graph"
+#: The first constant of an owner -> the owner, as ``sim.calibrate`` reads them.
+_COUNTED = {key: name for name, row in OWNERS.items() for key in row.constants[:1]}
 
 
 @dataclass(frozen=True)
@@ -88,21 +93,6 @@ _AS_ONE = {
     "non_torch": text("non-torch increase of the profile run"),
     "used_by_device": text("used on the device less allocated, after the profile run"),
 }
-_GRAPH_CONSTANTS = ("graph_capture_bytes", "graph_argument_bytes", "graph_queue_bytes")
-#: Constant of the profile -> owner. As ``sim.calibrate`` reads them.
-_COUNTED = {
-    "context_bytes": CONTEXT,
-    "kernels_bytes": KERNELS,
-    "hccl_base_bytes": COMMUNICATORS,
-    "atb_pool_bytes": ATB,
-    "graph_capture_bytes": GRAPH,
-}
-#: What constants are counted by; any other by process and device.
-_SCALES = {
-    "hccl_base_bytes": text("communicator"),
-    **dict.fromkeys(_GRAPH_CONSTANTS, text("captured graphs and their tasks")),
-}
-_NOT_APART = text("not told apart: kernels and what the runtime loads, communicators, ATB's pool")
 #: Two readings of one owner may lie so far apart for the pages that they are rounded to.
 _PAGES = 4 * MIB
 
@@ -189,7 +179,7 @@ class Corrections:
         done = {row.owner for row in self.rows}
         if CONTEXT not in done:
             self._context()
-        if KERNELS not in done:
+        if "kernels" not in done:
             self._as_one()
         if WORKSPACE not in done:
             self._cleared()
@@ -218,9 +208,9 @@ class Corrections:
         self,
         owner: str,
         pair: _Pair,
-        constants: Mapping[str, int],
         why: Text | None = None,
-        notes: Iterable[str] = (),
+        notes: Sequence[str] = (),
+        constants: Sequence[str] = (),
         taken: int = 0,
         scaled: int = 0,
     ) -> None:
@@ -229,9 +219,9 @@ class Corrections:
         Args:
             owner: of the row.
             pair: its figure on both sides.
-            constants: that take the difference, one after the other, and how often each counts.
             why: it is not corrected where both sides tell it and differ; None: it is.
             notes: on which assumptions it is.
+            constants: that take the difference, one after the other; none: those of the owner.
             taken: of the difference, by another owner.
             scaled: bytes that the constants make together, all of which are changed by one factor.
         """
@@ -251,32 +241,34 @@ class Corrections:
             self.rows.append(ProfileCorrection(owner, *pair, reason=why))
             return
         size = left = max(left, -scaled) if scaled else left
-        for key, count in constants.items():
+        for key in constants or OWNERS[owner].constants:
+            opened = self.simulated.communicators
+            count = opened if (owner, key) == (NON_TORCH, "hccl_base_bytes") else 1
             before = self.values[key]
-            after = round(before * (1 + size / scaled)) if scaled else before + left // count
-            self.values[key] = after = max(0, after)
-            left = 0 if scaled else left - (after - before) * count
+            after = before + round(before * size / scaled) if scaled else before
+            if count and not scaled:
+                after = max(0, before + left // count)
+                left -= (after - before) * count
+            self.values[key] = after
             if after != before:
                 changed.append(Constant(key, before, after))
-        said = [*notes]
-        if left:
-            said.append(text("{size:mib} MiB less than the profile can give up", size=-left))
-        each = text("operator stream") if owner == WORKSPACE else text("process and device")
-        scales = join(", ", dict.fromkeys(_SCALES.get(one.key, each) for one in changed))
-        reason = join("; ", said) if said else None
+        less = text("{size:mib} MiB less than the profile can give up", size=-left)
+        reason = join("; ", [*notes, left != 0 and not scaled and less])
+        owners = (OWNERS[_COUNTED.get(each.key, owner)] for each in changed)
+        scales = join(", ", dict.fromkeys(titled(each.scales_with) for each in owners))
+        applied = size if scaled else size - left
         self.rows.append(
-            ProfileCorrection(owner, *pair, size - left, changed, scales or None, reason)
+            ProfileCorrection(owner, *pair, applied, changed, scales or None, reason or None)
         )
 
     def _context(self) -> None:
         """Correct what a process holds before it does anything."""
-        hardware, simulated = self.told("context")
+        hardware, simulated = self.told(CONTEXT)
         why = None
         if hardware is not None and not 0 <= hardware.bytes <= CONTEXT_CEILING_BYTES:
             why = text("more than a context: other processes were on the device")
         pair = hardware, simulated or ReportedFigure(self.values["context_bytes"])
-        note = text("another process on the device at the start would be in it")
-        self.compare(CONTEXT, pair, {"context_bytes": 1}, why, [note])
+        self.compare(CONTEXT, pair, why, _notes(CONTEXT))
 
     def _as_one(self) -> None:
         """Correct all that was added outside torch, as one figure.
@@ -286,7 +278,7 @@ class Corrections:
         """
         left, right, why, taken = self.hardware, self.simulated, None, 0
         name = max(_AS_ONE, key=lambda name: (name in left.told, name in right.told))
-        pair, notes = self.told(name), [_NOT_APART]
+        pair, notes = self.told(name), _notes(NON_TORCH)
         if name == "used_by_device":
             if pair[1] is not None and left.equation != right.equation:
                 why = text(
@@ -300,39 +292,33 @@ class Corrections:
             if holds_context(left.equation):
                 taken = sum(row.applied_bytes for row in self.rows if row.owner == CONTEXT)
                 notes += [] if taken else [text("the context is in it")]
-        opened = right.communicators
-        constants = {"kernels_bytes": 1, **({"hccl_base_bytes": opened} if opened else {})}
-        self.compare(NON_TORCH, pair, constants, why, notes, taken)
+        self.compare(NON_TORCH, pair, why, notes, taken=taken)
 
     def _cleared(self) -> None:
         """Correct the workspace that the last empty_cache of the profile run gave back."""
-        pair = self.told("cleared")
+        pair, why = self.told("cleared"), None
         simulated = 0 if pair[1] is None else pair[1].bytes
-        near = (key for key, size in self.rules.items() if abs(size - simulated) <= _PAGES)
-        pattern, why = next(near, ""), None
-        if pair[1] is not None and (simulated <= 0 or not pattern):
+        near = [key for key, size in self.rules.items() if abs(size - simulated) <= _PAGES][:1]
+        if pair[1] is not None and (simulated <= 0 or not near):
             why = text("no single operator has this workspace: not known whose it is")
         self.values |= self.rules
-        note = text("taken as of {operator} alone", operator=pattern)
-        self.compare(WORKSPACE, pair, {pattern: 1}, why, [note])
+        self.compare(WORKSPACE, pair, why, _notes(WORKSPACE), near)
 
     def _graphs(self) -> None:
         """Correct what the runtime holds of captured graphs."""
-        pair, runtime, why = self.told("graph"), self.simulated.told.get("graph_runtime"), None
-        releases = self.hardware.release, self.simulated.release
+        pair, runtime, why = self.told(GRAPH), self.simulated.told.get("graph_runtime"), None
+        left, right = self.hardware.release, self.simulated.release
         if pair[1] is None:
             why = text("the plan stops before graphs are captured: --until ready compares them")
-        elif releases[0] is None or releases[0] != releases[1]:
+        elif left is None or left != right:
             why = text(
                 "another release captures other graphs: {hardware} and {simulated}",
-                hardware=releases[0] or text("not known"),
-                simulated=releases[1] or text("not known"),
+                hardware=left or text("not known"),
+                simulated=right or text("not known"),
             )
         elif runtime is None or runtime.bytes <= 0:
             why = text("the simulated graphs hold nothing in the runtime")
-        note = text("torch's part of the graphs is taken to be as simulated")
-        constants = dict.fromkeys(_GRAPH_CONSTANTS, 1)
-        self.compare(GRAPH, pair, constants, why, [note], scaled=runtime.bytes if runtime else 0)
+        self.compare(GRAPH, pair, why, _notes(GRAPH), scaled=runtime.bytes if runtime else 0)
 
     def _counters(self) -> None:
         """Correct owner by owner, where the runtime's counters were read on both sides."""
@@ -349,12 +335,17 @@ class Corrections:
             pair = left.get(key), right.get(key)
             if pair == (None, None):
                 continue
-            constants, scaled = {key: 1}, 0
-            if owner == GRAPH and pair[1] is not None:  # both tell its three parts as one
-                constants, scaled = dict.fromkeys(_GRAPH_CONSTANTS, 1), pair[1].bytes
-            elif owner == WORKSPACE and pair[1] is not None:
-                self.values[key] = pair[1].bytes
-            self.compare(owner, pair, constants, scaled=scaled)
+            simulated = 0 if pair[1] is None else pair[1].bytes
+            if owner == WORKSPACE:
+                self.values[key] = simulated
+            # both tell the three parts of a graph as one
+            constants, scaled = ((), simulated) if owner == GRAPH else ((key,), 0)
+            self.compare(owner, pair, constants=constants, scaled=scaled)
+
+
+def _notes(owner: str) -> list[str]:
+    """Return the assumption on which an owner is corrected that no counter tells."""
+    return [titled(OWNERS[owner].note)]
 
 
 def _of_setting(setting: Setting) -> ReportedFigure:

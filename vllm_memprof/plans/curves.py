@@ -6,23 +6,16 @@ import contextlib
 import math
 
 from vllm_memprof.document import Curve, CurveFigure, CurveLine, Curves, Marks
-from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
-from vllm_memprof.text import join, text
+from vllm_memprof.plans.model import TABLES, Knob, PlanRow, Sweep
+from vllm_memprof.text import join, text, titled
 
 #: More lines than these have no legend: a browser would draw it for seconds, and nobody reads it.
 MOST_NAMED = 24
 
 
-FIGURES = (
-    CurveFigure("tokens", text("KV tokens"), "tokens"),
-    CurveFigure("fits_request_tokens", text("KV tokens that fit the request"), "tokens"),
-    CurveFigure("fits_device_tokens", text("KV tokens that fit the device"), "tokens"),
-    CurveFigure("kv_cache_bytes", text("KV cache, GiB"), "GiB"),
-    CurveFigure("fits_request_bytes", text("KV cache that fits the request, GiB"), "GiB"),
-    CurveFigure("fits_device_bytes", text("KV cache that fits the device, GiB"), "GiB"),
-    CurveFigure("headroom_bytes", text("Headroom, GiB"), "GiB"),
-    CurveFigure("max_concurrency", text("Requests of max_model_len"), "requests"),
-)
+FIGURES = [
+    CurveFigure(name, titled(row["title"]), row["unit"]) for name, row in TABLES["curves"].items()
+]
 
 
 def curves(sweep: Sweep) -> Curves:

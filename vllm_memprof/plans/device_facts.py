@@ -10,6 +10,7 @@ from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.sim.calibrate import EdgeMemory, RankFacts
 from vllm_memprof.sim.profiles import list_profiles
+from vllm_memprof.units import sum_or_none
 
 #: Beginning of a SoC name -> the profile of such devices.
 _BY_SOC = {"Ascend910_93": "ascend910_93", "Ascend310P": "ascend310p", "Ascend910B": "ascend910b"}
@@ -44,52 +45,42 @@ def profile_of_soc(device: str | None) -> str | None:
     return next((name for soc, name in _BY_SOC.items() if (device or "").startswith(soc)), None)
 
 
-def best_rank(report: Report) -> RankReport:
-    """Return the first rank with non-torch readings, if possible one alone on its device.
+def facts_of(report: Report) -> RankFacts:
+    """Return what ``sim.calibrate`` reads of a run: of the first rank with non-torch readings, if
+    possible of one that is alone on its device.
 
     Raises:
-        RunRecordError: none has them.
+        RunRecordError: the run has no rank.
     """
+    if not report.ranks:
+        raise RunRecordError(f"the run {report.run.id} has no rank to calibrate from")
 
-    def sizes(rank: RankReport, owner: str) -> list[int | None]:
-        rows = (row for _, e in edges_of(rank.phases) if e.owners for row in e.owners.rows)
-        return [row.bytes for row in rows if row.component == owner]
+    def suits(facts: RankFacts) -> tuple[bool, bool]:
+        context = any(edge.rows.get("context") is not None for edge in facts.edges)
+        return context, not any(edge.known("other_processes") for edge in facts.edges)
 
-    told = [
-        rank for rank in report.ranks if any(size is not None for size in sizes(rank, "context"))
-    ]
-    if not told:
-        raise RunRecordError(
-            f"the run {report.run.id} has no reading of non-torch memory to calibrate from",
-            "runs of memprof offline, serve and plan on an Ascend or simulated device have it",
-        )
-    return next((rank for rank in told if not any(sizes(rank, "other_processes"))), told[0])
+    return max((_facts(rank, report.run.env) for rank in report.ranks), key=suits)
 
 
-def facts_of(rank: RankReport, env: Mapping[str, str]) -> RankFacts:
-    """Return what ``sim.calibrate`` reads of one rank; ``env``: variables of its run."""
+def _facts(rank: RankReport, env: Mapping[str, str]) -> RankFacts:
     edges = []
     for span, edge in sorted(edges_of(rank.phases), key=lambda pair: pair[1].snapshot.t_ns or 0):
         if edge.owners is not None:
-            streams = [
-                row.bytes
-                for row in edge.owners.parts
-                if row.bytes and row.component.startswith("npu_workspace_stream_")
-            ]
+            parts = edge.owners.parts
+            streams = [row for row in parts if row.component.startswith("npu_workspace_stream_")]
+            largest_first = sorted((row.bytes for row in streams if row.bytes), reverse=True)
             held = [*edge.owners.rows, *edge.owners.remainders()]
             rows = {row.component: row.bytes for row in held}
             how = {row.component: row.how for row in held}
-            largest_first = tuple(sorted(streams, reverse=True))
-            edges.append(EdgeMemory(span.phase, edge.side, rows, how, largest_first))
+            edges.append(EdgeMemory(span.phase, edge.side, rows, how, tuple(largest_first)))
     opened = [span for span in rank.phases if span.phase == "communicator" and span.error is None]
     graphs = [span.integer("graphs") for span in rank.phases if span.phase == "graph_capture"]
-    counted = [count for count in graphs if count is not None]
     return RankFacts(
         label=rank.label,
         device_total_bytes=rank.device_total_bytes,
         edges=edges,
         communicators=[span.integer("buffer_bytes") for span in opened],
-        graphs=sum(counted) if counted and len(counted) == len(graphs) else None,
+        graphs=sum_or_none(graphs) if graphs else None,
         task_queue_level=_number(env.get("TASK_QUEUE_ENABLE"), 1),
         atb_blocks=_number(env.get("ATB_DEVICE_TILING_BUFFER_BLOCK_NUM"), 32),
     )

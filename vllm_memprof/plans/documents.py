@@ -1,4 +1,4 @@
-"""The documents of a sweep and of a search: a row per plan, then what was found; a sweep as csv."""
+"""The documents of a sweep, a search, a division and a calibrated plan; a sweep as csv."""
 
 from __future__ import annotations
 
@@ -6,40 +6,37 @@ import csv
 import io
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from functools import partial
+from typing import NamedTuple
 
-from vllm_memprof.document import (
-    BAD,
-    CODE,
-    GOOD,
-    MUTED,
-    PLAIN,
-    TOTAL,
-    Document,
-    Line,
-    Section,
-)
+from vllm_memprof.accounting.summary import engine_name
+from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.document import BAD, CODE, GOOD, MUTED, PLAIN, TOTAL, Document, Line, Section
 from vllm_memprof.plans.calibrated import Calibrated
-from vllm_memprof.plans.calibrated_document import calibrated_document
+from vllm_memprof.plans.corrections import OWNERS, ProfileCorrection
 from vllm_memprof.plans.curves import curves
-from vllm_memprof.plans.rows import READY, Fit, Sweep, Try
-from vllm_memprof.plans.share import DeviceShare
-from vllm_memprof.plans.share_document import share_document
+from vllm_memprof.plans.model import READY, Fit, PlanRow, Sweep, Try
+from vllm_memprof.plans.share import DeviceShare, InstanceStart, SharingPlan, SoloPlan
 from vllm_memprof.plans.wants import misses
 from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.tables import (
     COUNT,
     GIB,
+    GIB4,
     STATUS_WORDS,
     Column,
+    group_ranks,
     modelled,
     number,
+    signed,
     table,
+    where_known,
     wide_only,
 )
-from vllm_memprof.text import join, text
+from vllm_memprof.text import Text, join, text, titled
 from vllm_memprof.units import GIB as GIB_BYTES
-from vllm_memprof.units import one_line
+from vllm_memprof.units import minus, one_line
 
 #: From these widths on the tables have all their columns, and all names in one line.
 _WIDE, _PAGE = 100, 200
@@ -47,90 +44,48 @@ _WIDE, _PAGE = 100, 200
 _NARROW_COLUMN, _REASON = 11, 200
 #: Owners that grew which are shown below a search.
 _GROWN = 3
-_GOALS = {"smallest": text("smallest"), "largest": text("largest")}
+_MODELLED = text("(m): with non-torch memory set by the profile of a simulated device")
 
 #: Columns of the csv behind one for each option that was varied, which bear the options' own
 #: names. Bytes are integers, an empty cell is unknown. ``docs/concepts/plans.md`` explains each.
-CSV_COLUMNS = (
-    "status",
-    "reason",
-    "devices",
-    "kv_cache_bytes",
-    "tokens",
-    "max_concurrency",
-    "max_model_len",
-    "fits_request_bytes",
-    "fits_request_tokens",
-    "fits_device_bytes",
-    "fits_device_tokens",
-    "headroom_bytes",
-    "headroom_how",
-    "device_total_bytes",
-    "gpu_memory_utilization",
-    "requested_bytes",
-    "weights_bytes",
-    "peak_activation_bytes",
-    "non_torch_bytes",
-    "equation",
-    "balanced",
-    "simulated",
-    "seconds",
-    "cached",
-    "run",
-    "run_id",
-)
-
-
-def answer_document(found: Fit | DeviceShare | Calibrated, width: int) -> Document:
-    """Return the document of what a command that makes its plans one after the other found."""
-    if isinstance(found, DeviceShare):
-        return share_document(found, width)
-    if isinstance(found, Calibrated):
-        return calibrated_document(found, width)
-    return fit_document(found, width)
+_NOT_IN_CSV = ("values", "final", "concurrency_at", "until", "step")
+CSV_COLUMNS = tuple(each.name for each in fields(PlanRow) if each.name not in _NOT_IN_CSV)
 
 
 def sweep_document(sweep: Sweep, width: int) -> Document:
     """Return a row per plan; the reasons of those that failed below it."""
     rows = sweep.rows
-    plans = _plans(
-        text("Plans of {model}", model=sweep.model),
-        [knob.name for knob in sweep.knobs],
-        [Try("", row, misses(row, [])) for row in rows],
-        Column("Status", lambda each: STATUS_WORDS[each.plan.status]),
-        sweep.notes,
-        width,
-        lambda each: PLAIN if each.holds else BAD,
-    )
     total = next((row.device_total_bytes for row in rows if row.device_total_bytes), None)
-    count = sum(row.ok for row in rows)
-    came_up = Line(
-        text("status"),
-        text("{count} of {all_of} came up", count=count, all_of=len(rows)),
-        GOOD if count == len(rows) else BAD,
-    )
-    head = [
-        Line(text("model"), sweep.model, TOTAL),
-        Line(text("command"), " ".join(sweep.command), CODE),
-        *(Line(knob.name, ", ".join(knob.values)) for knob in sweep.knobs),
-        *([Line(text("device"), text("{total:gib} GiB", total=total))] if total else []),
-        came_up,
-    ]
-    verdict = ""
-    if known := [row for row in rows if row.ok and row.tokens is not None]:
-        best = max(known, key=lambda row: row.tokens or 0)
-        verdict = text(
-            "most KV tokens: {tokens:,} ({size:gib} GiB) with {values}",
-            tokens=best.tokens,
-            size=best.kv_cache_bytes,
-            values=best.title,
-        )
+    known = [row for row in rows if row.ok and row.tokens is not None]
+    up = text("{count} of {all_of} came up", count=sum(row.ok for row in rows), all_of=len(rows))
+    came_up = Line(text("status"), up, GOOD if all(row.ok for row in rows) else BAD)
     return Document(
         kind="sweep",
         title=sweep.model,
-        head=head,
-        sections=[plans],
-        verdict=verdict,
+        head=[
+            Line(text("model"), sweep.model, TOTAL),
+            Line(text("command"), " ".join(sweep.command), CODE),
+            *(Line(knob.name, ", ".join(knob.values)) for knob in sweep.knobs),
+            Line(text("device"), text("{total:gib} GiB", total=total)),
+            came_up,
+        ],
+        sections=[
+            _plans(
+                text("Plans of {model}", sweep),
+                [knob.name for knob in sweep.knobs],
+                [Try("", row, misses(row, [])) for row in rows],
+                Column("Status", lambda each: STATUS_WORDS[each.plan.status]),
+                width,
+                lambda each: PLAIN if each.holds else BAD,
+            )
+        ],
+        verdict=text(
+            "most KV tokens: {tokens:,} ({kv_cache_bytes:gib} GiB) with {title}",
+            max(known, key=lambda row: row.tokens or 0),
+        )
+        if known
+        else "",
+        tail=[Line(text("note"), note) for note in sweep.notes],
         badge=came_up,
         whole="sweep.json",
         simulated=any(row.simulated for row in rows),
@@ -140,73 +95,58 @@ def sweep_document(sweep: Sweep, width: int) -> Document:
 
 def fit_document(fit: Fit, width: int) -> Document:
     """Return a row per plan, in the order in which they were tried; the answer below them."""
-    title = text(
-        "{goal} {knob} of {model}, tried from {low} to {high}",
-        goal=_GOALS[fit.goal],
-        knob=fit.knob,
-        model=fit.model,
-        low=fit.low,
-        high=fit.high,
-    )
+    title = text("{goal} {knob} of {model}, tried from {low} to {high}", fit)
 
     def look(each: Try) -> str:
         if each.value == fit.answer:
             return GOOD
         return PLAIN if each.holds else MUTED
 
-    plans = _plans(
-        title,
-        [fit.knob],
-        fit.tries,
-        Column("Passes", lambda each: text("yes") if each.holds else text("no")),
-        [text("wanted: {wanted}", wanted=join("; ", fit.wanted))],
-        width,
-        look,
-    )
-    cached = sum(each.plan.cached for each in fit.tries)
+    cached, count = sum(each.plan.cached for each in fit.tries), len(fit.tries)
     tried = text(
         "plans: {count}, {made} made and {cached} from the cache, in {seconds:.0f} s",
-        count=len(fit.tries),
-        made=len(fit.tries) - cached,
+        count=count,
+        made=count - cached,
         cached=cached,
         seconds=fit.seconds or 0,
     )
     answer = text("none")
     if fit.answer is not None:
-        answer = text(
-            "{goal} {knob} {value} ({step})",
-            goal=_GOALS[fit.goal],
-            knob=fit.knob,
-            value=fit.answer,
-            step=fit.step,
-        )
+        answer = text("{goal} {knob} {answer} ({step})", fit)
     tail = [Line(text("tried"), tried), Line(text("answer"), answer, TOTAL)]
     if fit.flag is not None:
         tail.append(Line(text("use"), fit.flag, CODE))
     if fit.beyond is not None:
         why = modelled(fit.beyond.text, fit.beyond.modelled)
-        failing = text("{value}: {why}", value=fit.beyond.value, why=why)
-        tail.append(Line(text("fails at"), failing))
+        tail.append(Line(text("fails at"), text("{value}: {why}", fit.beyond, why=why)))
         grown = [
             text(
-                "{title} {growth} GiB to {size:gib4}",
+                "{title} {growth} GiB to {beyond_bytes:gib4}",
+                row,
                 title=modelled(row.title, row.how == MODELLED),
                 growth=f"{row.difference_bytes / GIB_BYTES:+,.4f}",
-                size=row.beyond_bytes,
             )
             for row in fit.beyond.owners[:_GROWN]
             if row.difference_bytes > 0
         ]
         if grown:
             tail.append(Line(text("grew most"), join("; ", grown)))
-    tail += [Line(text("note"), note) for note in fit.notes]
     return Document(
         kind="fit",
         title=title,
-        head=[],
-        sections=[plans],
+        head=[Line(text("wanted"), join("; ", fit.wanted))],
+        sections=[
+            _plans(
+                title,
+                [fit.knob],
+                fit.tries,
+                Column("Passes", lambda each: text("yes") if each.holds else text("no")),
+                width,
+                look,
+            )
+        ],
         verdict="",
-        tail=tail,
+        tail=[*tail, *(Line(text("note"), note) for note in fit.notes)],
         whole="fit.json",
         simulated=any(each.plan.simulated for each in fit.tries),
     )
@@ -217,7 +157,6 @@ def _plans(
     options: Iterable[str],
     tries: Sequence[Try],
     verdict: Column,
-    said: Iterable[str],
     width: int,
     look: Callable[[Try], str],
 ) -> Section:
@@ -229,10 +168,14 @@ def _plans(
             head = "\n".join(textwrap.wrap(name, _NARROW_COLUMN, break_long_words=False))
         return Column(head, lambda each: each.plan.values.get(name), right=True)
 
-    rows = [each.plan for each in tries]
-    lengths = [length for row in rows for length in row.concurrency_at]
+    def named(alike: Sequence[Try]) -> str:
+        plan, count = alike[0].plan.title, len(alike) - 1
+        return text("{plan} and {count} more", plan=plan, count=count) if count else plan
+
+    lengths = [length for each in tries for length in each.plan.concurrency_at]
     length = text("{tokens:,} tokens", tokens=lengths[0]) if lengths else "max_model_len"
-    notes: list[str] = [
+    simulated = any(each.plan.simulated for each in tries)
+    notes = [
         text(
             "requests: number of requests of {length} that the KV cache holds at once",
             length=length,
@@ -241,28 +184,23 @@ def _plans(
             "headroom: device total less all that is held at the serving peak, with the granted KV "
             "cache in use"
         ),
+        all(each.plan.until != READY for each in tries)
+        and text("captured graphs and all else after the KV plan is not in the headroom"),
+        simulated and _MODELLED,
+        *(
+            text("{plan}: {reason}", plan=named(alike), reason=_lacking(alike[0]))
+            for alike in group_ranks(tries, _lacking)
+            if alike[0].missing
+        ),
     ]
-    if all(row.until != READY for row in rows):
-        notes.append(text("captured graphs and all else after the KV plan is not in the headroom"))
-    if any(row.simulated for row in rows):
-        notes.append(text("(m): with non-torch memory set by the profile of a simulated device"))
-    alike: dict[str, list[Try]] = {}  # what is missing -> the plans that lack it
-    for each in tries:
-        alike.setdefault(join("; ", [miss.text for miss in each.missing]), []).append(each)
-    for reason, plans in alike.items():
-        named: str = plans[0].plan.title
-        if len(plans) > 1:
-            named = text("{plan} and {count} more", plan=named, count=len(plans) - 1)
-        if reason:
-            reason = one_line(reason, _REASON) if len(reason) > _REASON else reason
-            notes.append(text("{plan}: {reason}", plan=named, reason=reason))
     columns = [*map(of_option, options), *_FIGURES, verdict]
-    return table(title, columns, tries, [*notes, *said], width >= _WIDE, look=look)
+    return table(title, columns, tries, notes, width >= _WIDE, simulated, look)
 
 
-def _marked(name: str) -> Callable[[Try], str]:
-    """Return what shows a size, marked where the profile of a simulated device has a part in it."""
-    return lambda each: modelled(GIB(getattr(each.plan, name)), each.plan.headroom_how == MODELLED)
+def _lacking(each: Try) -> str:
+    """Return what a plan lacks, in at most ``_REASON`` characters."""
+    said = join("; ", [miss.text for miss in each.missing])
+    return said if len(said) <= _REASON else one_line(said, _REASON)
 
 
 _FIGURES = (
@@ -274,8 +212,8 @@ _FIGURES = (
         partial(number, spec=",.2f"),
     ),
     Column("Fits request,\nGiB", "plan.fits_request_bytes", GIB, wide_only),
-    Column("Fits device,\nGiB", _marked("fits_device_bytes"), when=wide_only, right=True),
-    Column("Headroom,\nGiB", _marked("headroom_bytes"), right=True),
+    Column("Fits device,\nGiB", "plan.fits_device_bytes", GIB, wide_only, marked=True),
+    Column("Headroom,\nGiB", "plan.headroom_bytes", GIB, marked=True),
 )
 
 
@@ -285,8 +223,269 @@ def render_sweep_csv(sweep: Sweep) -> str:
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow([*(knob.name for knob in sweep.knobs), *CSV_COLUMNS])
     for row in sweep.rows:
-        figures = vars(row) | {f"{name}_bytes": size for name, size in row.terms.items()}
         cells = [row.values.get(knob.name) for knob in sweep.knobs]
-        cells += [figures.get(name) for name in CSV_COLUMNS]
+        cells += [getattr(row, name) for name in CSV_COLUMNS]
         writer.writerow([str(cell).lower() if isinstance(cell, bool) else cell for cell in cells])
     return written.getvalue()
+
+
+def share_document(share: DeviceShare, width: int) -> Document:
+    """Return a table of each alone, one of every way to share with its starts, and the flags."""
+    holding = [way for way in share.ways if way.holds]
+    found = text("found and started") if holding else text("none")
+    answer = Line(text("answer"), found, GOOD if holding else BAD)
+    tail = [answer]
+    if share.why_none is not None:
+        tail.append(Line(text("why"), share.why_none))
+    for way in holding:
+        tail.append(Line(text("use"), _title(way), TOTAL))
+        tail += [Line("", f"{each.name}: {each.flags}", CODE) for each in way.flags]
+    notes = [
+        *(
+            text("{name} wants: {wants}", each, wants=join("; ", each.wanted))
+            for each in share.instances
+            if each.wanted
+        ),
+        text("subtracted: by the engine's equation, with the device to itself"),
+        text("held: beside the KV cache; at the peak with the largest batches served"),
+        text("needs: KV cache for a request of max_model_len, and for what is wanted"),
+        _MODELLED,
+    ]
+    wide = width >= _WIDE
+    sections = [table(text("Each alone"), _ALONE, share.instances, notes, wide, True, _solo)]
+    for way in share.ways:
+        sections.append(_way(way))
+        if way.starts:
+            sections.append(_starts(way.starts))
+    models = ", ".join(f"{each.name} {each.model}" for each in share.instances)
+    return Document(
+        kind="share",
+        title=models,
+        head=[
+            Line(text("instances"), models, TOTAL),
+            Line(text("command"), " ".join(share.command), CODE),
+            Line(text("equation"), share.equation or "-"),
+            Line(text("device"), text("{device_total_bytes:gib} GiB", share)),
+            Line(text("beside"), text("{beside_bytes:gib} GiB", share)),
+            Line(text("headroom"), text("{headroom_bytes:gib} GiB", share)),
+        ],
+        sections=sections,
+        verdict="",
+        tail=[*tail, *(Line(text("note"), note) for note in share.notes)],
+        badge=answer,
+        whole="share.json",
+        simulated=True,
+    )
+
+
+def _figure(name: str) -> Callable[[SoloPlan], int | None]:
+    return lambda row: getattr(row.figures, name, None)
+
+
+def _solo(row: SoloPlan) -> str:
+    return PLAIN if row.plan.ok else BAD
+
+
+_ALONE = (
+    Column("Instance", "name", right=True),
+    Column("Model", "model", when=wide_only),
+    Column("Subtracted,\nGiB", _figure("subtracted_bytes"), GIB, marked=True),
+    Column("Held when\nready, GiB", _figure("ready_bytes"), GIB, marked=True),
+    Column("Held at the\npeak, GiB", _figure("peak_bytes"), GIB, marked=True),
+    Column("Needs,\nGiB", _figure("need_bytes"), GIB4),
+    Column("Status", lambda row: STATUS_WORDS[row.plan.status]),
+)
+
+
+def _title(way: SharingPlan) -> Text:
+    if way.order is not None:
+        return text("By utilization, started in the order {names}", names=", ".join(way.order))
+    if way.name == "blocks":
+        return text("By number of blocks, in any order of starting")
+    return text("By utilization, in any order of starting")
+
+
+_WAY = (
+    Column("Instance", "name", right=True),
+    Column("gpu-memory-\nutilization", "gpu_memory_utilization", partial(number, spec=".2f")),
+    Column("num-gpu-blocks-\noverride", "num_gpu_blocks_override", COUNT, where_known),
+    Column("KV, GiB", "kv_cache_bytes", GIB),
+    Column("Tokens", "tokens", COUNT),
+)
+
+
+def _way(way: SharingPlan) -> Section:
+    if not way.flags:
+        return Section(_title(way), [], [], [text("none: {why_none}", way)])
+    note = text(
+        "computed from the plans alone and the engine's equation: the least in the orders of "
+        "starting; the starts below are observed"
+    )
+    return table(_title(way), _WAY, way.flags, [note])
+
+
+class _StartRow(NamedTuple):
+    """An instance in a start."""
+
+    start: InstanceStart
+    result: Try
+
+
+def _before(row: _StartRow) -> str:
+    return text("were ready") if row.start.neighbours == READY else text("had served")
+
+
+_STARTS = (
+    Column("Order", lambda row: ", ".join(row.start.order)),
+    Column("Those before", _before),
+    Column("Instance", "result.value", right=True),
+    Column("Status", lambda row: STATUS_WORDS[row.result.plan.status]),
+    Column("KV, GiB", "result.plan.kv_cache_bytes", GIB),
+    Column("Tokens", "result.plan.tokens", COUNT),
+    Column("Least free,\nGiB", "start.least_free_bytes", GIB),
+)
+
+
+def _starts(starts: list[InstanceStart]) -> Section:
+    rows = [_StartRow(start, result) for start in starts for result in start.results]
+    notes: list[str] = [
+        text(
+            "{order}: {value}: {reason}",
+            result,
+            order=", ".join(start.order),
+            reason=_lacking(result),
+        )
+        for start, result in rows
+        if result.missing
+    ]
+    if not notes:
+        notes = [text("each start: all came up, and held what serving their largest batches took")]
+
+    def look(row: _StartRow) -> str:
+        return PLAIN if row.result.holds else BAD
+
+    return table(text("Starts"), _STARTS, rows, notes, look=look)
+
+
+def calibrated_document(found: Calibrated, width: int) -> Document:
+    """Return the corrections with both of their sides, and both answers."""
+    source, own = found.source, found.own
+    plans = found.without, found.corrected
+    up = all(plan.ok for plan in plans)
+    hardware = [source.name, source.model, engine_name(source)]
+    hardware += [source.device or text("device not named"), source.rank]
+    head = [
+        Line(text("model"), found.model, TOTAL),
+        Line(text("command"), " ".join(found.command), CODE),
+        Line(text("hardware"), join(", ", hardware)),
+    ]
+    if own is not None:
+        planned = text("its command, planned on {stack}", found)
+        if not own.ok:
+            planned = text("its command, failed on {stack}", found)
+        head.append(Line(text("simulated"), planned, PLAIN if own.ok else BAD))
+    notes = [
+        *map(_changed, found.corrections),
+        text(
+            "GiB; hardware and simulated are of the hardware run's own command; differences are "
+            "hardware less simulated"
+        ),
+    ]
+
+    def look(each: ProfileCorrection) -> str:
+        return PLAIN if each.applied_bytes else MUTED
+
+    def change(row: _Figure) -> str:
+        without, corrected = (getattr(plan, row.name) for plan in plans)
+        return row.change(minus(corrected, without))
+
+    answer = (
+        Column("Answer", "title"),
+        Column("Without", lambda row: row.unit(getattr(found.without, row.name)), right=True),
+        Column(
+            "With, estimated",
+            lambda row: row.unit(getattr(found.corrected, row.name)),
+            right=True,
+        ),
+        Column("Change", change, right=True),
+    )
+    failed = (text("{title}: {reason}", plan) for plan in plans if not plan.ok)
+    wide = width >= _WIDE
+    corrections, answers = (
+        text("Corrections of modelled memory"),
+        text("Answer with and without the corrections"),
+    )
+    return Document(
+        kind="calibrated",
+        title=text("{model}, calibrated with hardware", found),
+        head=head,
+        sections=[
+            table(corrections, _CORRECTIONS, found.corrections, notes, wide, True, look),
+            table(answers, answer, _ANSWER, [*failed, _MODELLED]),
+        ],
+        verdict="",
+        tail=[
+            *(Line(text("note"), note) for note in found.notes),
+            Line(text("profile"), found.profile),
+        ],
+        badge=Line(text("status"), text("ok") if up else text("failed"), GOOD if up else BAD),
+        whole="calibrated.json",
+        simulated=True,
+    )
+
+
+def _changed(each: ProfileCorrection) -> str | bool:
+    """Return the note on a correction: the constants that it changes, and why no more."""
+    changed = [text("{key} {before:bytes} -> {after:bytes}", one) for one in each.constants]
+    scales = each.scales_with is not None and text("per {scales_with}", each)
+    said = join("; ", [*changed, scales, each.reason])
+    return said != "" and text("{owner}: {said}", owner=_owner(each), said=said)
+
+
+def _owner(each: ProfileCorrection) -> str:
+    return titled(OWNERS[each.owner].title)
+
+
+def _hardware(each: ProfileCorrection) -> str:
+    figure = each.hardware
+    if figure is None or not figure.half_unit_bytes:
+        return GIB4(None if figure is None else figure.bytes)
+    return f"{GIB4(figure.bytes)} ±{GIB4(figure.half_unit_bytes)}"
+
+
+def _source(each: ProfileCorrection) -> str | None:
+    figure = each.hardware
+    if figure is None:
+        return None
+    return text("{source}; {known}", figure, known=TITLES["how"][figure.how])
+
+
+def _signed(size: int | None) -> str:
+    return number(None if size is None else size / GIB_BYTES, "+.4f")
+
+
+_CORRECTIONS = (
+    Column("Owner", _owner),
+    Column("Hardware", _hardware, right=True),
+    Column("Simulated", lambda each: each.simulated and each.simulated.bytes, GIB4, marked=True),
+    Column("Difference", "difference_bytes", _signed),
+    Column("Corrected by", lambda each: each.applied_bytes or None, _signed),
+    Column("Hardware's figure", _source, when=wide_only),
+)
+
+
+class _Figure(NamedTuple):
+    """A figure that both plans answer."""
+
+    title: str
+    name: str  # of ``PlanRow``
+    unit: Callable[[int | None], str] = GIB4
+    change: Callable[[int | None], str] = _signed
+
+
+_ANSWER = (
+    _Figure(text("KV cache, GiB"), "kv_cache_bytes"),
+    _Figure(text("KV tokens"), "tokens", COUNT, signed),
+    _Figure(modelled(text("KV cache that fits the device, GiB"), True), "fits_device_bytes"),
+    _Figure(modelled(text("Headroom, GiB"), True), "headroom_bytes"),
+)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_memprof.accounting.budget.kv import blocks_per_request
-from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.model import Kv, RankReport, Report
 from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
-from vllm_memprof.plans.rows import FirstFailure, OwnerChange, Try
+from vllm_memprof.plans.model import TABLES, FirstFailure, OwnerChange, Try
 from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, How
-from vllm_memprof.text import join, text
+from vllm_memprof.text import join, text, titled
 from vllm_memprof.units import GIB, format_gib, minus, one_line, sum_or_none
 
 #: Findings of an engine that refused to start, whose bytes are what it lacks; with the kind of
@@ -27,11 +27,6 @@ _REFUSALS = {"kv-too-small": "kv-cache", "negative-kv": "kv-cache", "startup-ref
 _OF_THE_PEAK = ("weights", "persistent_torch", "peak_activation")
 #: What is known beside them of an engine that refused to start.
 _BEFORE_KV = ("non_torch", "graph_estimate")
-_TITLES = {
-    "kv_cache": text("KV cache"),
-    "reserved_rest": text("the rest of the reserved peak of the profile run"),
-    "beside": text("non-torch, and what came after profiling"),
-}
 #: What one request needs where the KV cache is too small for it, GiB with two digits. The plan of
 #: the answer has it exactly, where the option that is searched does not change it.
 #: (vllm 0.13.0 and 0.23.0, vllm/v1/core/kv_cache_utils.py::_check_enough_kv_cache_memory)
@@ -54,16 +49,16 @@ def beyond(failed: Try, report: Report | None, answer: Report | None) -> FirstFa
     sizes = [miss.short_bytes for miss in failed.missing if miss.short_bytes is not None]
     kind = "want" if failed.plan.ok else failed.plan.status
     found = FirstFailure(failed.value, kind, told, short_bytes=max(sizes, default=None))
-    rank, like = (None if each is None else _deciding(each) for each in (report, answer))
+    rank = None if report is None else _deciding(report)
     if report is not None and rank is not None:
         simulated = report.run.simulated
-        if answer is not None and like is not None:
-            like = next((each for each in answer.ranks if each.label == rank.label), like)
+        like = None if answer is None else _deciding(answer, rank.label)
+        if like is not None:
             found = replace(found, owners=_changes((like, rank), simulated))
         if rank.oom is not None:
             found = replace(found, kind="oom", short_bytes=rank.oom.missing_bytes, oom=rank.oom)
         elif not failed.plan.ok:
-            found = _of_refusal(found, report, rank, like)
+            found = _of_refusal(found, report, rank, Kv() if like is None else like.kv)
         modelled = simulated and found.kind in ("oom", "want", "in-use")
         found = replace(found, label=rank.label, modelled=modelled)
     parts: list[str] = []
@@ -75,44 +70,43 @@ def beyond(failed: Try, report: Report | None, answer: Report | None) -> FirstFa
     return replace(found, text=join("; ", [*parts, told]))
 
 
-def _deciding(report: Report) -> RankReport | None:
-    """Return the rank of the failed allocation; without one, that with the least headroom."""
-    failed = next((rank for rank in report.ranks if rank.oom is not None), None)
-    spare = [rank for rank in report.ranks if rank.budget.headroom_bytes is not None]
-    least = min(spare, key=lambda rank: rank.budget.headroom_bytes or 0, default=None)
-    return failed or least or next(iter(report.ranks), None)
+def _deciding(report: Report, label: str | None = None) -> RankReport | None:
+    """Return the rank of a label; without one that of the failed allocation, else that with the
+    least headroom."""
+
+    def later(rank: RankReport) -> tuple[bool, bool, bool, int]:
+        headroom = rank.budget.headroom_bytes
+        return rank.label != label, rank.oom is None, headroom is None, headroom or 0
+
+    return min(report.ranks, key=later, default=None)
 
 
-def _of_refusal(
-    found: FirstFailure, report: Report, rank: RankReport, like: RankReport | None
-) -> FirstFailure:
+def _of_refusal(found: FirstFailure, report: Report, rank: RankReport, kv: Kv) -> FirstFailure:
     """Return what an engine lacks that refused to start, where a figure says it.
 
     Args:
         found: its words.
         report: of its plan.
         rank: that decides, of the report.
-        like: the same rank in the plan of the answer.
+        kv: of the plan of the answer.
     """
     finding = next((each for each in report.findings if each.id in _REFUSALS), None)
     granted, needed = rank.budget.engine_kv_cache_bytes, _NEEDED.search(found.text)
     if finding is not None:
-        kind, short, at_least = _REFUSALS[finding.id], finding.bytes, False
+        kind, short, at_least = _REFUSALS[finding.id], finding.bytes or 0, False
         if finding.id == "negative-kv":  # and one request's KV cache, whose size is not known here
-            short, at_least = -(short or 0), True
+            short, at_least = -short, True
     elif needed is None or granted is None:
         return found
     else:
-        blocks = None if like is None else blocks_per_request(like.kv)
-        size = None if like is None else like.kv.bytes_per_block
-        exact = None if blocks is None or size is None else blocks * size
-        at_least = exact is None or format_gib(exact) != needed[1]
-        if exact is None or at_least:
-            exact = round((float(needed[1]) - _HALF_DIGIT_GIB) * GIB)
-        kind, short = "kv-cache", exact - granted
-    if short is None or short <= 0:
-        short, at_least = None, False
-    return replace(found, kind=kind, short_bytes=short, at_least=at_least)
+        size = (blocks_per_request(kv) or 0) * (kv.bytes_per_block or 0)
+        at_least = format_gib(size) != needed[1]
+        if at_least:
+            size = round((float(needed[1]) - _HALF_DIGIT_GIB) * GIB)
+        kind, short = "kv-cache", size - granted
+    return replace(
+        found, kind=kind, short_bytes=short if short > 0 else None, at_least=at_least and short > 0
+    )
 
 
 def _changes(ranks: Sequence[RankReport], simulated: bool) -> list[OwnerChange]:
@@ -121,24 +115,16 @@ def _changes(ranks: Sequence[RankReport], simulated: bool) -> list[OwnerChange]:
     At the serving peak where both have one, else what the equation is made of.
     """
     held = [{name: read.bytes for name, read in rank.readings.items()} for rank in ranks]
-    at_peak = all(rank.budget.held_at_peak for rank in ranks)
-    names = [
-        name
-        for name in (*_OF_THE_PEAK, *(() if at_peak else _BEFORE_KV))
-        if all(each.get(name) is not None for each in held)
-    ]
-    sides = [{name: each[name] for name in names} for each in held]
-    if at_peak:
-        # items that neither plan knows, as both stop before they exist
-        unknown = set.intersection(
-            *({row.name for row in rank.budget.held_at_peak if row.bytes is None} for rank in ranks)
-        )
-        for side, rank in zip(sides, ranks, strict=True):
-            peak = rank.budget.held_at_peak
-            items = {row.name: row.bytes for row in peak if row.name not in unknown}
-            reserved = items.pop("reserved_peak", None)
+    peaks = [{row.name: row.bytes for row in rank.budget.held_at_peak} for rank in ranks]
+    names = _OF_THE_PEAK if all(peaks) else (*_OF_THE_PEAK, *_BEFORE_KV)
+    known = [name for name in names if all(each.get(name) is not None for each in held)]
+    sides = [{name: each[name] for name in known} for each in held]
+    for side, rank, peak, beside in zip(sides, ranks, peaks, peaks[::-1], strict=True):
+        if all(peaks):  # without items that neither plan knows, as both stop before they exist
+            items = {name for name in peak if (peak[name], beside.get(name)) != (None, None)}
+            reserved = peak.get("reserved_peak")
             side["reserved_rest"] = minus(reserved, sum_or_none(side.values()))
-            side["beside"] = sum_or_none(items.values())
+            side["beside"] = sum_or_none(peak[name] for name in items - {"reserved_peak"})
             side["kv_cache"] = rank.kv.planned_bytes
 
     def how(name: str) -> How:
@@ -146,9 +132,9 @@ def _changes(ranks: Sequence[RankReport], simulated: bool) -> list[OwnerChange]:
             return MODELLED
         return MEASURED if name in ("weights", "kv_cache") else DERIVED
 
-    left, right = sides
+    (left, right), titles = sides, TABLES["owner_changes"]
     rows = [
-        OwnerChange(name, _TITLES.get(name, title_of(name)), size, other, how(name))
+        OwnerChange(name, titled(titles.get(name, title_of(name))), size, other, how(name))
         for name, size in left.items()
         if size is not None and (other := right[name]) is not None
     ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
@@ -11,36 +12,22 @@ from typing import NamedTuple
 
 from vllm_memprof.errors import UsageError
 from vllm_memprof.options import long_name, value_of
-from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH
-from vllm_memprof.plans.rows import Miss
+from vllm_memprof.plans.model import TABLES, Miss
 from vllm_memprof.text import text
 
 #: Sizes of tensor parallelism that are tried unless --between says otherwise.
 MOST_DEVICES = 64
 DEVICES = "devices"
-#: Types of a KV cache's elements, most bytes per element first. "auto" is that of the model. Those
-#: of one accelerator or one model alone are left out.
-#: (vllm 0.23.0, vllm/config/cache.py::CacheDType; a release without one of them refuses it)
-KV_DTYPES = (
-    "auto",
-    "bfloat16",
-    "float16",
-    "fp8",
-    "fp8_e4m3",
-    "fp8_e5m2",
-    "fp8_per_token_head",
-    "int8_per_token_head",
-    "nvfp4",
-)
 #: ``config.json`` of a model; None where only the engine knows it.
 ModelConfig = Mapping[str, object] | None
 _NUMBER = r"-?\d+(?:\.\d+)?"
-_NAME = re.compile(r"[a-z][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?")
 
+#: Verdicts on a value; expected in this order along the values, the most ambitious last.
+TOO_LITTLE, HOLDS, TOO_MUCH = -1, 0, 1
 #: How the values of a knob are searched: by bisection; from the first on until one passes; each of
 #: them, the first that passes.
 BISECT, UNTIL_ONE, EACH = "bisect", "until one", "each"
-SMALLEST, LARGEST = "smallest", "largest"
+SMALLEST, LARGEST = text("smallest"), text("largest")
 
 
 class SearchRequest(NamedTuple):
@@ -66,7 +53,7 @@ class FitKnob:
     name: str  # devices, or the option; behind a dot the key of a JSON value
     #: Kinds of misses that a larger value mends; None: which way a miss points is not known, a more
     #: modest value is tried.
-    larger_mends: tuple[str, ...] | None
+    larger_mends: Sequence[str] | None
     space: Callable[[SearchRequest], SearchRange]  # the values to try
     goal: str = LARGEST
     search: str = BISECT
@@ -133,24 +120,22 @@ def tensor_parallel_sizes(config: ModelConfig, most: int) -> list[int]:
 
 
 def _devices(asked: SearchRequest) -> SearchRange:
-    if asked.step is not None:
-        raise UsageError("--step means nothing with --find devices")
-    low, high = int(asked.low or 1), int(asked.high or MOST_DEVICES)
-    sizes = tensor_parallel_sizes(asked.config, high)
-    return _listed(sizes, low, high, text("the sizes that the heads allow"))
+    sizes = partial(tensor_parallel_sizes, asked.config)
+    return _listed(asked, 1, MOST_DEVICES, sizes, text("the sizes that the heads allow"))
 
 
 def _kv_dtypes(asked: SearchRequest) -> SearchRange:
     if asked[:3] != (None, None, None):
         hint = "its values are names: memprof sweep --over kv-cache-dtype=auto,fp8"
         raise UsageError("--between and --step mean nothing with --find kv-cache-dtype", hint)
-    return SearchRange([*KV_DTYPES], text("each of them, most bytes per element first"))
+    each = text("each of them, most bytes per element first")
+    return SearchRange(TABLES["kv_cache_dtypes"], each)
 
 
 def _max_model_len(asked: SearchRequest) -> SearchRange:
     longest = _in_config(asked.config, "max_position_embeddings") or 131072
     step = 1024 if longest > 8192 else 128
-    return _grid(asked, min(step, longest), longest, step)
+    return _grid(asked, (min(step, longest), longest, step))
 
 
 def _capture_sizes(asked: SearchRequest) -> SearchRange:
@@ -158,55 +143,58 @@ def _capture_sizes(asked: SearchRequest) -> SearchRange:
 
     (vllm 0.13.0 and 0.23.0, vllm/config/vllm.py::VllmConfig._set_cudagraph_sizes)
     """
-    if asked.step is not None:
-        return _grid(asked, 8, 512, 1)
-    low, high = int(asked.low or 8), int(asked.high or 512)
-    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, high + 1, 16))
-    return _listed(sizes, low, high, text("sizes that the engine captures"))
+
+    def sizes(high: int) -> Sequence[int]:
+        return (1, 2, 4, *range(8, 256, 8), *range(256, high + 1, 16))
+
+    return _listed(asked, 8, 512, sizes, text("sizes that the engine captures"))
 
 
 def _other(asked: SearchRequest) -> SearchRange:
     """Return the values of an option that the table does not have: ``--between`` was given."""
     whole = all(number is None or number % 1 == 0 for number in asked[:3])
-    return _grid(asked, 0, 0, 1 if whole else "0.01")
+    return _grid(asked, (0, 0, 1 if whole else "0.01"))
 
 
-def _listed(sizes: Iterable[int], low: int, high: int, step: str) -> SearchRange:
-    """Return those of the sizes that lie within a range."""
-    values = [str(size) for size in sizes if low <= size <= high]
-    if not values:
-        raise UsageError(f"--between {low}:{high} has none of {step}")
+def _listed(
+    asked: SearchRequest,
+    low: int,
+    high: int,
+    sizes: Callable[[int], Sequence[int]],
+    step: str,
+) -> SearchRange:
+    """Return those of some sizes, of which the highest is given, that lie within a range."""
+    low, high = int(asked.low or low), int(asked.high or high)
+    values = [str(size) for size in sizes(high) if low <= size <= high]
+    if not values or asked.step is not None:
+        raise UsageError(f"--between {low}:{high} has none of {step}, or --step is given")
     return SearchRange(values, step)
 
 
-def _grid(asked: SearchRequest, low: int | str, high: int | str, step: int | str) -> SearchRange:
+def _grid(asked: SearchRequest, own: Sequence[str | int]) -> SearchRange:
     """Return the values from the lowest by a step, and the highest itself.
 
     Args:
-        asked: what replaces the following three.
-        low, high, step: unless they were asked for.
+        asked: what replaces the following.
+        own: lowest, highest and step, unless they were asked for.
     """
-    bottom, top, each = (
-        Decimal(own) if given is None else given
-        for given, own in zip(asked[:3], (low, high, step), strict=True)
+    low, high, step = (
+        Decimal(number) if given is None else given
+        for given, number in zip(asked[:3], own, strict=True)
     )
-    numbers = [bottom + each * i for i in range(int((top - bottom) / each) + 1)]
-    numbers += [top] if numbers[-1] < top else []
+    numbers = [low + step * i for i in range(int((high - low) / step) + 1)]
+    numbers += [high] if numbers[-1] < high else []
     values = [f"{number.normalize():f}" for number in numbers]
-    return SearchRange(values, text("step {step}", step=f"{each.normalize():,f}"))
+    return SearchRange(values, text("step {step}", step=f"{step.normalize():,f}"))
 
 
 KNOBS = (
     FitKnob(DEVICES, None, _devices, SMALLEST, UNTIL_ONE),
     FitKnob("max-model-len", ("length",), _max_model_len),
-    FitKnob("max-num-seqs", (), partial(_grid, low=8, high=1024, step=8)),
-    FitKnob("max-num-batched-tokens", ("small",), partial(_grid, low=1024, high=131072, step=1024)),
-    FitKnob(
-        "gpu-memory-utilization",
-        ("tokens", "concurrency", "kv-cache", "room"),
-        partial(_grid, low="0.10", high="0.99", step="0.01"),
+    *(
+        FitKnob(name, row["mends"], partial(_grid, own=row["grid"]))
+        for name, row in TABLES["knobs"].items()
     ),
-    FitKnob("limit-mm-per-prompt.image", (), partial(_grid, low=1, high=64, step=1)),
     FitKnob("max-cudagraph-capture-size", (), _capture_sizes, needless_with="--enforce-eager"),
     FitKnob("kv-cache-dtype", (), _kv_dtypes, search=EACH),
 )
@@ -232,12 +220,11 @@ def find_knob(
         UsageError: no such goal; an option that is not in the table, and no range; or one that has
             no effect.
     """
-    option, dot, key = long_name(name.strip()).removeprefix("--").partition(".")
-    asked = option.lower() + dot + key
+    asked = long_name(name.strip()).removeprefix("--")
     asked = _ALIASES.get(asked, asked)
     found = next((knob for knob in KNOBS if knob.name == asked), None)
     if found is None:
-        if between is None or not _NAME.fullmatch(asked):
+        if between is None:
             known = ", ".join(knob.name for knob in KNOBS)
             raise UsageError(
                 f"--find {name}: which values to try is not known; a numeric option of the engine "
@@ -247,9 +234,56 @@ def find_knob(
             )
         found = FitKnob(asked, None, _other)
     goals = (SMALLEST, LARGEST) if found.search == BISECT else (found.goal,)
-    if goal is not None and goal not in goals:
+    if goal not in (None, *goals):
         hint = " or ".join(goals)
         raise UsageError(f"--goal {goal} does not go with --find {found.name}", hint)
     if found.needless_with and value_of(engine_args, found.needless_with) is not None:
         raise UsageError(f"--find {found.name} has no effect with {found.needless_with}")
-    return replace(found, goal=goal or found.goal)
+    return replace(found, goal=next((each for each in goals if each == goal), found.goal))
+
+
+def bisect(values: Sequence[str], probe: Callable[[str], int]) -> tuple[str | None, bool]:
+    """Find the last value that passes, in about log2 of their number of tries.
+
+    The most ambitious value is tried first: where it passes, no other has to be tried. Then the
+    border below TOO_MUCH is searched. One more try checks the order: the middle of the widest gap
+    above the answer. Where that is not too much, the search goes on from there. Whatever the order,
+    it ends with an answer whose next value was tried and does not pass, unless it is the last.
+
+    Returns:
+        The most ambitious value tried that passes, None: none does; and whether the verdicts stand
+        in order.
+    """
+    tried: dict[int, int] = {}  # by index; ``probe`` is asked again for what it knows
+
+    def verdict(index: int) -> int:
+        tried[index] = probe(values[index])
+        return tried[index]
+
+    def border(low: int, high: int, *above: int) -> int:
+        """Return the index below the first with such a verdict, of those between the two."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            if verdict(middle) in above:
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def last_passing() -> int | None:
+        return max((i for i, found in tried.items() if found == HOLDS), default=None)
+
+    if verdict(len(values) - 1) == TOO_MUCH:
+        low = border(-1, len(values) - 1, TOO_MUCH)
+        above = [i for i in sorted(tried) if i > low]
+        gaps = ((right - left, left) for left, right in itertools.pairwise(above))
+        width, start = max(gaps, default=(0, 0))
+        middle = start + width // 2
+        if width > 1 and verdict(middle) != TOO_MUCH:
+            border(middle, start + width, TOO_MUCH)
+    best = last_passing()
+    if best is not None:
+        border(best, min((i for i in tried if i > best), default=best), TOO_LITTLE, TOO_MUCH)
+        best = last_passing()
+    verdicts = [tried[i] for i in sorted(tried)]
+    return None if best is None else values[best], verdicts == sorted(verdicts)

@@ -16,10 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError
-from vllm_memprof.plans.pool import PlanProcess, Progress, run_here, run_plan
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.store import PLACES
+from vllm_memprof.plans.model import TABLES, Plan, PlanRow, Task
+from vllm_memprof.plans.runner import PlanProcess, Watcher, run_here, run_plan
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.redact import memory_env, redact_text
 from vllm_memprof.units import one_line
@@ -47,7 +45,11 @@ class _PlanOnRay(PlanProcess):
     def start(self) -> None:
         import ray
 
-        env = {name: value for name, value in memory_env(os.environ).items() if name not in PLACES}
+        env = {
+            name: value
+            for name, value in memory_env(os.environ).items()
+            if name not in TABLES["places"]
+        }
         make = ray.remote(num_cpus=1, max_retries=0)(make_plan)
         self._reference = make.remote(self.task.plan, __version__, env)
 
@@ -85,7 +87,7 @@ class _PlanOnRay(PlanProcess):
 
 
 def run_on_ray(
-    tasks: Sequence[Task], progress: Progress, address: str, jobs: int | None
+    tasks: Sequence[Task], progress: Watcher, address: str, jobs: int | None
 ) -> Iterator[tuple[Task, PlanRow]]:
     """Make the plans on the cluster, at most ``jobs`` at a time.
 

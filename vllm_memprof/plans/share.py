@@ -16,28 +16,21 @@ much as still passes. Then they are rounded to hundredths.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.rows import Answer, PlanRow, Try
+from vllm_memprof.files import read_table
+from vllm_memprof.plans.model import TABLES, Answer, PlanRow, Try
 from vllm_memprof.record.codec import computed, from_json, one_of
 from vllm_memprof.record.schema import MOMENTS, READY, SERVED
 from vllm_memprof.text import text
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 #: Equations for which shares are computed. E4p (310P) halves what is left and E5, E6 are of vLLM on
 #: CUDA devices: neither can be started here.
 EQUATIONS = ("E2", "E3", "E4")
-#: A step more of utilization, whose effect ``Flags`` tell.
-STEP = 0.02
 
 
 @dataclass(frozen=True)
@@ -79,9 +72,6 @@ class Flags:
     #: Least KV cache in any order of starting that the answer is for, whole blocks.
     kv_cache_bytes: int | None = None
     tokens: int | None = None
-    #: With ``STEP`` more of utilization all of them still start and survive; and why.
-    more_starts: bool = False
-    more: str = ""
 
     @property
     @computed
@@ -171,23 +161,11 @@ class SharedDevice:
         return (SERVED, READY) if self.subtracts else (SERVED,)
 
 
-_WHY = {
-    "refused": text(
-        "{order}: {name} is refused at its start, {size:gib} GiB less are free than it requests"
-    ),
-    "no-room": text("{order}: {name} is granted {size:gib} GiB less KV cache than it needs"),
-    "share": text("{order}: {name}: a utilization above 1 is refused, {size:gib} GiB too much"),
-    "device": text(
-        "{order}: all together need {size:gib} GiB more than there is, once {name} serves"
-    ),
-}
-
-
 class Problem(Exception):
     """Why starts in one order do not pass.
 
     Args:
-        kind: of _WHY.
+        kind: of the table of problems.
         name: of the instance at which it is seen.
         short: bytes.
         order: names.
@@ -195,7 +173,9 @@ class Problem(Exception):
 
     def __init__(self, kind: str, name: str, short: float, order: Sequence[str]) -> None:
         self.kind, self.name, self.short = kind, name, math.ceil(short)
-        self.why = text(_WHY[kind], order=", ".join(order), name=name, size=self.short)
+        self.why = text(
+            TABLES["problems"][kind], order=", ".join(order), name=name, size=self.short
+        )
         super().__init__(self.why)
 
 
@@ -285,29 +265,9 @@ def ways(card: SharedDevice) -> list[SharingPlan]:
     return found
 
 
-def _more(card: SharedDevice, orders: Orders, given: Settings, each: Flags) -> Flags:
-    """Return flags of an instance with what ``STEP`` more does, all else as it is."""
-    before = predict_all(card, orders, given)
-    try:
-        after = predict_all(card, orders, _raised(given, each.name, STEP))
-    except Problem as problem:
-        return replace(each, more=problem.why)
-    why = text("still starts")
-    losers = [other for other in after if other != each.name and after[other] < before[other]]
-    if each.num_gpu_blocks_override is not None:
-        why = text("still starts: the number of blocks is fixed")
-    elif losers:
-        why = text(
-            "still starts, at the cost of others: {size:gib} GiB of KV cache of {names}",
-            size=sum(before[other] - after[other] for other in losers),
-            names=", ".join(losers),
-        )
-    return replace(each, more_starts=True, more=why)
-
-
-def _raised(given: Settings, name: str, step: float) -> dict[str, Flags]:
-    """Return the same flags with a step more of utilization for one instance."""
-    utilization = round(given[name].gpu_memory_utilization + step, 2)
+def _raised(given: Settings, name: str) -> dict[str, Flags]:
+    """Return the same flags with a hundredth more of utilization for one instance."""
+    utilization = round(given[name].gpu_memory_utilization + 0.01, 2)
     return {**given, name: replace(given[name], gpu_memory_utilization=utilization)}
 
 
@@ -344,8 +304,7 @@ def _way(card: SharedDevice, orders: Orders, name: str, order: list[str] | None)
         rate, tokens = figures.block_tokens, None
         if rate is not None:
             tokens = int(size // figures.block_bytes * rate)
-        whole = replace(each, kv_cache_bytes=size, tokens=tokens)
-        flags.append(_more(card, orders, given, whole))
+        flags.append(replace(each, kv_cache_bytes=size, tokens=tokens))
     return SharingPlan(name, order, flags)
 
 
@@ -367,11 +326,11 @@ def _rounded(card: SharedDevice, orders: Orders, exact: Settings) -> Settings:
         except Problem as problem:
             if problem.kind != "no-room" or problem.name not in free:
                 raise
-            given = _raised(given, problem.name, 0.01)
+            given = _raised(given, problem.name)
     sizes = predict_all(card, orders, given)
     for name in reversed(free):
         while given[name].num_gpu_blocks_override is None:
-            more = _raised(given, name, 0.01)
+            more = _raised(given, name)
             try:
                 after = predict_all(card, orders, more)
             except Problem:
@@ -401,19 +360,20 @@ def _by_utilization(
 def _by_blocks(card: SharedDevice, order: Sequence[str], wanted: Mapping[str, int]) -> Settings:
     """The KV cache is a number of blocks; the share is what lets the instance start as the last."""
     given, instances = dict[str, Flags](), card.instances
-    blocks = {  # what it needs may be no whole blocks
+    sizes = {  # what it needs may be no whole blocks
         name: max(wanted[name] // each.block_bytes, -(-each.need_bytes // each.block_bytes))
         for name, each in instances.items()
     }
-    held = {
-        name: each.peak_bytes + blocks[name] * each.block_bytes for name, each in instances.items()
-    }
     for name in order:
         each = instances[name]
-        others = card.beside + sum(held.values()) - held[name]
-        share = (each.subtracted_bytes + others + each.need_bytes) / card.total
+        held = card.beside + sum(
+            other.peak_bytes + sizes[its] * other.block_bytes
+            for its, other in instances.items()
+            if its != name
+        )
+        share = (each.subtracted_bytes + held + each.need_bytes) / card.total
         share = each.fixed_utilization or math.ceil(share * 100 - 1e-9) / 100
-        given[name] = Flags(name, share, blocks[name])
+        given[name] = Flags(name, share, sizes[name])
     return given
 
 
@@ -448,8 +408,8 @@ def read_instances(path: Path) -> list[Typed]:
         UsageError: it cannot be read, or has something else than instances.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        rows = content.pop("instance", [])
+        content = read_table(path)
+        rows = content.pop("instance", ())
         found = [from_json(Typed, row) for row in rows]
         unknown = {*content, *(key for row in rows for key in row if key not in vars(found[0]))}
         if unknown or not found:

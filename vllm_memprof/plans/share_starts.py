@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -24,10 +25,8 @@ from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.engine import end_with_parent
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.options import value_of
-from vllm_memprof.plans.pool import TICK_S, Interrupted, PlanProcess
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import PlanRow, Try
-from vllm_memprof.plans.runner import PlanRunner
+from vllm_memprof.plans.model import Plan, PlanRow, Task, Try
+from vllm_memprof.plans.runner import TICK_S, Interrupted, PlanProcess, PlanRunner
 from vllm_memprof.plans.share import (
     EQUATIONS,
     DeviceShare,
@@ -41,7 +40,7 @@ from vllm_memprof.plans.share import (
 )
 from vllm_memprof.plans.store import write_row
 from vllm_memprof.plans.wants import Want, misses
-from vllm_memprof.record.schema import ENV_HOLD, HELD_SUFFIX, HOLD_SUFFIX, MOMENTS, READY, SERVED
+from vllm_memprof.record.schema import ENV_HOLD, HELD_SUFFIX, HOLD_SUFFIX, READY, SERVED
 from vllm_memprof.record.spans import edges_of, last_of
 from vllm_memprof.redact import redact_command
 from vllm_memprof.sim.runtime import ENV_STATE, PACKAGE_DIR, own_state_file, prepare_runtime
@@ -230,34 +229,17 @@ def figures_of(rank: RankReport, row: PlanRow, instance: Instance) -> Figures | 
     return Figures(*known, block_tokens=rate, fixed_utilization=instance.fixed)
 
 
-@dataclass
-class _Under:
-    """An instance under way."""
-
-    process: PlanProcess
-    folder: Path  # where it is told to wait
-
-    def reaches(self, moment: str, signals: Sequence[int]) -> bool:
-        """Return True once it waits at a moment; False where it ended before.
-
-        Raises:
-            Interrupted: by a signal.
-        """
-        held = self.folder / f"{moment}{HELD_SUFFIX}"
-        while not self.process.poll():
-            if held.exists():
-                return True
-            if signals:
-                raise Interrupted(signals[0])
-            time.sleep(TICK_S)
-        return False
-
-    def end(self) -> None:
-        """Let it go on to its end, and wait for that."""
-        for moment in MOMENTS:
-            for suffix in (HOLD_SUFFIX, HELD_SUFFIX):
-                (self.folder / f"{moment}{suffix}").unlink(missing_ok=True)
-        self.process.wait()
+def _beside_others(plan: Plan, flags: Flags, order: Sequence[str]) -> Plan:
+    """Return the plan of an instance among others."""
+    plan = plan.vary(UTILIZATION, f"{flags.gpu_memory_utilization:g}")
+    if flags.num_gpu_blocks_override is not None:
+        plan = plan.vary(BLOCKS, str(flags.num_gpu_blocks_override))
+    return replace(
+        plan,
+        own={**plan.own, "share-device": ""},
+        values={"start": ",".join(order), "instance": flags.name},
+        timeout_s=plan.timeout_s * len(order),  # those before wait while the others come up
+    )
 
 
 def start_all(
@@ -286,9 +268,29 @@ def start_all(
     given = {each.name: each for each in flags}
     folder = runner.folder / "starts" / name
     folder.mkdir(parents=True)
-    state, signals, under = own_state_file(), list[int](), list[_Under]()
+    state, signals, under = own_state_file(), list[int](), list[PlanProcess]()
     environ = {**os.environ, ENV_STATE: str(state)}
     with catch_signals(signals.append), tempfile.TemporaryDirectory() as holds:
+
+        def held(process: PlanProcess, moment: str) -> Path:
+            return Path(holds, process.task.run_dir.name, f"{moment}{HELD_SUFFIX}")
+
+        def reaches(process: PlanProcess, moment: str) -> bool:
+            """Return True once it waits at a moment; False where it ended before."""
+            while not process.poll():
+                if held(process, moment).exists():
+                    return True
+                if signals:
+                    raise Interrupted(signals[0])
+                time.sleep(TICK_S)
+            return False
+
+        def end() -> None:
+            """Let all go on to their ends; the first reads the device with all in place."""
+            for process in under:
+                shutil.rmtree(held(process, moment).parent, ignore_errors=True)
+                process.wait()
+
         try:
             with beside(job, environ):
                 for each in order:
@@ -297,32 +299,29 @@ def start_all(
                     for asked in {moment, SERVED}:
                         (waits / f"{asked}{HOLD_SUFFIX}").touch()
                     plan = _beside_others(instances[each].plan, given[each], order)
-                    held = {**environ, ENV_HOLD: str(waits)}
-                    task = Task(0, plan, folder / each, environ=held)
-                    under.append(_Under(PlanProcess(task), waits))
-                    runner.progress.started(task)
-                    if not under[-1].reaches(moment, signals):
+                    own = {**environ, ENV_HOLD: str(waits)}
+                    under.append(PlanProcess(Task(0, plan, folder / each, environ=own)))
+                    runner.progress.started(under[-1].task)
+                    if not reaches(under[-1], moment):
                         break
                 else:
-                    for one in under if moment == READY else ():
-                        (one.folder / f"{READY}{HELD_SUFFIX}").unlink(missing_ok=True)
-                        if not one.reaches(SERVED, signals):
+                    for process in under if moment == READY else ():
+                        held(process, READY).unlink(missing_ok=True)
+                        if not reaches(process, SERVED):
                             break
-                for one in under:  # the first to end reads the device with all in place
-                    one.end()
+                end()
             if signals:
                 raise Interrupted(signals[0])
         except BaseException:
-            for one in under:
-                one.process.end("interrupted")
+            for process in under:
+                process.end("interrupted")
             raise
         finally:
-            for one in under:
-                one.end()
+            end()
             state.unlink(missing_ok=True)
     results, frees = [], list[int]()
-    for each, one in zip(order, under, strict=False):
-        run_dir, row = one.process.task.run_dir, one.process.row()
+    for each, process in zip(order, under, strict=False):
+        run_dir, row = process.task.run_dir, process.row()
         write_row(run_dir, None, row)
         row = replace(row, run=str(run_dir.relative_to(runner.folder)))
         report = runner.report(row)
@@ -338,18 +337,6 @@ def start_all(
         short = Want("headroom", job.headroom).misses(replace(row, headroom_bytes=least))
         results[-1].missing.extend(short)
     return InstanceStart([*order], moment, results, least)
-
-
-def _beside_others(plan: Plan, flags: Flags, order: Sequence[str]) -> Plan:
-    """Return the plan of an instance among others."""
-    values = {"start": ",".join(order), "instance": flags.name}
-    plan = plan.vary(UTILIZATION, f"{flags.gpu_memory_utilization:g}")
-    if flags.num_gpu_blocks_override is not None:
-        plan = plan.vary(BLOCKS, str(flags.num_gpu_blocks_override))
-    # those before wait while the others come up
-    timeout_s = plan.timeout_s * len(order)
-    own = {**plan.own, "share-device": ""}
-    return replace(plan, own=own, values=values, timeout_s=timeout_s)
 
 
 @contextmanager

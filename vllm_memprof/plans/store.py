@@ -28,8 +28,7 @@ from vllm_memprof.accounting.model import Report
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.files import write_atomically
 from vllm_memprof.options import normal_form, options
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import PlanRow, plan_row
+from vllm_memprof.plans.model import TABLES, Plan, PlanRow, Task, plan_row
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.schema import REPORT_JSON, RUN_FILE
@@ -54,16 +53,6 @@ _CHANCE = re.compile(
 _SOURCES = (".py", ".toml", ".json")
 #: Files whose content counts, of a model those that decide shapes; of others the sizes do.
 _READ = (*_SOURCES, ".jinja", ".txt", ".model")
-#: Options that ``resolve_model`` reads.
-_MODEL_OPTIONS = (
-    "--load-format",
-    "--served-model-name",
-    "--quantization",
-    "--hf-config-path",
-    "--tokenizer",
-)
-#: Variables of memprof that name places, and none of the plan's figures.
-PLACES = ("MEMPROF_CACHE_DIR", "MEMPROF_RUN_DIR", "MEMPROF_SIM_STATE", "MEMPROF_BROWSER")
 
 
 def report_of(run_dir: Path) -> Report:
@@ -205,7 +194,7 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
     if profile is None or "python" in plan.own:
         return None
     # only the arguments that count, so that a hub is asked once for a whole sweep
-    named = (held for name, held in options(plan.engine_args) if name in _MODEL_OPTIONS)
+    named = (held for name, held in options(plan.engine_args) if name in TABLES["model_options"])
     model = _model_key(plan.model, tuple(token for held in named for token in held))
     if model is None:
         return None
@@ -216,7 +205,7 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
         model,
         normal_form(plan.engine_args),
         {name: value for name, value in plan.own.items() if name not in ("device", "stack")},
-        {name: value for name, value in env.items() if name not in PLACES},
+        {name: value for name, value in env.items() if name not in TABLES["places"]},
         _stack_key(plan.stack),
         flat_text(load_profile(profile)),
     )

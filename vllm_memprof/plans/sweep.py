@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +21,8 @@ from pathlib import Path
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE, FILE_MODE
 from vllm_memprof.options import long_name, normal_form
-from vllm_memprof.plans.pool import Interrupted
-from vllm_memprof.plans.request import Plan, Task, folder_name
-from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
-from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
-from vllm_memprof.plans.store import output_of, read_row
+from vllm_memprof.plans.model import Knob, Plan, PlanRow, Sweep, folder_name
+from vllm_memprof.plans.runner import Interrupted, PlanRunner
 from vllm_memprof.redact import redact_command, redact_value
 
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
@@ -133,30 +129,20 @@ def run_sweep(job: SweepJob, runner: PlanRunner) -> Sweep:
             notes=[*notes],
         )
 
+    width = max(2, len(str(len(job.plans))))
     with _folder(job, runner.folder):
+        tasks = [
+            runner.task(place, plan, folder_name(place + 1, plan, width))
+            for place, plan in enumerate(job.plans)
+        ]
         try:
-            for task, row in _rows(job, runner):
+            for task, row in runner.make(tasks):
                 rows[task.place] = row
         except Interrupted as error:
             error.args = (f"{error}: {len(rows)} of {len(job.plans)} plans are made",)
             error.sweep = found(*error.args)
             raise
     return found()
-
-
-def _rows(job: SweepJob, runner: PlanRunner) -> Iterator[tuple[Task, PlanRow]]:
-    """Yield the row of every plan, as they come."""
-    tasks, width = list[Task](), max(2, len(str(len(job.plans))))
-    for place, plan in enumerate(job.plans):
-        task = runner.task(place, plan, folder_name(place + 1, plan, width))
-        row = read_row(task.run_dir, task.key)
-        if row is None:
-            shutil.rmtree(task.run_dir, ignore_errors=True)
-            output_of(task.run_dir).unlink(missing_ok=True)
-            tasks.append(task)
-        else:
-            yield task, runner.done(task, row, "there already")
-    yield from runner.make(tasks)
 
 
 @contextlib.contextmanager
@@ -173,7 +159,6 @@ def _folder(job: SweepJob, path: Path) -> Iterator[None]:
         path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
         if not held.exists() and any(path.iterdir()):
             raise UsageError(f"{path} is not empty, and holds no sweep", hint)
-        (path / PLANS_DIR).mkdir(mode=DIR_MODE, exist_ok=True)
         descriptor = os.open(held, os.O_RDWR | os.O_CREAT, FILE_MODE)
     except OSError as error:
         raise LaunchError(f"cannot make the folder {path}: {error.strerror}", hint) from error

@@ -6,38 +6,13 @@ import re
 from dataclasses import dataclass
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.rows import READY, Miss, PlanRow
+from vllm_memprof.plans.model import READY, TABLES, Miss, PlanRow
 from vllm_memprof.text import text
 from vllm_memprof.units import format_gib, parse_size
 
 HINT = (
     "tokens=500000 (KV cache), concurrency=8@32768 (8 requests of 32768 tokens at once), "
     "concurrency=8 (of --max-model-len), kv-cache=40GiB"
-)
-#: What an engine says of a plan that failed -> the kind of the miss; the first match counts.
-_KINDS = (
-    # its own advice where the KV cache has no room
-    (
-        r"incr\w+ .?gpu[_-]memory[_-]utilization|No available memory for the cache|"
-        r"larger than the available KV cache memory",
-        "room",
-    ),
-    # a batch of --max-num-batched-tokens is too small for the rest
-    # (vllm 0.23.0, vllm/config/scheduler.py::SchedulerConfig.verify_max_model_len;
-    # vllm/v1/core/encoder_cache_manager.py::compute_mm_encoder_budget)
-    (
-        r"increase max_num_batched_tokens|"
-        r"max_num_batched_tokens \(\d+\) must be greater than or equal to max_num_seqs",
-        "small",
-    ),
-    # what no value changes: an option that the engine's parser does not know, or that takes another
-    # number of values; ranks that cannot be run. A value that it refuses is none of these.
-    # (vllm_memprof/engines/vllm/kv_plan_run.py::run)
-    (
-        r"^(memprof plan: error: )?--until ready|unrecognized arguments|ambiguous option|"
-        r"expected (one|at least one|0|\d+) argument|ignored explicit argument",
-        "refused",
-    ),
 )
 #: Before the reason of a run that failed: which process ended how. (launch.verdict)
 _EXIT = re.compile(
@@ -167,5 +142,9 @@ def misses(row: PlanRow, wants: list[Want]) -> list[Miss]:
     if row.ok:
         return [miss for want in wants for miss in want.misses(row)]
     reason = _EXIT.sub("", row.reason or row.status)
-    kinds = (kind for words, kind in _KINDS if re.search(words, reason, re.IGNORECASE))
+    kinds = (
+        kind
+        for kind, words in TABLES["failures"].items()
+        if re.search(words, reason, re.IGNORECASE)
+    )
     return [Miss(reason, next(kinds, "plan"))]

@@ -21,7 +21,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is to be started and with which options, instead of the starts."""
     calls: list[Any] = []
 
-    def answer(ctx: Any, title: str, make: Any, kept: str) -> Any:
+    def answer(ctx: Any, title: str, make: Any, document: Any, kept: str) -> Any:
         job = make(None)
         typed = [
             (each.plan.model, each.plan.engine_args, [want.text for want in each.wants])

@@ -13,13 +13,10 @@ from msgspec import structs
 from vllm_memprof.cli import main
 from vllm_memprof.cli.commands.calibrate import read_hardware
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.plans import hardware
-from vllm_memprof.plans.calibrated import Calibrated, CalibratedJob, run_calibrated
-from vllm_memprof.plans.hardware import Hardware
-from vllm_memprof.plans.pool import Progress
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.runner import PlanRunner
+from vllm_memprof.plans import calibrated
+from vllm_memprof.plans.calibrated import Calibrated, Hardware, run_calibrated
+from vllm_memprof.plans.model import Plan, PlanRow, Task
+from vllm_memprof.plans.runner import PlanRunner, Watcher
 from vllm_memprof.plans.store import Store, row_of
 from vllm_memprof.report.files import write_reports
 from vllm_memprof.sim.profiles import load_profile
@@ -38,7 +35,7 @@ class Recorded:
         self.plans: list[Plan] = []
         self.failing = failing
 
-    def __call__(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
+    def __call__(self, tasks: Sequence[Task], progress: Watcher) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             self.plans.append(task.plan)
             if task.place in self.failing:
@@ -51,15 +48,16 @@ class Recorded:
 
 @pytest.fixture(autouse=True)
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "stack_state", lambda *_: "ready")
+    monkeypatch.setattr(calibrated, "stack_state", lambda *_: "ready")
 
 
 def run(
     tmp_path: Path, source: Hardware, pool: Recorded, store: Store | None = None, *args: str
 ) -> Calibrated:
     plan = Plan(MODEL, ["--tensor-parallel-size", "2", *args], own={"device": "sim:910b"})
-    job = CalibratedJob(plan, source, PROFILE)
-    return run_calibrated(job, PlanRunner(tmp_path / "out", store=store, pool=pool))
+    (tmp_path / "out").mkdir(parents=True)
+    runner = PlanRunner(tmp_path / "out", store=store, pool=pool)
+    return run_calibrated(plan, source, PROFILE, runner)
 
 
 def test_the_command_of_the_log_is_planned_then_the_plan_on_both_profiles(tmp_path: Path) -> None:

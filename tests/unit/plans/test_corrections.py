@@ -19,7 +19,7 @@ from vllm_memprof.plans.corrections import (
     figures_of,
     holds_context,
 )
-from vllm_memprof.plans.device_facts import best_rank, facts_of
+from vllm_memprof.plans.device_facts import facts_of
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.spans import ESTIMATED
 from vllm_memprof.sim.calibrate import Calibration, Setting, calibrate, render
@@ -204,7 +204,7 @@ def test_counters_correct_owner_by_owner() -> None:
 
 def test_a_recorded_run_has_counters_and_equals_itself() -> None:
     report = of_run("recorded_023_tp2")
-    settings = calibrate(facts_of(best_rank(report), {}))
+    settings = calibrate(facts_of(report))
     assert "kernels_bytes" in {each.key for each in settings.settings}
     same = ComparedRank(figures_of(report.ranks[0]), "E4", settings)
     assert not any(each.constants for each in Corrections(same, same, PROFILE).rows)

@@ -17,7 +17,7 @@ from vllm_memprof.accounting.model import (
     RunSummary,
 )
 from vllm_memprof.plans.first_failure import beyond
-from vllm_memprof.plans.rows import Miss, PlanRow, Try
+from vllm_memprof.plans.model import Miss, PlanRow, Try
 
 GIB = 1 << 30
 RUN = RunSummary("1", "plan", "m", [], status="ok", until="ready")

@@ -11,9 +11,9 @@ import pytest
 from vllm_memprof.cli.commands.calibrate import read_hardware
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.options import value_of
-from vllm_memprof.plans import hardware
-from vllm_memprof.plans.hardware import hardware_of, is_same, own_plan, unlike
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans import calibrated
+from vllm_memprof.plans.calibrated import hardware_of, is_same, own_plan, unlike
+from vllm_memprof.plans.model import Plan
 from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.sources import build_run
 
@@ -31,7 +31,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the stacks that are set up."""
     names = {"vllm-ascend-0.13.0", "vllm-ascend-0.23.0"}
     monkeypatch.setattr(
-        hardware, "stack_state", lambda stack, _: "ready" if stack.name in names else "absent"
+        calibrated, "stack_state", lambda stack, _: "ready" if stack.name in names else "absent"
     )
     return names
 
@@ -89,8 +89,8 @@ def test_the_same_release_is_planned_on_its_stack(ready: set[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (DATA / "recorded_tp2", "ran on a simulated device"),
-        (DATA / "recorded_tp2" / "run.json", "ran on a simulated device"),
+        (DATA / "recorded_tp2", "is of a simulated device"),
+        (DATA / "recorded_tp2" / "run.json", "is of a simulated device"),
         (LOGS / "vllm-project__vllm-11251.log", "is of vllm: the plan is of vllm-ascend"),
         (LOGS / "sglang_0.5.23_server.log", "is of sglang: the plan is of vllm-ascend"),
         (f"{TWO}#4", "tells no figure of memory outside torch"),

@@ -21,8 +21,8 @@ from tests.unit.plans.test_plan_commands import (
     starts,
     wait_for,
 )
+from vllm_memprof.plans.model import Plan
 from vllm_memprof.plans.on_ray import make_plan
-from vllm_memprof.plans.request import Plan
 
 __all__ = ["env"]  # a fixture
 

@@ -11,10 +11,8 @@ from typing import ClassVar
 import pytest
 
 from vllm_memprof.plans import share_starts
-from vllm_memprof.plans.pool import Interrupted
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.runner import PlanRunner
+from vllm_memprof.plans.model import Plan, PlanRow, Task
+from vllm_memprof.plans.runner import Interrupted, PlanRunner
 from vllm_memprof.plans.share import Flags, InstanceStart
 from vllm_memprof.plans.share_starts import Instance, ShareJob, start_all
 from vllm_memprof.plans.wants import Want

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.plans import store as store_module
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import PlanRow, plan_row
+from vllm_memprof.plans.model import Plan, PlanRow, Task, plan_row
 from vllm_memprof.plans.store import Store, key_of, read_row, row_of, write_row
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.loader import load_run
@@ -251,7 +250,7 @@ def test_processes_that_keep_the_same_plan_leave_one_whole(
     run_dir, _ = made
     code = (
         "import os, shutil, sys; from pathlib import Path\n"
-        "from vllm_memprof.plans.request import Plan, Task\n"
+        "from vllm_memprof.plans.model import Plan, Task\n"
         "from vllm_memprof.plans.store import Store, read_row, write_row\n"
         "run_dir, store = Path(sys.argv[1]), Store(Path(sys.argv[2])); row = read_row(run_dir, 'k')\n"
         "own = shutil.copytree(run_dir, run_dir.with_name(f'own{os.getpid()}'))\n"

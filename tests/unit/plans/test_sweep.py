@@ -5,17 +5,16 @@ of its answer.
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
+from vllm_memprof.plans.fit import ASSUMED, UNORDERED, run_fit
 from vllm_memprof.plans.knobs import find_knob, search_request
-from vllm_memprof.plans.pool import Progress, Silent, default_jobs
-from vllm_memprof.plans.request import Plan, Task
-from vllm_memprof.plans.rows import Knob, PlanRow
-from vllm_memprof.plans.runner import PlanRunner
+from vllm_memprof.plans.model import Knob, Plan, PlanRow, Task
+from vllm_memprof.plans.runner import PlanRunner, Watcher, default_jobs
 from vllm_memprof.plans.store import Store, row_of
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep, split_values
 from vllm_memprof.plans.wants import parse_wants
@@ -26,7 +25,7 @@ DATA = Path(__file__).parents[2] / "data"
 PLAN = Plan("memprof/tiny", [], own={"device": "sim:910b"})
 
 
-class Quiet(Silent):
+class Quiet(Watcher):
     """A progress that notes what it is told."""
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class FakePool:
     def __init__(self) -> None:
         self.made: list[str] = []
 
-    def __call__(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
+    def __call__(self, tasks: Sequence[Task], progress: Watcher) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             self.made.append(task.plan.title)
             shutil.copytree(DATA / "plan_tp2", task.run_dir)
@@ -144,7 +143,7 @@ def test_jobs_follow_the_cores_and_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
 def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str], bool]:
     """A search of max-num-seqs over plans that hold as told."""
 
-    def pool(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
+    def pool(tasks: Sequence[Task], progress: Watcher) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             good = holds[int(task.plan.values["max-num-seqs"])]
             yield (
@@ -159,8 +158,14 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
 
     knob = find_knob("max-num-seqs")
     space = knob.space(search_request(f"{min(holds)}:{max(holds)}", str(min(holds))))
-    job = FitJob(Plan("m", []), knob, space, parse_wants(["tokens=50"], None))
-    found = run_fit(job, PlanRunner(tmp_path, pool=pool))
+    wants = parse_wants(["tokens=50"], None)
+    found = run_fit(
+        Plan("m", []),
+        knob,
+        space,
+        wants,
+        PlanRunner(Path(tempfile.mkdtemp(dir=tmp_path)), pool=pool),
+    )
     assert all(each.holds == holds[int(each.value)] for each in found.tries)
     return found.answer, found.notes, found.ordered
 
@@ -184,15 +189,21 @@ def test_a_figure_that_is_not_even_is_said_where_the_next_value_is_that_close(
     sizes = {1: 100, 2: 60, 3: 80, 4: 45, 5: 10, 6: 0, 7: 0, 8: 0}
 
     def notes_with(headroom: int) -> tuple[str | None, str]:
-        def pool(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
+        def pool(tasks: Sequence[Task], progress: Watcher) -> Iterator[tuple[Task, PlanRow]]:
             for task in tasks:
                 size = sizes[int(task.plan.values["max-num-seqs"])]
                 yield task, PlanRow(dict(task.plan.values), "ok", headroom_bytes=size)
 
         knob = find_knob("max-num-seqs")
         space = knob.space(search_request("1:8", "1"))
-        job = FitJob(Plan("m", []), knob, space, parse_wants([], str(headroom)))
-        found = run_fit(job, PlanRunner(tmp_path, pool=pool))
+        wants = parse_wants([], str(headroom))
+        found = run_fit(
+            Plan("m", []),
+            knob,
+            space,
+            wants,
+            PlanRunner(Path(tempfile.mkdtemp(dir=tmp_path)), pool=pool),
+        )
         assert found.ordered
         return found.answer, " ".join(found.notes)
 

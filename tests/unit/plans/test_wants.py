@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.plans.model import PlanRow
 from vllm_memprof.plans.wants import Want, lengths, misses, parse_wants
 
 GIB = 1 << 30

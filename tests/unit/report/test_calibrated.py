@@ -16,11 +16,10 @@ from tests.unit.report.test_schemas import schema_of
 from tests.unit.test_docs import lacking
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.logs.to_record import read_log
-from vllm_memprof.plans.calibrated import Calibrated
-from vllm_memprof.plans.calibrated_document import calibrated_document
+from vllm_memprof.plans.calibrated import Calibrated, HardwareSource
 from vllm_memprof.plans.corrections import ComparedRank, Corrections, figures_of
-from vllm_memprof.plans.hardware import HardwareSource
-from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.plans.documents import calibrated_document
+from vllm_memprof.plans.model import PlanRow
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.html import render_html
@@ -82,11 +81,11 @@ def test_each_correction_has_both_sides_and_the_answer_both_profiles(width: int)
     text = table(FOUND, width)
     assert max(map(len, text.splitlines())) <= width
     joined = " ".join(text.split())
-    assert "non-torch as one 0.5600 ±0.0050 0.4648 (m) +0.0952 +0.0952" in joined
-    assert "context 0.3500 ±0.0050 0.3500 (m) +0.0000 -" in joined
+    assert "non-torch as one 0.5600 ±0.0050 0.4648 +0.0952 +0.0952" in joined
+    assert "context 0.3500 ±0.0050 0.3500 +0.0000 -" in joined
     assert "kernels_bytes 0 -> 102,173,245; per process and device" in joined
     assert "KV cache, GiB 40.0000 39.9043 -0.0957" in joined
-    assert "Headroom, GiB 0.0879 (m) -0.0078 (m) -0.0957" in joined
+    assert "Headroom, GiB (m) 0.0879 -0.0078 -0.0957" in joined
     assert "With, estimated" in joined
 
 

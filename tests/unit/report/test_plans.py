@@ -21,12 +21,12 @@ from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.document import Layout
 from vllm_memprof.plans.curves import FIGURES, MOST_NAMED, curves
 from vllm_memprof.plans.documents import CSV_COLUMNS, fit_document, render_sweep_csv, sweep_document
-from vllm_memprof.plans.rows import FirstFailure, Fit, Knob, Miss, OwnerChange, PlanRow, Sweep, Try
+from vllm_memprof.plans.model import FirstFailure, Fit, Knob, Miss, OwnerChange, PlanRow, Sweep, Try
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.report import render_table
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.table import render_table
 from vllm_memprof.text import text
 
 GIB = 1 << 30
@@ -44,7 +44,7 @@ def row(size: str, length: str, tokens: int | None, reason: str | None = None) -
         fits_device_bytes=None if held is None else held + 5 * GIB - held // 8, fits_device_tokens=tokens,
         headroom_bytes=None if held is None else 5 * GIB - held // 8,
         headroom_how=None if held is None else "modelled",
-        terms={"weights": 30 * GIB // int(size), "peak_activation": GIB, "non_torch": None}, balanced=True,
+        weights_bytes=30 * GIB // int(size), peak_activation_bytes=GIB, balanced=True,
     )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from tests.unit.report.test_schemas import assert_obeys
 from vllm_memprof.accounting.budget.equations import form_of
-from vllm_memprof.plans.rows import Miss, PlanRow, Try
+from vllm_memprof.plans.documents import share_document
+from vllm_memprof.plans.model import Miss, PlanRow, Try
 from vllm_memprof.plans.share import (
     DeviceShare,
     Figures,
@@ -22,10 +23,10 @@ from vllm_memprof.plans.share import (
     SoloPlan,
     ways,
 )
-from vllm_memprof.plans.share_document import share_document
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.json_text import render_result_json
+from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.table import render_table
 
 GIB = 1 << 30
 TOTAL = 60 * GIB

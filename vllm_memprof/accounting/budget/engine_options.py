@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.engines import row_of_run
-from vllm_memprof.options import flag_of, value_of
+from vllm_memprof.options import is_on, value_of
 
 
 def is_eager(command: Sequence[str], engine: str | None) -> bool:
     """Return whether a command leaves graphs out."""
     arguments = row_of_run(engine).arguments
-    return bool(flag_of(command, arguments.no_graphs)) or any(
+    return is_on(command, arguments.no_graphs) or any(
         value_of(command, name) == value for name, value in arguments.no_graphs_too
     )
 

@@ -92,8 +92,6 @@ def select(
         known: names of the figures that were read. Of the rows of one form, the one that they fill
             best counts.
     """
-    if engine is None:
-        return None, None
     rows = [row for row in EQUATIONS if row.engine == engine]
     if version is None:
         seen = [row for row in rows if row.id in forms]
@@ -101,51 +99,35 @@ def select(
             return None, None
         best = min(reversed(seen), key=lambda row: _fill(row, set(known)))
         return best, text("the form of its lines, as {engine} prints them", engine=engine)
-    fitting = _fitting(rows, version)
+    fitting = of_release(rows, version)
     for row in fitting:
-        if row.only is not None and (row.id in forms or _named(row.only, device)):
-            why = text("the form of its lines") if row.id in forms else str(device)
+        named = row.only is not None and (device or "").lower().startswith(row.only.lower())
+        if row.only is not None and (named or row.id in forms):
+            why = text("the form of its lines") if row.id in forms else device
             chosen = text("{engine} {version} and {why}", engine=engine, version=version, why=why)
             return row, chosen
     plain = next((row for row in fitting if row.only is None), None)
     return (None, None) if plain is None else (plain, f"{engine} {version}")
 
 
-def of_device(device: str, version: str | None) -> Equation | None:
-    """Return the row of a chip that has an equation of its own, None where a release has none.
-
-    Args:
-        device: name of the chip.
-        version: of the engine, None where it is not known.
-    """
-    rows = [row for row in EQUATIONS if row.only is not None and _named(row.only, device)]
-    return next(iter(rows[::-1] if version is None else _fitting(rows, version)), None)
-
-
 def _fill(row: Equation, known: set[str]) -> tuple[int, int]:
     """Return (subtracted terms that the figures say nothing of, - those that they fill)."""
     terms = [term for term in row.terms if term.subtracted and not term.stands_for]
     filled = [
-        term.figure in known or (bool(term.plus) and known.issuperset((*term.plus, *term.minus)))
+        term
         for term in terms
+        if term.figure in known or (term.plus and known.issuperset((*term.plus, *term.minus)))
     ]
-    missing = [
-        term for term, fills in zip(terms, filled, strict=True) if not (fills or term.optional)
-    ]
-    return len(missing), -sum(filled)
+    return sum(not term.optional for term in terms if term not in filled), -len(filled)
 
 
-def _fitting(rows: Sequence[Equation], version: str) -> list[Equation]:
+def of_release(rows: Sequence[Equation], version: str) -> list[Equation]:
     """Return the rows of a release."""
     try:
         release = Version(version)
     except InvalidVersion:
         return []
     return [row for row in rows if SpecifierSet(row.versions).contains(release, prereleases=True)]
-
-
-def _named(beginning: str, device: str | None) -> bool:
-    return device is not None and device.lower().startswith(beginning.lower())
 
 
 def computed_request(equation: Equation, figures: Figures) -> int | float | None:
@@ -240,19 +222,14 @@ def counted_per_byte(
 
 def _terms_for(equation: Equation, figures: Figures) -> list[Term]:
     """Return the terms that a set of figures fills: a printed sum where its parts are unknown."""
-    apart = {term.name: term for term in equation.terms}
-    left_out: set[str] = set()
+    left_out = {HALF_A_PAGE} if _page(equation, figures) else set()
     for joint in (term for term in equation.terms if term.stands_for):
-        parts = [apart[name] for name in joint.stands_for]
+        parts = [term for term in equation.terms if term.name in joint.stands_for]
         told_apart = all(
             part.is_subtracted(figures) and part.value(figures) is not None for part in parts
         )
-        if told_apart or joint.value(figures) is None:
-            left_out.add(joint.name)
-        else:
-            left_out.update(joint.stands_for)
-    if _page(equation, figures):
-        left_out.add(HALF_A_PAGE)
+        instead = told_apart or joint.value(figures) is None
+        left_out.update((joint.name,) if instead else joint.stands_for)
     return [
         term
         for term in equation.terms

@@ -1,19 +1,23 @@
-"""The equation that a log's figures fit, where that of the named or assumed release does not close.
+"""The equation of a run: that of its release; of a log, the one that its figures fit.
 
-The printed figures of all ranks enter; every equation of the engine is evaluated with them. What
-leaves is the one that gives the printed KV cache, with how far off the others are. Rounded figures
-may fit two: then none is chosen.
+Where the equation of the named or assumed release does not give the KV cache that a log prints,
+every equation of the engine is evaluated with the printed figures of all ranks. What leaves is the
+one that gives it, with how far off the others are. Rounded figures may fit two: then none is
+chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from vllm_memprof.accounting.budget.equations import EQUATIONS, evaluate
-from vllm_memprof.accounting.model import Budget, Tried
+from vllm_memprof.accounting.budget.equations import EQUATIONS, evaluate, of_release, select
+from vllm_memprof.accounting.model import Budget, RunSummary, Tried
+from vllm_memprof.accounting.readings.startup import engine_figures
+from vllm_memprof.engines.base import same_lines
 from vllm_memprof.engines.equation import Equation, Figures
-from vllm_memprof.text import Text, text
+from vllm_memprof.record.loader import ProcessRecord
+from vllm_memprof.text import text
 from vllm_memprof.units import GIB
 
 #: Totals that a 310P reports: 43.24 and 42.67 GiB are known. No other Ascend device has as much.
@@ -21,23 +25,53 @@ _TOTALS_310P = (42 * GIB, 44 * GIB)
 ASCEND_310P = "Ascend310P"
 
 
-@dataclass(frozen=True)
-class Printed:
+class Printed(NamedTuple):
     """The figures of one rank, and half of the last printed digit of each; bytes."""
 
     figures: Figures
     half_units: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Search:
-    """What was found."""
+class Choice(NamedTuple):
+    """The equation of a run."""
 
-    equation: Equation | None  # the only one that closes, else the one that was given
-    chosen_by: Text | None = None  # how; None: nothing else was chosen
-    tried: list[list[Tried]] = field(
-        default_factory=list
-    )  # per rank; empty: nothing was looked for
+    equation: Equation | None
+    chosen_by: str | None = None  # how
+    #: Of a log, per rank, what was tried; empty: nothing was looked for.
+    tried: Sequence[list[Tried]] = ()
+
+
+def choose(
+    summary: RunSummary, forms: Sequence[str], workers: Sequence[ProcessRecord], partial: bool
+) -> Choice:
+    """Return the equation of a run.
+
+    Args:
+        summary: of the run.
+        forms: ids of the equations whose lines a log holds.
+        workers: of the run.
+        partial: it is a log, which may name another release than the one that wrote it.
+    """
+    known = {name for each in workers for name, value in each.figures.items() if value is not None}
+    engine, release = summary.engine, summary.engine_version
+    found, chosen_by = select(engine, release, forms, summary.device, known)
+    if not partial:
+        return Choice(found, chosen_by)
+    printed = []
+    for each in workers:
+        figures = engine_figures(each, summary.eager, found)
+        if summary.eager:
+            figures["graph_estimate_bytes"] = figures.get("graph_estimate_bytes") or 0
+        printed.append(Printed(figures, each.figures_half_units))
+    chip = device_by_total(engine, printed)
+    if chip is not None and (found is None or found.only is None):
+        rows = [row for row in reversed(EQUATIONS) if row.only == chip]
+        special = next(iter(rows if release is None else of_release(rows, release)), None)
+        # the form of the lines outranks the device: older releases had no equation of its own
+        if special is not None and all(same_lines(special.id, form) for form in forms):
+            found, chosen_by = special, text("its device total, which is that of an Ascend 310P")
+    better = search(engine, found, printed)
+    return better._replace(chosen_by=better.chosen_by or chosen_by)
 
 
 def device_by_total(engine: str | None, ranks: Sequence[Printed]) -> str | None:
@@ -50,26 +84,20 @@ def device_by_total(engine: str | None, ranks: Sequence[Printed]) -> str | None:
     return ASCEND_310P
 
 
-def search(
-    engine: str | None, given: Equation | None, release: str | None, ranks: Sequence[Printed]
-) -> Search:
+def search(engine: str | None, given: Equation | None, ranks: Sequence[Printed]) -> Choice:
     """Try every equation of an engine, where the given one does not give the printed KV cache.
 
     Args:
         engine: ``vllm-ascend`` or ``vllm``.
         given: the row of the release, or of the form of the lines; None where there is none.
-        release: of the engine, as the log names it.
         ranks: what each of them printed.
     """
-    if engine is None:
-        return Search(given)
-    given_tried = [] if given is None else [_try(given, rank, True) for rank in ranks]
+    found = {} if given is None else {given: [_try(given, rank, True) for rank in ranks]}
     if given is not None and not any(
-        one.closes is False or one.leaves_less_than_nothing for one in given_tried
+        one.closes is False or one.leaves_less_than_nothing for one in found[given]
     ):
-        return Search(given)
+        return Choice(given)
     device = device_by_total(engine, ranks)
-    found: dict[Equation, list[Tried]] = {} if given is None else {given: given_tried}
     for row in reversed(EQUATIONS):  # the newest first
         if row.engine == engine and row is not given and row.only in (None, device):
             found[row] = [_try(row, rank) for rank in ranks]
@@ -82,55 +110,36 @@ def search(
                 kept.setdefault(said, one)
         tried.append(list(kept.values()))
     if not any(one.residual_bytes is not None for each in tried for one in each):
-        return Search(given)
+        return Choice(given)
     # those that close on every rank on which they can be computed
-    closing = [
-        row for row, each in found.items() if {one.closes for one in each} - {None} == {True}
-    ]
+    closing = [row for row in found if {one.closes for one in found[row]} - {None} == {True}]
     alike = {
         tuple((one.equation, one.kv_cache_bytes, one.missing) for one in found[row])
         for row in closing
     }
     if len(alike) != 1 or given in closing:
-        return Search(given, tried=tried)
-    chosen = closing[0]
-    if given is None:
-        why = text(
-            "its result: of the equations of {engine} that the printed figures fill, it alone "
-            "gives the printed KV cache",
-            engine=engine,
-        )
-    elif release is None:
-        why = text(
-            "its result: it gives the printed KV cache, and {given}, whose lines these are, does "
-            "not",
-            given=given.id,
-        )
-    else:
-        why = text(
-            "its result: it gives the printed KV cache, and {given}, the equation of {engine} "
-            "{release}, does not",
-            given=given.id,
-            engine=engine,
-            release=release,
-        )
-    return Search(chosen, why, tried)
+        return Choice(given, tried=tried)
+    why = text(
+        "its result: of the equations of {engine} that the printed figures fill, it alone gives "
+        "the printed KV cache",
+        engine=engine,
+    )
+    return Choice(closing[0], why, tried)
 
 
 def _try(row: Equation, rank: Printed, given: bool = False) -> Tried:
     result = evaluate(row, rank.figures, rank.half_units)
     granted = rank.figures.get("kv_cache_bytes")
-    fixed = result.override is not None
     budget = Budget(
         requested=result.requested,
         terms=result.terms,
         override=result.override,
-        kv_cache_bytes=None if fixed else result.kv_cache_bytes,
+        kv_cache_bytes=None if result.override is not None else result.kv_cache_bytes,
         engine_kv_cache_bytes=None if granted is None else int(granted),
     )
-    missing: tuple[str | None, int | None] = (None, None)
+    missing, size = None, None
     if sum(term.subtracted for term in result.terms) > 1:  # a sole term fits whatever was granted
-        missing = budget.implied_term(row.divisor) or missing
+        missing, size = budget.implied_term(row.divisor) or (None, None)
     return Tried(
         equation=row.id,
         releases=row.versions,
@@ -138,7 +147,7 @@ def _try(row: Equation, rank: Printed, given: bool = False) -> Tried:
         residual_bytes=budget.residual_bytes,
         tolerance_bytes=result.tolerance_bytes,
         given=given,
-        missing=missing[0],
-        missing_bytes=missing[1],
+        missing=missing,
+        missing_bytes=size,
         missing_tolerance_bytes=result.tolerance_bytes * row.divisor,
     )

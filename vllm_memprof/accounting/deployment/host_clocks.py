@@ -10,38 +10,31 @@ returns before the other ranks have entered theirs, on the simulated device too
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
+from typing import NamedTuple
 
 from vllm_memprof.accounting.model import COLLECTIVES, FIRST, UNKNOWN, WALL, HostClock
 from vllm_memprof.record.deployment import wall_of
 from vllm_memprof.record.loader import ProcessRecord, Run
-from vllm_memprof.units import minus
+from vllm_memprof.units import Amount, minus
 
-#: Phases in which every rank of a world waits for all others.
-_BLOCKING = ("hccl_init",)
-#: A world of ranks that set up their process groups together, the phase, the number of passages.
-_Key = tuple[str | None, int | None, str, int]
-
-
-@dataclass(frozen=True)
-class _CollectiveTimes:
-    """When the ranks of one host were in one blocking collective, ns of its clock."""
-
-    enters: tuple[int, ...]
-    exits: tuple[int, ...]
+#: The phase in which every rank of a world waits for all others.
+BLOCKING = "hccl_init"
+#: A world of ranks that set up their process groups together, and the number of the passage.
+_Key = tuple[str | None, Amount, int]
+#: When ranks entered a blocking collective and left it, by host, ns of its clock.
+_Passages = dict[str | None, list[tuple[int, int]]]
 
 
-@dataclass(frozen=True)
-class _Bound:
+class _Bound(NamedTuple):
     """What one collective says of b's clock less a's."""
 
     least: int
     most: int
     guess: int
-    phase: str
-    ranks: int
 
 
 def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
@@ -51,72 +44,45 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
         runs: the parts of a deployment, the first host's first. Groups share no collective.
     """
     walls: dict[str | None, int] = {}
-    passages: dict[_Key, dict[str | None, _CollectiveTimes]] = {}
     for run in runs:
         for host in run.hosts:
             ahead = wall_of(run, host)
             if ahead is not None:
                 walls.setdefault(host, ahead)
-    for key, host, passage in _passages(runs):
-        known = passages.setdefault(key, {})
-        if host in known:
-            old = known[host]
-            passage = _CollectiveTimes(old.enters + passage.enters, old.exits + passage.exits)
-        known[host] = passage
+    passages = list(_passages(runs).values())
     hosts = list(dict.fromkeys(host for run in runs for host in run.hosts))
-    if not hosts:
-        return {}
-    first = hosts[0]
     found: dict[str | None, HostClock] = {}
-    for start in hosts:  # of each set of hosts that share collectives, the first
-        if start in found:
-            continue
-        found[start] = (
-            HostClock(FIRST, 0, 0, 0, 0, 0)
-            if start == first
-            else _by_wall(walls.get(first), walls.get(start))
-        )
-        near = [start]
-        while near:
-            known_host = near.pop(0)
-            for host in hosts:
-                bounds = [
-                    _Bound(
-                        least=max(right.enters) - min(left.exits),
-                        most=min(right.exits) - max(left.enters),
-                        guess=round(median(right.exits) - median(left.exits)),
-                        phase=key[2],
-                        ranks=len(left.enters) + len(right.enters),
-                    )
-                    for key, by_host in passages.items()
-                    if host not in found
-                    and (left := by_host.get(known_host)) is not None
-                    and (right := by_host.get(host)) is not None
-                ]
-                if bounds:
-                    via = found[known_host]
-                    found[host] = _clock(via, bounds, walls.get(first), walls.get(host))
-                    near.append(host)
+    wall = walls.get(hosts[0]) if hosts else None
+    for host in hosts:
+        # the first host that it shares a collective with; without one its wall clock tells
+        together = (via for via in found if any({via, host} <= set(each) for each in passages))
+        via = next(together, host)
+        if via != host:
+            bounds = [
+                _bound(each[via], each[host]) for each in passages if {via, host} <= set(each)
+            ]
+            found[host] = _clock(found[via], bounds, wall, walls.get(host))
+        elif found:
+            found[host] = _by_wall(wall, walls.get(host))
+        else:
+            found[host] = HostClock(FIRST, 0, 0, 0, 0, 0)
     return found
 
 
-def _passages(runs: Sequence[Run]) -> Iterator[tuple[_Key, str | None, _CollectiveTimes]]:
-    """Yield each passage of a rank through a blocking phase, keyed by world, phase and number."""
-    workers = [(run, each) for run in runs for each in run.processes if each.is_worker]
-    across = {run.info.group for run, each in workers if _shares_replicas(each)}
-    for run, process in workers:
+def _passages(runs: Sequence[Run]) -> dict[_Key, _Passages]:
+    """Return each passage of the ranks through a blocking phase, by world and number."""
+    workers = [(run.info.group, each) for run in runs for each in run.processes if each.is_worker]
+    across = {group for group, each in workers if _shares_replicas(each)}
+    found: dict[_Key, _Passages] = defaultdict(lambda: defaultdict(list))
+    for group, process in workers:
         who = process.identity
-        replica = None if run.info.group in across else who.dp_rank or 0
-        counts: dict[str, int] = {}
-        for span in process.phases:
-            if span.phase not in _BLOCKING:
-                continue
-            number = counts.get(span.phase, 0)
-            counts[span.phase] = number + 1
-            if span.start_t_ns is None or span.end_t_ns is None or span.error is not None:
-                continue
-            key = (run.info.group, replica, span.phase, number)
-            yield key, who.host, _CollectiveTimes((span.start_t_ns,), (span.end_t_ns,))
+        replica = None if group in across else who.dp_rank or 0
+        through = [span for span in process.phases if span.phase == BLOCKING]
+        for number, span in enumerate(through):
+            if span.start_t_ns is not None and span.end_t_ns is not None and span.error is None:
+                times = found[group, replica, number][who.host]
+                times.append((span.start_t_ns, span.end_t_ns))
+    return found
 
 
 def _shares_replicas(process: ProcessRecord) -> bool:
@@ -131,9 +97,17 @@ def _shares_replicas(process: ProcessRecord) -> bool:
     )
 
 
-def _clock(
-    via: HostClock, bounds: Sequence[_Bound], wall_first: int | None, wall: int | None
-) -> HostClock:
+def _bound(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> _Bound:
+    enters, exits = zip(*left, strict=True)
+    other_enters, other_exits = zip(*right, strict=True)
+    return _Bound(
+        least=max(other_enters) - min(exits),
+        most=min(other_exits) - max(enters),
+        guess=round(median(other_exits) - median(exits)),
+    )
+
+
+def _clock(via: HostClock, bounds: Sequence[_Bound], wall_first: Amount, wall: Amount) -> HostClock:
     """Return a clock by its bounds against another host's, whose own is known."""
     least, most = max(each.least for each in bounds), min(each.most for each in bounds)
     if least > most or via.offset_ns is None:
@@ -146,11 +120,9 @@ def _clock(
         return HostClock(WALL, offset, wall_ahead_ns=ahead)
     least, most = via.least_ns + least, via.most_ns + most
     differs = None if walls is None else max(0, least + walls, -most - walls)
-    phases = list(dict.fromkeys(each.phase for each in bounds))
-    ranks = max(each.ranks for each in bounds)
-    return HostClock(COLLECTIVES, offset, least, most, ahead, differs, phases, ranks)
+    return HostClock(COLLECTIVES, offset, least, most, ahead, differs)
 
 
-def _by_wall(first: int | None, wall: int | None) -> HostClock:
+def _by_wall(first: Amount, wall: Amount) -> HostClock:
     offset = minus(first, wall)
     return HostClock(UNKNOWN, None) if offset is None else HostClock(WALL, offset, wall_ahead_ns=0)

@@ -6,12 +6,12 @@ folder; the plan of the KV cache, and what a finding compares, is that of all ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 
-from vllm_memprof.accounting.build import rank_reports
+from vllm_memprof.accounting.build import run_report
 from vllm_memprof.accounting.deployment.host_clocks import host_clocks
-from vllm_memprof.accounting.deployment.ranks import fullest_notes
 from vllm_memprof.accounting.findings.table import find, in_order
 from vllm_memprof.accounting.model import (
     UNKNOWN,
@@ -24,10 +24,8 @@ from vllm_memprof.accounting.model import (
     Report,
     RunSummary,
 )
-from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom.remedies import with_values
-from vllm_memprof.accounting.serving.growth import host_growth, traced
-from vllm_memprof.accounting.summary import summarise, workers_by_label
+from vllm_memprof.accounting.summary import workers_by_label
 from vllm_memprof.record.deployment import Parts
 from vllm_memprof.record.loader import Run
 
@@ -43,15 +41,10 @@ def build_deployment(found: Parts) -> Report:
     """
     clocks = host_clocks(found.runs)
     offsets = {host: c.offset_ns for host, c in clocks.items() if c.offset_ns is not None}
-    groups: dict[str | None, list[Run]] = {}
+    groups: dict[str | None, list[Run]] = defaultdict(list)
     for run in found.runs:
-        groups.setdefault(run.info.group, []).append(run)
-    ranks: list[RankReport] = []
-    findings = []
-    missing: list[NotMeasured] = []
-    growth, allocations = [], []
-    rows: list[HostRow] = []
-    summaries: list[RunSummary] = []
+        groups[run.info.group].append(run)
+    findings, reports = [], []
     for group, runs in groups.items():
         # what the runs of a group were given is that of the first
         whole = replace(
@@ -69,31 +62,35 @@ def build_deployment(found: Parts) -> Report:
             if known.count(label) > 1:
                 label = f"{process.identity.host} {label}"
             labels[id(process)] = f"{group} {label}" if len(groups) > 1 and group else label
-        of_group: list[RankReport] = []
-        for run in runs:
-            run = replace(run, group=whole, clock_offsets=offsets)
-            summary = summarise(run)
-            workers = [(labels[id(each)], each) for each in run.processes if each.is_worker]
-            made = rank_reports(run, summary, workers)
-            planned = bool(whole.planners)
-            missing += not_measured(summary, workers, planned) if workers else []
-            growth += host_growth(run)
-            allocations += traced(run)
-            if summary.mode == "plan":
-                summary = replace(summary, notes=[*summary.notes, *fullest_notes(made)])
-            summaries.append(summary)
-            rows += _host_rows(run, summary, made, clocks)
-            of_group += made
-        findings += find(whole, of_group)
-        ranks += of_group
-    # what was not measured on several hosts once, with the ranks that it concerns
-    absent: dict[tuple[str, str], list[str]] = {}
+        made = [
+            run_report(
+                replace(run, group=whole, clock_offsets=offsets),
+                [(labels[id(each)], each) for each in run.processes if each.is_worker],
+            )
+            for run in runs
+        ]
+        findings += find(whole, [rank for report in made for rank in report.ranks])
+        reports += made
+    ranks = [rank for report in reports for rank in report.ranks]
     everyone = [rank.label for rank in ranks]
-    for row in missing:
-        concerned = absent.setdefault((row.phase, row.reason), [])
+    # what was not measured on several hosts once, with the ranks that it concerns
+    absent: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in (row for report in reports for row in report.not_measured):
+        concerned = absent[row.phase, row.reason]
         concerned += [label for label in row.labels or everyone if label not in concerned]
+    rows = [
+        HostRow(
+            host,
+            run.folder.name,
+            [rank.label for rank in report.ranks if rank.host == host],
+            clocks.get(host, HostClock(UNKNOWN, None)),
+            report.run,
+        )
+        for run, report in zip(found.runs, reports, strict=True)
+        for host in run.hosts
+    ]
     return Report(
-        run=_joined(found, summaries),
+        run=_joined(found, [report.run for report in reports]),
         ranks=ranks,
         findings=in_order(findings),
         not_measured=[
@@ -101,79 +98,50 @@ def build_deployment(found: Parts) -> Report:
             for (phase, reason), each in absent.items()
         ],
         failure=with_values(next((r.failure for r in found.runs if r.failure), None), ranks),
-        growth=growth,
-        allocations=allocations,
+        growth=[row for report in reports for row in report.growth],
+        allocations=[row for report in reports for row in report.allocations],
         deployment=Deployment(found.name, rows, _cores(ranks), found.gaps),
     )
 
 
-def _host_rows(
-    run: Run,
-    summary: RunSummary,
-    ranks: Sequence[RankReport],
-    clocks: Mapping[str | None, HostClock],
-) -> list[HostRow]:
-    """Return a row per host of a run folder; one where no process left a record."""
-    return [
-        HostRow(
-            host=host,
-            group=run.info.group,
-            folder=run.folder.name,
-            run=summary.id,
-            labels=[rank.label for rank in ranks if rank.host == host],
-            status=summary.outcome if summary.status == "ok" else summary.status,
-            exit_code=summary.exit_code,
-            exit_reason=summary.exit_reason,
-            engine=summary.engine,
-            engine_version=summary.engine_version,
-            device=summary.device,
-            clock=clocks.get(host, HostClock(UNKNOWN, None)),
-            command=summary.command,
-            place=run.info.part,
-            truncated=summary.truncated,
-        )
-        for host in run.hosts
-    ]
-
-
 def _cores(ranks: Iterable[RankReport]) -> list[EngineCore]:
-    found: dict[tuple[str | None, int | None], list[RankReport]] = {}
+    found: dict[tuple[str, int | None], list[RankReport]] = defaultdict(list)
     for rank in ranks:
-        found.setdefault((rank.group, rank.dp_rank), []).append(rank)
+        found[rank.group or "", rank.dp_rank].append(rank)
     cores = []
-    for (group, dp_rank), members in found.items():
-        known = [rank for rank in members if rank.budget.engine_kv_cache_bytes is not None]
-        least = min(known, key=lambda rank: rank.budget.engine_kv_cache_bytes or 0, default=None)
+    for _, members in sorted(found.items(), key=lambda core: (core[0][0], core[0][1] or 0)):
+        granted = [
+            (size, rank.label)
+            for rank in members
+            if (size := rank.budget.engine_kv_cache_bytes) is not None
+        ]
+        least, label = min(granted, key=lambda each: each[0], default=(None, None))
         tokens = [rank.kv.tokens for rank in members if rank.kv.tokens is not None]
         cores.append(
             EngineCore(
-                group,
-                dp_rank,
+                members[0].group,
+                members[0].dp_rank,
                 list(dict.fromkeys(rank.host for rank in members if rank.host)),
                 [rank.label for rank in members],
-                None if least is None else least.label,
-                None if least is None else least.budget.engine_kv_cache_bytes,
+                label,
+                least,
                 min(tokens, default=None),
             )
         )
-    return sorted(cores, key=lambda core: (core.group or "", core.dp_rank or 0))
+    return cores
 
 
-def _joined(found: Parts, summaries: Sequence[RunSummary]) -> RunSummary:
+def _joined(found: Parts, summaries: list[RunSummary]) -> RunSummary:
     """Return the head of the report: that of the first host, with what the others add."""
     first = summaries[0]
     several = len(summaries) > 1
     worst = min(summaries, key=lambda each: _GRAVITY.index(each.status))
-    notes: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = defaultdict(list)
     for run, summary in zip(found.runs, summaries, strict=True):
         for note in summary.notes:
-            notes.setdefault(note, []).append(summary.host or run.folder.name)
-    said = [
-        note if not several or len(hosts) == len(summaries) else f"{', '.join(hosts)}: {note}"
-        for note, hosts in notes.items()
-    ]
+            notes[note].append(summary.host or run.folder.name)
     reason = worst.exit_reason
-    if several and reason is not None and worst is not first:
+    if reason is not None and worst is not first:
         reason = f"{worst.host}: {reason}"
     return replace(
         first,
@@ -184,5 +152,8 @@ def _joined(found: Parts, summaries: Sequence[RunSummary]) -> RunSummary:
         # a deployment of which a part is missing did not come to a known end
         truncated=any(each.truncated for each in summaries)
         or any(gap.kind != "given_twice" for gap in found.gaps),
-        notes=said,
+        notes=[
+            note if len(hosts) == len(summaries) else f"{', '.join(hosts)}: {note}"
+            for note, hosts in notes.items()
+        ],
     )

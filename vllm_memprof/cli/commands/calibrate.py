@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import typer
 
 from vllm_memprof.cli import plans
-from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import ANSWER, EPILOG, RANKS, command_app
+from vllm_memprof.cli.options import ANSWER, RANKS, command_app
+from vllm_memprof.cli.show import say
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.files import from_here
 from vllm_memprof.options import value_of, with_option
-from vllm_memprof.plans.calibrated import CalibratedJob, run_calibrated
+from vllm_memprof.plans.calibrated import Hardware, hardware_of, run_calibrated
 from vllm_memprof.plans.device_facts import engine_args_of
-from vllm_memprof.plans.hardware import Hardware, hardware_of
+from vllm_memprof.plans.documents import calibrated_document
 from vllm_memprof.record.schema import ENGINE_LOG, REPORT_JSON, RUN_FILE, RunInfo
 from vllm_memprof.sim.profiles import DeviceProfile, load_profile
 from vllm_memprof.sources import read_report
@@ -48,12 +47,12 @@ def calibrate(ctx: typer.Context, run: str, **options: object) -> None:
     found, folder = plans.answer(
         ctx,
         f"{plan.model.rstrip('/')}-calibrated",
-        lambda runner: run_calibrated(CalibratedJob(plan, hardware, profile), runner),
+        lambda runner: run_calibrated(plan, hardware, profile, runner),
+        calibrated_document,
     )
-    print(
-        f"memprof: {found.profile} and the plans are in {from_here(folder)}; "
-        f"further plans: --device sim:{from_here(folder / found.profile)}",
-        file=sys.stderr,
+    say(
+        f"{found.profile} and the plans are in {from_here(folder)}; "
+        f"further plans: --device sim:{from_here(folder / found.profile)}"
     )
     if not (found.without.ok and found.corrected.ok):
         raise typer.Exit(NOT_UP)
@@ -93,4 +92,4 @@ def _arguments(run: RunInfo) -> list[str] | None:
     return run.engine_command if {*run.engine_command} - {"--enforce-eager"} else None
 
 
-app = command_app(calibrate, {**ANSWER, **RANKS}, cls=EngineCommand, epilog=EPILOG)
+app = command_app(calibrate, {**ANSWER, **RANKS})

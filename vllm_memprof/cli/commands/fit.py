@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import typer
 
 from vllm_memprof.cli import plans
-from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import ANSWER, EPILOG, RANKS, command_app
+from vllm_memprof.cli.options import ANSWER, RANKS, command_app
+from vllm_memprof.cli.show import say
 from vllm_memprof.files import from_here
-from vllm_memprof.plans.fit import FitJob, run_fit
+from vllm_memprof.plans.documents import fit_document
+from vllm_memprof.plans.fit import run_fit
 from vllm_memprof.plans.knobs import find_knob, search_request
 from vllm_memprof.plans.store import model_config
 from vllm_memprof.plans.wants import lengths, parse_wants
@@ -56,14 +56,15 @@ def fit(
     found, folder = plans.answer(
         ctx,
         f"{plan.model.rstrip('/')}-fit-{knob.name}",
-        lambda runner: run_fit(FitJob(plan, knob, space, wanted), runner),
+        lambda runner: run_fit(plan, knob, space, wanted, runner),
+        fit_document,
     )
     best = found.best
     where = folder if best is None else folder / (best.plan.run or "")
     what = "the plans are" if best is None else "the plan of the answer is"
-    print(f"memprof: {what} in {from_here(where)}", file=sys.stderr)
+    say(f"{what} in {from_here(where)}")
     if best is None or not found.ordered:
         raise typer.Exit(NO_ANSWER if best is None else NOT_IN_ORDER)
 
 
-app = command_app(fit, {**ANSWER, **RANKS, "until": (str, "")}, cls=EngineCommand, epilog=EPILOG)
+app = command_app(fit, {**ANSWER, **RANKS, "until": (str, "")})

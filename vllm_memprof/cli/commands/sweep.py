@@ -11,16 +11,14 @@ import typer
 from vllm_memprof.api import make_sweep
 from vllm_memprof.cli import plans
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import ENGINES, EPILOG, Options, command_app
-from vllm_memprof.cli.show import write_result
+from vllm_memprof.cli.options import ENGINES, command_app, of_request
+from vllm_memprof.cli.show import say, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
+from vllm_memprof.plans.model import PlanRow, Task
 from vllm_memprof.plans.on_ray import require_ray, run_on_ray
-from vllm_memprof.plans.pool import Progress, default_jobs, run_here
-from vllm_memprof.plans.request import Task
-from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.runner import PlanRunner
+from vllm_memprof.plans.runner import PlanRunner, Watcher, default_jobs, run_here
 from vllm_memprof.plans.store import Store
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over
 from vllm_memprof.redact import redact_command
@@ -71,7 +69,7 @@ def sweep(
     else:
         require_ray()
 
-    def pool(tasks: Sequence[Task], watcher: Progress) -> Iterator[tuple[Task, PlanRow]]:
+    def pool(tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
         if ray is not None:  # started only if a plan has to be made
             return run_on_ray(tasks, watcher, ray, jobs)
         return run_here(tasks, watcher, jobs or default_jobs([task.plan for task in tasks]))
@@ -85,10 +83,9 @@ def sweep(
         sys.stdout.write(render_sweep_csv(found))
     else:
         write_result(ctx, found, sweep_document)
-    print(f"memprof: {', '.join(written)} and the plans are in {from_here(place)}", file=sys.stderr)
+    say(f"{', '.join(written)} and the plans are in {from_here(place)}")
     if not any(row.ok for row in found.rows):
         raise typer.Exit(NONE_STARTED)
 
 
-_OPTIONS: Options = {"ranks": (str, "auto"), "until": (str, "kv"), **ENGINES}
-app = command_app(sweep, _OPTIONS, cls=SweepCommand, epilog=EPILOG)
+app = command_app(sweep, {**of_request("ranks", "until"), **ENGINES}, SweepCommand)

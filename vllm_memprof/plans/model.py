@@ -1,4 +1,4 @@
-"""Rows of plans, and the results of a search or a sweep over plans, which reporters start from.
+"""A plan as requested, its row, and what questions over plans find: what reporters start from.
 
 ``plan_row`` makes a row from a run and its report. Bytes are integers, None is unknown.
 The keys of their JSON are read by programs (``memprof.sweep/3``, ``memprof.fit/3``).
@@ -6,23 +6,139 @@ The keys of their JSON are read by programs (``memprof.sweep/3``, ``memprof.fit/
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar
 
 from vllm_memprof.accounting.budget.decomposition import granted_bytes
 from vllm_memprof.accounting.budget.kv import concurrency_at
 from vllm_memprof.accounting.model import Oom, Report
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.engines import engine_row
+from vllm_memprof.files import read_table
+from vllm_memprof.launch.request import DeviceChoice, parse_device
+from vllm_memprof.options import devices_of, with_option
 from vllm_memprof.record.codec import computed
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import FullStep
 from vllm_memprof.record.spans import How, weakest
+from vllm_memprof.redact import redact_value
 from vllm_memprof.units import one_line
 
+#: Options of memprof that a sweep may vary as well.
+OWN_OPTIONS = ("device", "stack", "python")
+#: Values of memprof's options that are those of no option; of every other one, "auto".
+_DEFAULTS = {"engine": "vllm", "until": "kv"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan as requested, before it is made."""
+
+    model: str
+    engine_args: list[str]
+    #: Option -> value, for the row; secrets redacted.
+    values: dict[str, str] = field(default_factory=dict)
+    #: Options of memprof: device, stack, ranks...; "" is the value of one that takes none.
+    own: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0  # until the engine must be ready
+    lengths: tuple[int, ...] = ()  # tokens of requests whose concurrency is wanted
+
+    @classmethod
+    def asked(
+        cls, model: str, engine_args: Sequence[str], own: Mapping[str, object], timeout_s: float
+    ) -> Plan:
+        """Return a plan with those options of memprof that were given and say no default."""
+        said = {
+            name: str(value)
+            for name, value in own.items()
+            if value is not None and value != _DEFAULTS.get(name, "auto")
+        }
+        return cls(model, list(engine_args), own=said, timeout_s=timeout_s)
+
+    def vary(self, name: str, value: str) -> Plan:
+        """Return the same plan with one option set: the engine's, or memprof's own."""
+        values = {**self.values, name: redact_value(name, value)}
+        if name in OWN_OPTIONS:
+            return replace(self, own={**self.own, name: value}, values=values)
+        negatable = engine_row(self.engine).arguments.negatable
+        engine_args = with_option(self.engine_args, name, value, negatable)
+        return replace(self, engine_args=engine_args, values=values)
+
+    @property
+    def devices(self) -> int:
+        return devices_of(self.engine_args, engine_row(self.engine).devices)
+
+    @property
+    def engine(self) -> str:
+        """Return the name of its engine, as ``--engine`` has it."""
+        return self.own.get("engine", "vllm")
+
+    @property
+    def device(self) -> DeviceChoice:
+        """Return its device.
+
+        Raises:
+            UsageError: there is no such kind of device.
+        """
+        return parse_device(self.own.get("device", "auto"))
+
+    @property
+    def stack(self) -> str | None:
+        """Return its simulated stack; None: the default."""
+        return self.own.get("stack") or engine_row(self.engine).stack
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Return True for simulated devices or none; real devices serve one plan at a time."""
+        return self.device.kind in ("sim", "cpu")
+
+    @property
+    def title(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values.items()) or self.model
+
+    def command(self, run_dir: Path) -> list[str]:
+        """Return the command of its process: ``memprof plan`` of this installation."""
+        own = [f"--{name}={value}" if value else f"--{name}" for name, value in self.own.items()]
+        own += [f"--run-dir={run_dir}", "--quiet", f"--startup-timeout={self.timeout_s:g}"]
+        memprof = [sys.executable, "-m", "vllm_memprof", "plan"]
+        return [*memprof, self.model, *own, "--", *self.engine_args]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One plan to make, in a folder of its own."""
+
+    place: int  # among the plans of its question
+    plan: Plan
+    run_dir: Path
+    key: str | None = None  # of its content (`store.key_of`)
+    environ: Mapping[str, str] | None = None  # of its process; None: this process's
+
+
+def folder_name(number: int, plan: Plan, width: int = 2) -> str:
+    """Return the name of a plan's folder: its number and its values, in safe characters."""
+    values = re.sub(r"[^A-Za-z0-9._=-]+", "-", plan.title).strip("-.")[:100]
+    return f"{number:0{width}d}-{values or 'plan'}"
+
+
+#: Names, figures, patterns and words that plans are told by.
+TABLES = read_table(Path(__file__).with_name("tables.toml"))
 #: Where a plan stops: at the KV plan; or it goes on, and runs its largest batches.
 KV, READY = "kv", "ready"
-#: Terms of the budget that a row has, of the rank with the least KV cache.
-TERMS = ("weights", "peak_activation", "non_torch")
+#: Figures of a row that the budget of the rank with the least KV cache has, that its KV cache has,
+#: and that are the least of all ranks.
+_OF_BUDGET = ("gpu_memory_utilization", "requested_bytes", "equation")
+_OF_KV = ("tokens", "max_model_len", "max_concurrency")
+_LEAST = (
+    "fits_request_bytes",
+    "fits_request_tokens",
+    "fits_device_bytes",
+    "fits_device_tokens",
+    "headroom_bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -33,32 +149,35 @@ class PlanRow:
     status: str  # ok | oom | failed
     reason: str | None = None  # why it is not ok, one line
     devices: int | None = None
-    run_id: str | None = None
-    run: str | None = None  # its run folder, relative to that of the sweep
-    seconds: float | None = None  # that the plan took, also where it was not run again
-    cached: bool = False  # the plan had been made before
-    final: bool = True  # False: ended by a deadline, a signal or the host; another try may succeed
-    device_total_bytes: int | None = None
-    gpu_memory_utilization: float | None = None
-    requested_bytes: int | None = None
-    terms: dict[str, int | None] = field(default_factory=dict)  # TERMS, bytes
     #: Granted by the engine; where it refused to start, what its equation gives.
     kv_cache_bytes: int | None = None
-    fits_request_bytes: int | None = None
     tokens: int | None = None
-    fits_request_tokens: int | None = None
-    max_model_len: int | None = None
     max_concurrency: float | None = None  # at max_model_len
-    #: Length in tokens -> requests at once.
-    concurrency_at: dict[int, float | None] = field(default_factory=dict)
+    max_model_len: int | None = None
+    fits_request_bytes: int | None = None
+    fits_request_tokens: int | None = None
     fits_device_bytes: int | None = None
     fits_device_tokens: int | None = None
     #: As in ``accounting.model.Budget``: at the serving peak, without what comes after the plan.
     headroom_bytes: int | None = None
     headroom_how: How | None = None
-    simulated: bool = False
+    device_total_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    requested_bytes: int | None = None
+    #: Terms of the budget of the rank with the least KV cache.
+    weights_bytes: int | None = None
+    peak_activation_bytes: int | None = None
+    non_torch_bytes: int | None = None
     equation: str | None = None
     balanced: bool | None = None
+    simulated: bool = False
+    seconds: float | None = None  # that the plan took, also where it was not run again
+    cached: bool = False  # the plan had been made before
+    run: str | None = None  # its run folder, relative to that of the sweep
+    run_id: str | None = None
+    final: bool = True  # False: ended by a deadline, a signal or the host; another try may succeed
+    #: Length in tokens -> requests at once.
+    concurrency_at: dict[int, float | None] = field(default_factory=dict)
     until: str | None = None  # kv | ready
     step: FullStep | None = None  # of a plan until ready: its largest batches
 
@@ -214,36 +333,26 @@ def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
     if not granted:
         return row
     least = min(granted, key=lambda rank: granted_bytes(rank) or 0)
-    budget, kv, budgets = least.budget, least.kv, [rank.budget for rank in report.ranks]
+    budgets = [rank.budget for rank in report.ranks]
+    figures = {name: getattr(least.budget, name) for name in _OF_BUDGET}
+    figures |= {name: getattr(least.kv, name) for name in _OF_KV}
+    for name in _LEAST if row.ok else _LEAST[:-1]:
+        sizes = [getattr(each, name) for each in budgets]
+        figures[name] = None if None in sizes else min(sizes)
+    for name in ("weights", "peak_activation", "non_torch"):
+        figures[f"{name}_bytes"] = least.budget.term(name)
+    if figures.get("headroom_bytes") is not None:
+        hows = (each.how.get("headroom_bytes") for each in budgets)
+        figures["headroom_how"] = weakest(how for how in hows if how is not None)
     balanced = [each.balanced for each in budgets]
     kv_plan = next((process.kv_plan for process in run.processes if process.kv_plan), None)
-
-    def least_of(name: str) -> int | None:
-        """Return the least of a figure of all ranks; None where one of them is unknown."""
-        sizes = [getattr(each, name) for each in budgets]
-        return None if None in sizes else min(sizes)
-
-    spare = least_of("headroom_bytes") if row.ok else None
-    hows = [each.how["headroom_bytes"] for each in budgets if "headroom_bytes" in each.how]
     return replace(
         row,
-        gpu_memory_utilization=budget.gpu_memory_utilization,
-        requested_bytes=budget.requested_bytes,
-        terms={name: budget.term(name) for name in TERMS},
         kv_cache_bytes=granted_bytes(least),
-        fits_request_bytes=least_of("fits_request_bytes"),
-        tokens=kv.tokens,
-        fits_request_tokens=least_of("fits_request_tokens"),
-        max_model_len=kv.max_model_len,
-        max_concurrency=kv.max_concurrency,
         concurrency_at={
             length: None if kv_plan is None else concurrency_at(kv_plan, length)
             for length in plan.lengths
         },
-        fits_device_bytes=least_of("fits_device_bytes"),
-        fits_device_tokens=least_of("fits_device_tokens"),
-        headroom_bytes=spare,
-        headroom_how=None if spare is None else weakest(hows),
-        equation=budget.equation,
         balanced=None if None in balanced else all(balanced),
+        **figures,
     )
