@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from string import digits
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -73,6 +73,29 @@ def where_known(values: list[Any], wide: bool) -> bool:
     return any(value is not None for value in values)
 
 
+#: Names of units and of conditions -> what they are, for tables that stand in a file.
+UNITS: Mapping[str, Unit] = {
+    "word": word,
+    "number": number,
+    "commas": COMMAS,
+    "signed": signed,
+    "bytes": COUNT,
+    "gib": GIB,
+    "gib3": GIB3,
+    "gib4": GIB4,
+    "mib": MIB,
+    "rate": RATE,
+    "ms": MS,
+    "seconds": SECONDS,
+}
+WHENS: Mapping[str, When] = {
+    "wide": wide_only,
+    "narrow": narrow_only,
+    "known": where_known,
+    "wide and known": lambda values, wide: wide and where_known(values, wide),
+}
+
+
 class Folded(NamedTuple):
     """A row of several ranks, whose cells are alike."""
 
@@ -100,7 +123,7 @@ class Column:
     def of(self, row: Any) -> Any:
         """Return the value of a row; of rows that ranks share, the first or the largest."""
         if not isinstance(row, Folded):
-            return attrgetter(self.value)(row) if isinstance(self.value, str) else self.value(row)
+            return _held(row, self.value) if isinstance(self.value, str) else self.value(row)
         if self.value == LABELS:
             return fold(row.labels)
         values = [self.of(each) for each in row.rows]
@@ -122,6 +145,14 @@ class Column:
         title = titled(self.title if wide else self.narrow or self.title)
         right = self.unit is not word if self.right is None else self.right
         return Head(modelled(title, self.marked and simulated), right, self.compared)
+
+
+def _held(row: Any, path: str) -> Any:
+    """Return what ``a.b`` leads to from a row; None where it ends before."""
+    for name in path.split("."):
+        if row is not None:
+            row = row.get(name) if isinstance(row, Mapping) else getattr(row, name)
+    return row
 
 
 class Look(NamedTuple):
@@ -179,7 +210,7 @@ def table(
     listed = list(rows)
     drawn, more = listed[:most], len(listed[most:]) if most else 0
     seen = [row for row in drawn if not isinstance(row, Row)]
-    shown = [column for column in columns if column.shown(seen, wide)]
+    shown = [column for column in columns if listed and column.shown(seen, wide)]
 
     def draw(row: Any) -> Row:
         if isinstance(row, Row):

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import TypeVar
 
+#: An amount in the unit that its name says; None: unknown, and never 0 instead.
+Amount = int | None
 Number = TypeVar("Number", int, float)
 
 KIB = 1 << 10

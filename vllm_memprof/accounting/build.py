@@ -134,15 +134,8 @@ def rank_reports(
             for span in spans
         ]
         rank = RankReport(
-            rank=who.rank,
-            label=label,
-            pid=who.pid,
-            host=who.host,
-            dp_rank=who.dp_rank,
+            **{**vars(who), "label": label},
             group=run.info.group,
-            pp_rank=who.pp_rank,
-            tp_rank=who.tp_rank,
-            ep_rank=who.ep_rank,
             device_total_bytes=either(of.figure("device_total_bytes"), first_device_total(spans)),
             initial_free_bytes=of.figure("initial_free_bytes"),
             phases=[replace(span, owners=each) for span, each in zip(spans, divided, strict=True)],
@@ -157,7 +150,6 @@ def rank_reports(
             readings=of.quantities,
             unread=process.unread,
             half_units=process.figures_half_units,
-            lines=who.lines,
             growth=with_room(device_growth(run, process), room),
             requests=request_rows(run, process),
             stages=stage_rows(process),

@@ -27,7 +27,7 @@ from vllm_memprof.accounting.readings.startup import growth, value
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, ancestors, first_of
-from vllm_memprof.units import floor_zero, minus, sum_known, sum_or_none
+from vllm_memprof.units import Amount, floor_zero, minus, sum_known, sum_or_none
 
 _NOTHING = Snapshot(t_ns=0)
 #: Phases after which a start-up is over, the last first.
@@ -109,7 +109,7 @@ def _call(spans: list[Span], span: Span, after_ready: bool) -> EmptyCacheCall:
     )
 
 
-def _refilled(span: Span, later: Snapshot) -> int | None:
+def _refilled(span: Span, later: Snapshot) -> Amount:
     """Return what of the freed memory is cached again at a later reading.
 
     Not that which tensors hold by then; and only as far as more is reserved: what tensors leave in
@@ -127,13 +127,13 @@ def _refilled(span: Span, later: Snapshot) -> int | None:
     return None if cached is None else cached + (_taken_again(outside) or 0)
 
 
-def _taken_again(sizes: Sequence[int | None]) -> int | None:
+def _taken_again(sizes: Sequence[Amount]) -> Amount:
     """Return how much of what a size fell by, before the last, it then rose by."""
     fallen, risen = minus(sizes[0], sizes[1]), minus(sizes[2], sizes[1])
     return None if fallen is None or risen is None else max(0, min(fallen, risen))
 
 
-def _cached(snapshot: Snapshot) -> int | None:
+def _cached(snapshot: Snapshot) -> Amount:
     return minus(snapshot.reserved_bytes, snapshot.allocated_bytes)
 
 

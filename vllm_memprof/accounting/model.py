@@ -17,6 +17,7 @@ from vllm_memprof.record.codec import computed, one_of
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.failures import StepReading as StepReading
 from vllm_memprof.record.failures import StepRequest as StepRequest
+from vllm_memprof.record.loader import Identity
 from vllm_memprof.record.samples import RequestFigures
 from vllm_memprof.record.schema import REPORT_SCHEMA, RunInfo, Snapshot
 from vllm_memprof.record.spans import DERIVED as DERIVED
@@ -26,7 +27,7 @@ from vllm_memprof.record.spans import MODELLED as MODELLED
 from vllm_memprof.record.spans import ComponentRow as ComponentRow
 from vllm_memprof.record.spans import DeviceMemory as DeviceMemory
 from vllm_memprof.record.spans import How, Span
-from vllm_memprof.units import MIB, minus, sum_or_none
+from vllm_memprof.units import MIB, Amount, minus, sum_or_none
 
 ENGINE, MEMPROF = "engine", "memprof"
 EXACT, AT_MOST, AT_LEAST = "exact", "at_most", "at_least"
@@ -73,7 +74,7 @@ class TermRow:
     """A term of the budget equation with its figure in this run."""
 
     name: str
-    bytes: int | None
+    bytes: Amount
     subtracted: bool  # False: the engine reports it and subtracts it from nothing
     half_unit_bytes: int = 0  # half of the last printed digit; 0 from hooks
     #: What memprof divides the engine's figure into; the equation has it whole.
@@ -85,8 +86,8 @@ class Check:
     """Two figures that have to agree."""
 
     name: str
-    expected: int | None  # bytes, or the tokens or blocks that the name speaks of
-    found: int | None
+    expected: Amount  # bytes, or the tokens or blocks that the name speaks of
+    found: Amount
     ok: bool | None  # None: one of them is unknown
 
     @classmethod
@@ -101,7 +102,7 @@ class Check:
 class Reading:
     """Memory of a rank as its evidence gives it, or the reason why it does not."""
 
-    bytes: int | None
+    bytes: Amount
     how: How = MEASURED
     source: str | None = None  # the moment, the edges or the file it was read at
     reason: str | None = None  # why a figure is None, or why a comparison decides nothing
@@ -110,15 +111,15 @@ class Reading:
     name: str = ""  # of ``accounting.readings.quantities``, or a figure without its unit
     title: str = ""
     required: bool = True  # False: does not apply to this run, and a sum does without it
-    kv_tokens: int | None = None
+    kv_tokens: Amount = None
     #: In an audit: the engine's own figure of the same memory, and what may lie between both.
-    engine_bytes: int | None = None
-    tolerance_bytes: int | None = None
+    engine_bytes: Amount = None
+    tolerance_bytes: Amount = None
     between: str | None = None
 
     @property
     @computed
-    def difference_bytes(self) -> int | None:
+    def difference_bytes(self) -> Amount:
         """The engine's figure less memprof's reading."""
         return minus(self.engine_bytes, self.bytes)
 
@@ -144,22 +145,8 @@ class Suggestion:
     limit: Annotated[str, one_of("request", "device")]  # that the engine says it fits into
     bytes: int
     how: How
-    kv_tokens: int | None
-    headroom_bytes: int | None  # fits_device_bytes less it; negative: it does not fit the device
-
-
-@dataclass(frozen=True)
-class Correction:
-    """Another reading of the same budget, from figures that the log itself prints."""
-
-    name: str
-    title: str
-    bytes: int
-    kv_tokens: int | None
-    formula: str
-    parts: tuple[
-        str, ...
-    ] = ()  # not_subtracted items that make the difference to the run's own equation
+    kv_tokens: Amount
+    headroom_bytes: Amount  # fits_device_bytes less it; negative: it does not fit the device
 
 
 @dataclass(frozen=True)
@@ -168,12 +155,12 @@ class Tried:
 
     equation: str
     releases: str  # that have it, as a specifier of PEP 440
-    kv_cache_bytes: int | None  # by the equation; None: a figure is not in the log
-    residual_bytes: int | None  # the granted KV cache less that
+    kv_cache_bytes: Amount  # by the equation; None: a figure is not in the log
+    residual_bytes: Amount  # the granted KV cache less that
     tolerance_bytes: int  # rounding of the printed figures
     given: bool = False  # that of the release, or of the form of the lines
     missing: str | None = None  # the only term that is not in the log
-    missing_bytes: int | None = None  # what the granted KV cache leaves for it
+    missing_bytes: Amount = None  # what the granted KV cache leaves for it
     missing_tolerance_bytes: int = 0
 
     @property
@@ -202,35 +189,37 @@ class Budget:
     #: What replaced the equation: "kv_cache_memory_bytes", a fixed size, or "startup_plan".
     override: str | None = None
     formula: str | None = None
-    device_total_bytes: int | None = None
+    device_total_bytes: Amount = None
     gpu_memory_utilization: float | None = None
     requested: float | int | None = (
         None  # exactly as the engine holds it; a float where it does not round
     )
     terms: list[TermRow] = field(default_factory=list)
-    kv_cache_bytes: int | None = None  # recomputed
-    engine_kv_cache_bytes: int | None = None
+    kv_cache_bytes: Amount = None  # recomputed
+    engine_kv_cache_bytes: Amount = None
     tolerance_bytes: int = 0
     checks: list[Check] = field(default_factory=list)
     not_subtracted: list[Reading] = field(default_factory=list)
-    fits_request_bytes: int | None = None
-    kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
-    fits_request_tokens: int | None = None
+    fits_request_bytes: Amount = None
+    kv_tokens: Amount = None  # what kv_cache_bytes would hold on this rank alone
+    fits_request_tokens: Amount = None
     #: Beside the KV cache at the serving peak; an unknown one makes what follows estimated.
     held_at_peak: list[Reading] = field(default_factory=list)
-    fits_device_bytes: int | None = None  # device total less held_at_peak
-    fits_device_tokens: int | None = None
+    fits_device_bytes: Amount = None  # device total less held_at_peak
+    fits_device_tokens: Amount = None
     #: The same if the allocator releases every unallocated block and operator workspace.
-    fits_device_released_bytes: int | None = None
+    fits_device_released_bytes: Amount = None
     #: fits_device_bytes less the KV cache that the rank serves with; negative: it does not fit.
-    headroom_bytes: int | None = None
+    headroom_bytes: Amount = None
     #: The same with ``fits_device_released_bytes``.
-    released_headroom_bytes: int | None = None
-    unprofiled_bytes: int | None = None  # that serving may hold beyond the profile run
+    released_headroom_bytes: Amount = None
+    unprofiled_bytes: Amount = None  # that serving may hold beyond the profile run
     device_tolerance_bytes: int = 0  # half-units of what a log printed; 0 from hooks
     suggestions: list[Suggestion] = field(default_factory=list)
     how: dict[str, str] = field(default_factory=dict)  # figure of this budget -> how it is known
-    corrections: list[Correction] = field(default_factory=list)  # from logs
+    #: Of logs, the same budget from figures that they print; parts are the items of
+    #: ``not_subtracted`` that make the difference.
+    corrections: list[Reading] = field(default_factory=list)
     #: The engine's figures beside memprof's readings; ``residual_bytes`` compares neither.
     audit: list[Reading] = field(default_factory=list)
     #: Of a log whose release's equation does not close: what every equation of the engine gives.
@@ -263,7 +252,7 @@ class Budget:
 
     @property
     @computed
-    def residual_bytes(self) -> int | None:
+    def residual_bytes(self) -> Amount:
         """What the engine granted minus what its equation gives from the recorded figures."""
         return minus(self.engine_kv_cache_bytes, self.kv_cache_bytes)
 
@@ -276,7 +265,7 @@ class Budget:
 
     @property
     @computed
-    def implied_requested_bytes(self) -> int | None:
+    def implied_requested_bytes(self) -> Amount:
         """Return the request that the subtracted terms and the granted KV cache add up to."""
         sizes = [row.bytes for row in self.terms if row.subtracted]
         known = [size for size in sizes if size is not None]
@@ -300,10 +289,10 @@ class Budget:
 
     @property
     @computed
-    def requested_bytes(self) -> int | None:
+    def requested_bytes(self) -> Amount:
         return None if self.requested is None else int(self.requested)
 
-    def term(self, name: str) -> int | None:
+    def term(self, name: str) -> Amount:
         return next((row.bytes for row in self.terms if row.name == name), None)
 
 
@@ -312,9 +301,9 @@ class KvGroup:
     """The layers that share one layout of KV blocks."""
 
     type: str  # class name of the engine's KV cache spec
-    layers: int | None = None
-    block_size: int | None = None  # tokens
-    page_size_bytes: int | None = None  # of one layer
+    layers: Amount = None
+    block_size: Amount = None  # tokens
+    page_size_bytes: Amount = None  # of one layer
     bytes_per_token: float | int | None = None  # all layers of the group
     dtype: str | None = None
     #: Heads, sizes, windows: what the formula of its type needs.
@@ -328,33 +317,33 @@ class Kv:
     What a ``kv_plan`` event has under the same names (``record.schema.KV_PLAN``), and what follows.
     """
 
-    tokens: int | None = None
-    block_size: int | None = None
-    blocks: int | None = None
+    tokens: Amount = None
+    block_size: Amount = None
+    blocks: Amount = None
     bytes_per_token: float | int | None = None
-    max_model_len: int | None = None
+    max_model_len: Amount = None
     max_concurrency: float | None = None
-    bytes_per_block: int | None = None
-    available_bytes: int | None = None
-    planned_bytes: int | None = None
+    bytes_per_block: Amount = None
+    available_bytes: Amount = None
+    planned_bytes: Amount = None
     groups: list[KvGroup] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     derived: bool = False  # blocks and bytes per block follow from a log's tokens and GiB
     default_block_size: bool = False  # the block size is the engine's default, not printed
     bytes_per_token_limits: list[int] | None = None  # [least, most] by a log's rounding
-    override_blocks: int | None = (
+    override_blocks: Amount = (
         None  # --num-gpu-blocks-override: blocks that replaced those of the budget
     )
-    fitting_blocks: int | None = None  # blocks that the budget holds, least of all workers
+    fitting_blocks: Amount = None  # blocks that the budget holds, least of all workers
     tokens_rule: str = "concurrency"  # or blocks: what the engine's number of tokens is made of
-    group_count: int | None = None  # groups that share the blocks
+    group_count: Amount = None  # groups that share the blocks
     context_parallel: int = 1  # ranks that share the tokens of a request
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: Amount = None
     mamba_cache_mode: str | None = None  # none | all | align
     shared_backing: bool = False  # groups lie over each other in one allocation
     #: Of ``planned_bytes``, layers of the drafter; None: no drafter, or they share their bytes.
-    draft_bytes: int | None = None
-    draft_layers: int | None = None
+    draft_bytes: Amount = None
+    draft_layers: Amount = None
 
     @property
     def recorded(self) -> bool:
@@ -367,18 +356,18 @@ class Freed:
     """What calls of the allocator's ``empty_cache`` gave back to the device, and took for it."""
 
     seconds: float | None = None  # with the synchronisation of the device that a call contains
-    freed_cached_bytes: int | None = None
+    freed_cached_bytes: Amount = None
     #: None where it was not read apart, as while requests run.
-    freed_npu_workspace_bytes: int | None = None
+    freed_npu_workspace_bytes: Amount = None
     #: The rest of non-torch; with the workspace where that was not read apart.
-    freed_other_bytes: int | None = None
-    refilled_bytes: int | None = None  # of what was freed, taken again by the next reading
+    freed_other_bytes: Amount = None
+    refilled_bytes: Amount = None  # of what was freed, taken again by the next reading
     #: CANN module -> bytes, by the runtime's counters; None: not read.
     freed_by_module: dict[str, int] | None = None
 
     @property
     @computed
-    def freed_bytes(self) -> int | None:
+    def freed_bytes(self) -> Amount:
         """Everything that came back, None where a part is unknown."""
         workspace = self.freed_npu_workspace_bytes or 0
         return sum_or_none([self.freed_cached_bytes, self.freed_other_bytes, workspace])
@@ -392,22 +381,22 @@ class EmptyCacheCall(Freed):
     site: str | None = None  # file.py:line of the caller, the first frame outside torch
     #: Requests ran; in records that do not know, the call came after the engine was ready.
     while_serving: bool = False
-    order: int | None = None  # of its passage, as in phases
+    order: Amount = None  # of its passage, as in phases
     function: str | None = None
     thread: str | None = None
-    requests: int | None = None  # that the model runner held
+    requests: Amount = None  # that the model runner held
     in_step: bool | None = None  # called from inside a step of the model
     by: str = ENGINE  # engine | memprof (the experiment of --empty-cache-at)
     at: str | None = None  # memprof's own: the phase that had just ended
     after_ready: bool = False  # and before the shutdown
     at_end: bool = False  # in the shutdown or after it
     #: Failed allocations that made the allocator flush itself, since the last call.
-    alloc_retries: int | None = None
+    alloc_retries: Amount = None
     refilled_by: str | None = None  # which reading the next was
     chain: tuple[str, ...] = ()  # module:function, the innermost first
     #: Memprof's own: of what was freed, still free at the end of the start-up; for calls after it,
     #: at the next reading.
-    kept_bytes: int | None = None
+    kept_bytes: Amount = None
     kept_until: str | None = None
 
 
@@ -423,18 +412,18 @@ class Cycle:
     number: int  # from 1
     order: int  # of its first passage
     seconds: float | None  # of its passages
-    asleep_used_bytes: int | None  # device memory in use while asleep; None for the others
+    asleep_used_bytes: Amount  # device memory in use while asleep; None for the others
     #: From a log, which prints no more of a cycle: what the sleep freed, and how much more is in
     #: use while asleep than in the sleep before.
-    freed_bytes: int | None = None
-    asleep_residue_bytes: int | None = None
-    used_bytes: int | None = None  # device total - free, after it; other processes count
-    free_bytes: int | None = None  # of the device, after it
-    reserved_bytes: int | None = None
-    residue_bytes: int | None = None  # growth of used
-    allocated_residue_bytes: int | None = None
-    cached_residue_bytes: int | None = None  # reserved less allocated
-    non_torch_residue_bytes: int | None = None
+    freed_bytes: Amount = None
+    asleep_residue_bytes: Amount = None
+    used_bytes: Amount = None  # device total - free, after it; other processes count
+    free_bytes: Amount = None  # of the device, after it
+    reserved_bytes: Amount = None
+    residue_bytes: Amount = None  # growth of used
+    allocated_residue_bytes: Amount = None
+    cached_residue_bytes: Amount = None  # reserved less allocated
+    non_torch_residue_bytes: Amount = None
     emptied: bool = False  # empty_cache was called in it, or between it and the one before
     emptied_inside: bool = False  # in it: what is cached after it is what the call left
 
@@ -448,9 +437,9 @@ class ReclaimSummary:
     calls_while_serving: int
     serving: Freed  # of those while requests ran
     left_after: str | None  # the end of the start-up: the phase after which the next two were read
-    left_cached_bytes: int | None  # the most that a call there returns from the caching allocator
-    left_npu_workspace_bytes: int | None
-    left_kv_tokens: int | None = None  # what both are worth
+    left_cached_bytes: Amount  # the most that a call there returns from the caching allocator
+    left_npu_workspace_bytes: Amount
+    left_kv_tokens: Amount = None  # what both are worth
 
 
 @dataclass(frozen=True)
@@ -466,10 +455,10 @@ class FreeBlocks:
     expandable: bool  # segments of that pool can grow
     #: Nothing was freed between the failure and the reading; else every figure is of the latter.
     exact: bool
-    freed_bytes: int | None  # allocated at the failure less allocated at the reading
+    freed_bytes: Amount  # allocated at the failure less allocated at the reading
     largest_bytes: int  # the largest free block of the pool and stream that were asked
-    fitting_bytes: int | None  # in blocks as large as what was asked for; None: not said
-    too_small_bytes: int | None
+    fitting_bytes: Amount  # in blocks as large as what was asked for; None: not said
+    too_small_bytes: Amount
     other_streams_bytes: int  # free blocks of the same pool that belong to other streams
     other_pools_bytes: int  # of the pool for blocks of the other kind, small or large
     graph_pools_bytes: int  # of private pools (captured graphs)
@@ -482,7 +471,7 @@ class Remedy:
 
     id: str
     argument: str
-    bytes: int | None  # None: not known, and ``grounds`` says why
+    bytes: Amount  # None: not known, and ``grounds`` says why
     bound: Annotated[str, one_of(EXACT, AT_MOST, AT_LEAST)] | None
     how: How | None
     #: Whether the allocation would have passed with it alone; None: not known.
@@ -499,20 +488,18 @@ class HostClock:
     """
 
     by: Annotated[str, one_of(FIRST, COLLECTIVES, WALL, UNKNOWN)]
-    offset_ns: int | None  # by which it is ahead; None: nothing tells
-    least_ns: int | None = None  # None: no collective bounds it
-    most_ns: int | None = None
+    offset_ns: Amount  # by which it is ahead; None: nothing tells
+    least_ns: Amount = None  # None: no collective bounds it
+    most_ns: Amount = None
     #: By which the host's wall clock is ahead of the first host's, as the offset gives it.
-    wall_ahead_ns: int | None = None
+    wall_ahead_ns: Amount = None
     #: By which the wall clocks differ at least; 0: they may agree. None: no collective tells.
-    wall_differs_ns: int | None = None
-    phases: list[str] = field(default_factory=list)  # of the collectives that were used
-    ranks: int = 0  # of both hosts, that took part in them
+    wall_differs_ns: Amount = None
     #: The collectives exclude each other: the record is damaged, or a clock was set.
     contradict: bool = False
 
     @property
-    def uncertainty_ns(self) -> int | None:
+    def uncertainty_ns(self) -> Amount:
         """Return the most that the offset is off; None: nothing bounds it."""
         if self.by == FIRST:
             return 0
@@ -543,12 +530,12 @@ class EngineCore:
     """An engine core: its ranks serve with the least KV cache that one of them was granted."""
 
     group: str | None
-    dp_rank: int | None
+    dp_rank: Amount
     hosts: list[str]
     labels: list[str]
     least_label: str | None  # of the rank with the least; None: no grant is known
-    granted_bytes: int | None
-    tokens: int | None
+    granted_bytes: Amount
+    tokens: Amount
 
 
 @dataclass(frozen=True)
@@ -576,12 +563,12 @@ class Deployment:
 class RequestRow(RequestFigures):
     """One request on one rank, with what its engine core knows."""
 
-    output_tokens: int | None = None  # None: it did not end
+    output_tokens: Amount = None  # None: it did not end
     #: Width and height in pixels as the encoder got them; None where they were not to be read.
     images: list[list[int] | None] = field(default_factory=list)
     #: No step of the request was above it.
-    allocated_peak_at_most_bytes: int | None = None
-    image_tokens: int | None = None  # of the language model, all items
+    allocated_peak_at_most_bytes: Amount = None
+    image_tokens: Amount = None  # of the language model, all items
     begin_seconds: float | None = None  # since the launch
     end_seconds: float | None = None
     reason: str | None = None  # why it ended, as the engine names it
@@ -597,12 +584,12 @@ class StageRow:
     failed: int  # left by an exception
     items: int
     #: Of the passage that handed out most.
-    allocated_total_bytes: int | None  # handed out during it, whether or not it was freed again
-    held_bytes: int | None  # allocated after it less before it
-    allocated_peak_bytes: int | None  # None: the allocator's peak did not rise in any passage
+    allocated_total_bytes: Amount  # handed out during it, whether or not it was freed again
+    held_bytes: Amount  # allocated after it less before it
+    allocated_peak_bytes: Amount  # None: the allocator's peak did not rise in any passage
     request: str | None  # id, of that passage's first item
     image: list[int] | None  # size of its largest item
-    cache_bytes: int | None = None  # most that the encoder cache held after a passage
+    cache_bytes: Amount = None  # most that the encoder cache held after a passage
 
 
 @dataclass(frozen=True)
@@ -621,19 +608,19 @@ class MmProfile:
     """What profiling assumed of multimodal items, and what came. None is unknown."""
 
     modality: str | None
-    items: int | None  # in the batch that was profiled
-    tokens: int | None  # of the language model, all of them
+    items: Amount  # in the batch that was profiled
+    tokens: Amount  # of the language model, all of them
     size: list[int] | None  # of each, pixels
-    bytes: int | None  # most that was allocated in it, less what was before
+    bytes: Amount  # most that was allocated in it, less what was before
     merged: bool | None  # whether profiling ran the merge of embeddings
-    frames: int | None = None  # of each profiled item, of a video
-    came_items: int | None = None  # of the step with most tokens that the encoder ran
-    came_tokens: int | None = None
+    frames: Amount = None  # of each profiled item, of a video
+    came_items: Amount = None  # of the step with most tokens that the encoder ran
+    came_tokens: Amount = None
     came_size: list[int] | None = None  # of its largest item
-    came_bytes: int | None = None  # most that any passage of the encoder took
-    merge_bytes: int | None = None  # handed out by the allocator in the largest merge
-    merge_peak_bytes: int | None = None  # most that any merge took, where the peak rose in it
-    merge_tokens: int | None = None  # multimodal, of the largest merge
+    came_bytes: Amount = None  # most that any passage of the encoder took
+    merge_bytes: Amount = None  # handed out by the allocator in the largest merge
+    merge_peak_bytes: Amount = None  # most that any merge took, where the peak rose in it
+    merge_tokens: Amount = None  # multimodal, of the largest merge
     merge_size: list[int] | None = None
 
 
@@ -652,10 +639,10 @@ class OwnerGrowth:
     bytes_per_hour: float | None = None
     bytes_per_hour_low: float | None = None
     bytes_per_hour_high: float | None = None
-    grown_bytes: int | None = None  # from the begin of the window that was judged to its end
-    requests: int | None = None  # that finished in the window
+    grown_bytes: Amount = None  # from the begin of the window that was judged to its end
+    requests: Amount = None  # that finished in the window
     seconds: float | None = None  # of the window
-    last_bytes: int | None = None  # the last reading
+    last_bytes: Amount = None  # the last reading
     #: Until the device is full at this rate; None where it does not grow, or the room is unknown.
     requests_until_full: float | None = None
     hours_until_full: float | None = None
@@ -669,7 +656,7 @@ class HostGrowth:
     roles: list[str]  # all that it has: with one rank, engine core and worker are one process
     label: str | None  # of the rank, of a worker
     host: str | None
-    pid: int | None
+    pid: Amount
     growth: OwnerGrowth
 
 
@@ -682,7 +669,7 @@ class AllocationSite:
     path: str  # of the file
     bytes: int
     blocks: int
-    grown_bytes: int | None  # since half of the requests; None: there was no such reading
+    grown_bytes: Amount  # since half of the requests; None: there was no such reading
     callers: list[str] = field(default_factory=list)  # of its largest stack, innermost first
 
 
@@ -693,7 +680,7 @@ class TracedProcess(TraceTotals):
     roles: list[str] = field(default_factory=list)
     label: str | None = None
     host: str | None = None
-    pid: int | None = None
+    pid: Amount = None
     sites: list[AllocationSite] = field(default_factory=list)  # those that grew most first
 
 
@@ -701,20 +688,20 @@ class TracedProcess(TraceTotals):
 class Oom:
     """An allocation that failed, as the engine's message and the reading after it tell; bytes."""
 
-    requested_bytes: int | None
-    device_total_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    free_bytes: int | None  # of the device
-    active_bytes: int | None
+    requested_bytes: Amount
+    device_total_bytes: Amount
+    allocated_bytes: Amount
+    reserved_bytes: Amount
+    free_bytes: Amount  # of the device
+    active_bytes: Amount
     device: str | None
-    fragmentation_bytes: int | None  # reserved memory that no tensor held
-    other_bytes: int | None  # device memory that was not this allocator's
+    fragmentation_bytes: Amount  # reserved memory that no tensor held
+    other_bytes: Amount  # device memory that was not this allocator's
     components: dict[str, dict[str, int]] | None  # runtime module -> {"bytes", "peak_bytes"}
-    process_bytes: int | None = None  # of the device, as the message says: torch and the rest
-    process_non_torch_bytes: int | None = None  # of it, not reserved by the allocator
-    other_processes_bytes: int | None = None  # total - free - process_bytes
-    graph_pools_bytes: int | None = None  # allocated in private pools
+    process_bytes: Amount = None  # of the device, as the message says: torch and the rest
+    process_non_torch_bytes: Amount = None  # of it, not reserved by the allocator
+    other_processes_bytes: Amount = None  # total - free - process_bytes
+    graph_pools_bytes: Amount = None  # allocated in private pools
     #: Who asked, where it was not torch's caching allocator; None: that one, or not known.
     asked_by: Annotated[str, one_of("npu_workspace", "runtime")] | None = None
     phase: str | None = None  # the innermost phase that was under way, where it is known
@@ -728,8 +715,8 @@ class Oom:
     chain: list[str] = field(default_factory=list)  # module:function, innermost first
     #: Of the step that failed; None: no step, or not known.
     requests: list[StepRequest] | None = None
-    at_request: int | None = None  # counted from 1
-    request_count: int | None = None
+    at_request: Amount = None  # counted from 1
+    request_count: Amount = None
     input: str | None = None  # name of its file
     #: Of a log: what the parts of a step took before.
     readings: list[StepReading] = field(default_factory=list)
@@ -742,39 +729,33 @@ class Oom:
 
     @property
     @computed
-    def missing_bytes(self) -> int | None:
+    def missing_bytes(self) -> Amount:
         """Return what was asked for less what was free on the device; None: free in pieces."""
         missing = minus(self.requested_bytes, self.free_bytes)
         return missing if missing is not None and missing > 0 else None
 
     @property
-    def used_bytes(self) -> int | None:
+    def used_bytes(self) -> Amount:
         """Return what was in use on the device."""
         return minus(self.device_total_bytes, self.free_bytes)
 
-    def taken_since(self, start: Snapshot | None) -> int | None:
+    def taken_since(self, start: Snapshot | None) -> Amount:
         """Return by how much the device got fuller from a reading to the failure, bytes."""
         return minus(self.used_bytes, None if start is None else start.used_bytes)
 
 
 @dataclass(frozen=True)
-class RankReport:
+class RankReport(Identity):
     """One worker."""
 
-    rank: int | None
-    label: str
-    pid: int | None
-    host: str | None
-    dp_rank: int | None
-    pp_rank: int | None
-    tp_rank: int | None
-    ep_rank: int | None
-    device_total_bytes: int | None
-    initial_free_bytes: int | None
-    phases: list[Span]  # with the device by owner at their edges
-    budget: Budget
-    kv: Kv
-    empty_cache: list[EmptyCacheCall]
+    label: str = ""
+    device_total_bytes: Amount = None
+    initial_free_bytes: Amount = None
+    #: With the device by owner at their edges.
+    phases: list[Span] = field(default_factory=list)
+    budget: Budget = field(default_factory=Budget)
+    kv: Kv = field(default_factory=Kv)
+    empty_cache: list[EmptyCacheCall] = field(default_factory=list)
     oom: Oom | None = None
     reclaim: ReclaimSummary | None = (
         None  # the calls of empty_cache added up; None where there was none
@@ -790,9 +771,6 @@ class RankReport:
     half_units: dict[str, int] = field(
         default_factory=dict
     )  # of figures that a log prints, bytes: half a last digit
-    lines: tuple[int, int] | None = (
-        None  # of a log, the first and the last of a worker that nothing names
-    )
     #: Quantities of ``accounting.readings.quantities`` -> what was read of them.
     readings: dict[str, Reading] = field(default_factory=dict)
     #: While it served, where the run was sampled; requests in the order in which they began.
@@ -809,7 +787,7 @@ class RankReport:
     #: Of a deployment whose engines have budgets of their own: prefill | decode.
     group: str | None = None
 
-    def figure(self, name: str) -> int | None:
+    def figure(self, name: str) -> Amount:
         """Return a figure of the engine in whole bytes."""
         size = self.figures.get(name)
         return None if size is None else int(size)
@@ -831,12 +809,12 @@ class Finding:
 
     id: str
     severity: Annotated[str, one_of("info", "warning", "error")]
-    rank: int | None  # None: the run as a whole
+    rank: Amount  # None: the run as a whole
     label: str | None
     title: str
     evidence: str
-    bytes: int | None = None
-    kv_tokens: int | None = None
+    bytes: Amount = None
+    kv_tokens: Amount = None
     action: str = ""
 
 

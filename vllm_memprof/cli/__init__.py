@@ -65,22 +65,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"memprof {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _memprof(
-    version: bool = typer.Option(
-        False,
-        "--version",
-        callback=_print_version,
-        is_eager=True,
-        help="Show the version and exit.",
-    ),
-) -> None:
+def _memprof() -> None:
     """Show where device memory goes when vLLM serves a model, and how much KV cache fits."""
 
 
@@ -94,6 +80,9 @@ def main(args: list[str] | None = None) -> int:
         The exit status. Typer ends the process itself (``SystemExit``) for its own usage errors.
     """
     gc.set_threshold(*_COLLECT_AFTER)
+    if (sys.argv[1:] if args is None else args)[:1] == ["--version"]:
+        print(f"memprof {__version__}")
+        return 0
     try:
         app(args=args, prog_name="memprof")
     except MemprofError as error:
@@ -112,7 +101,7 @@ def print_error(error: MemprofError) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
-    console.print(Text.assemble(("memprof: ", "bold red"), error.message), soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("memprof: ", "bold red"), error.message))
     if error.hint:
-        console.print(Text.assemble(("  try: ", "bold"), error.hint), soft_wrap=True)
+        console.print(Text.assemble(("  try: ", "bold"), error.hint))

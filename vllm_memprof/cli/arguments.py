@@ -86,10 +86,10 @@ def _take_model(engine: list[str]) -> tuple[str | None, list[str]]:
     if engine and not engine[0].startswith("-"):
         return engine[0], engine[1:]
     for index, token in enumerate(engine):
-        if token.startswith("--model="):
-            return token.removeprefix("--model="), engine[:index] + engine[index + 1 :]
-        if token == "--model" and index + 1 < len(engine):
-            return engine[index + 1], engine[:index] + engine[index + 2 :]
+        name, equals, value = token.partition("=")
+        given = [value] if equals else engine[index + 1 : index + 2]
+        if name == "--model" and given:
+            return given[0], engine[:index] + engine[index + (1 if equals else 2) :]
     return None, engine
 
 

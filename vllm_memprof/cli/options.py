@@ -8,22 +8,36 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import typer
 
 from vllm_memprof.cli import complete
+from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.help import EVERY, HelpCommand
+from vllm_memprof.engines import ENGINES as ENGINE_ROWS
 from vllm_memprof.files import read_table
+from vllm_memprof.launch.request import LaunchRequest
 
 #: Name of a parameter -> its type and its default.
 Options = Mapping[str, tuple[Any, Any]]
 
 _ROWS: dict[str, dict[str, Any]] = read_table(Path(__file__).with_name("options.toml"))
 
-LANG: Options = {"lang": (str, "en")}
-WRITTEN: Options = {"format_name": (str, "table"), **LANG}
+
+def of_request(*names: str) -> Options:
+    """Return the options of those names, with the types and defaults of a ``LaunchRequest``."""
+    hints, found = get_type_hints(LaunchRequest), dict[str, tuple[Any, Any]]()
+    for field in fields(LaunchRequest):
+        if field.name in names:
+            listed = field.default_factory is not MISSING
+            found[field.name] = hints[field.name], [] if listed else field.default
+    return found
+
+
+WRITTEN: Options = {"format_name": (str, "table"), "lang": (str, "en")}
 OUTPUT: Options = {**WRITTEN, "output": (Path | None, None)}
 #: Of commands that show reports.
 REPORTS: Options = {
@@ -35,26 +49,17 @@ REPORTS: Options = {
 #: Of commands that start engines.
 ENGINES: Options = {
     "model": (str, ...),
-    "engine": (str, "vllm"),
     "device": (str, "auto"),
-    "stack": (str | None, None),
-    "python": (str | None, None),
-    "startup_timeout": (float, 600.0),
-    "quiet": (bool, False),
+    **of_request("engine", "stack", "python", "startup_timeout", "quiet"),
     **WRITTEN,
 }
-RANKS: Options = {"ranks": (str, "auto"), "rank": (int | None, None), "until": (str, "kv")}
+RANKS = of_request("ranks", "rank", "until")
 #: Of commands that start one.
-RUN: Options = {
-    "run_dir": (Path | None, None),
-    **ENGINES,
-    "keep_secrets": (bool, False),
-    "share_device": (bool, False),
-}
+RUN: Options = {**of_request("run_dir", "keep_secrets", "share_device"), **ENGINES}
 #: Of commands that make many plans for one answer.
-ANSWER: Options = {"run_dir": (Path | None, None), "no_cache": (bool, False), **ENGINES}
+ANSWER: Options = {**of_request("run_dir"), "no_cache": (bool, False), **ENGINES}
 
-EPILOG = (
+_EPILOG = (
     "Every other argument goes to the engine unchanged and in order; `--` ends memprof's own. "
     "-q VALUE is vLLM's --quantization."
 )
@@ -89,11 +94,9 @@ def with_options(
 
 def _described(parameter: inspect.Parameter, row: dict[str, Any], command: str) -> Any:
     """Return the option or argument of a parameter, as Typer has it for a default."""
-    from vllm_memprof.engines import ENGINES as rows
-
     default = ... if parameter.default is parameter.empty else parameter.default
     row["help"] = row["help"].format(formats=", ".join(EVERY[command].formats),
-                                     engines=", ".join(rows))  # fmt: skip
+                                     engines=", ".join(ENGINE_ROWS))  # fmt: skip
     if "completes" in row:
         row["autocompletion"] = getattr(complete, row.pop("completes"))
     if row.pop("argument", False):
@@ -103,17 +106,20 @@ def _described(parameter: inspect.Parameter, row: dict[str, Any], command: str) 
 
 
 def command_app(
-    function: Callable[..., None], options: Options | None = None, **settings: Any
+    function: Callable[..., None],
+    options: Options | None = None,
+    cls: type[HelpCommand] | None = None,
 ) -> typer.Typer:
     """Return the Typer app of one command.
 
     Args:
         function: the command; its name is that of the command.
         options: that it has besides its parameters.
-        settings: of Typer's ``command``.
+        cls: of the command; default: by whether it starts engines.
     """
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(function.__name__, **{"cls": HelpCommand, **settings})(
-        with_options(function, function.__name__, options)
-    )
+    engines, name = "model" in (options or ()), function.__name__
+    cls = cls or (EngineCommand if engines else HelpCommand)
+    command = app.command(name, cls=cls, epilog=_EPILOG if engines else None)
+    command(with_options(function, name, options))
     return app

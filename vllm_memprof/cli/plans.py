@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.run import request
-from vllm_memprof.cli.show import can_repaint, write_result
+from vllm_memprof.cli.show import can_repaint, progress_bar, say, write_result
 from vllm_memprof.document import Document
 from vllm_memprof.engines import engine_row
 from vllm_memprof.engines.base import refuse
@@ -51,17 +50,13 @@ class PlanProgress(Watcher):
     """
 
     def __init__(self, total: int | None, live: bool) -> None:
-
         self._of = "" if total is None else f"/{total}"
         self._done = 0
         self._next_s = time.monotonic() + _PLAIN_EVERY_S
         columns = [BarColumn(bar_width=24), MofNCompleteColumn()] if total is not None else []
-        self._bar = Progress(
-            TextColumn("plans"), *columns, TimeElapsedColumn(), TextColumn("{task.description}"),
-            console=Console(stderr=True, highlight=False), transient=True, disable=not live,
-        )  # fmt: skip
+        what = TextColumn("{task.description}", markup=False)
+        self._bar = progress_bar(live, "plans", *columns, TimeElapsedColumn(), what)
         self._task = self._bar.add_task("", total=total)
-        self._bar.start()
 
     def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
         said = "; ".join(f"{task.plan.title} for {seconds:.0f} s" for task, seconds in tasks)
@@ -74,10 +69,10 @@ class PlanProgress(Watcher):
         """Say a line."""
         self._next_s = time.monotonic() + _PLAIN_EVERY_S
         if not self._bar.disable:
-            self._bar.console.print(f"memprof: {text}", soft_wrap=True, markup=False)
+            self._bar.console.print(f"memprof: {text}")
             return
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone; the plans go on
-            print(f"memprof: {text}", file=sys.stderr, flush=True)
+            say(f"{text}")
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         self._done += 1
@@ -108,7 +103,7 @@ def progress(total: int | None, quiet: bool, kept: str) -> Iterator[PlanProgress
         yield shown
     except Interrupted as error:
         shown.close()
-        print(f"memprof: {error}{kept}", file=sys.stderr)
+        say(f"{error}{kept}")
         raise typer.Exit(128 + error.number) from None
     finally:
         shown.close()

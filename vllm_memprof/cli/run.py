@@ -51,7 +51,6 @@ def request(mode: str, ctx: typer.Context, **own: Any) -> LaunchRequest:
         "engine_args": ctx.meta[ENGINE_ARGS],
         "device": parse_device(ctx.params["device"]),
         "sample": None if given.get("sample") == "off" else given.get("sample"),
-        "startup_timeout_s": ctx.params["startup_timeout"],
         "typed": ["memprof", *sys.argv[1:]],
     }
     return LaunchRequest(**given)
@@ -65,49 +64,46 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
     Args:
         ctx: the command, whose options say how the report is written.
         request: what was asked for.
-        exporter: of metrics; closed at the end.
+        exporter: of metrics, one of the views.
 
     Raises:
         MemprofError: the engine could not be started.
     """
     from vllm_memprof.launch.prepare import prepare_job
 
-    with contextlib.ExitStack() as stack:
-        if exporter is not None:
-            stack.callback(exporter.close)
-        job = prepare_job(request)
-        serves = request.mode == "serve"
-        shown = shown_of(
-            job.info,
-            request.mode,
-            time.monotonic_ns(),
-            ctx.params["lang"],
-            output=serves and not request.quiet,
-            foot=text("Ctrl-C: end the server"),
-            leave=text("q: back to the line, the server goes on"),
-            requests=request.mode == "offline" and not request.quiet,
-        )
-        if can_repaint() and not request.quiet:
-            view: PlainView = LiveView(shown, ctx.params.get("screen", False))
-        else:
-            title = text("{run}: recording to {folder}", run=shown.title, folder=job.run_dir)
-            view = PlainView(replace(shown, title=title))
-        newer = refresher(job.run_dir, shown.sampled and serves)
-        views = GuardedView(view, *([] if exporter is None else [exporter]), *newer)
-        if exporter is not None:
-            views.note(f"memprof: metrics on {exporter.url}")
-        printed = False
+    job = prepare_job(request)
+    serves = request.mode == "serve"
+    shown = shown_of(
+        job.info,
+        request.mode,
+        time.monotonic_ns(),
+        ctx.params["lang"],
+        output=serves and not request.quiet,
+        foot=text("Ctrl-C: end the server"),
+        leave=text("q: back to the line, the server goes on"),
+        requests=request.mode == "offline" and not request.quiet,
+    )
+    if can_repaint() and not request.quiet:
+        view: PlainView = LiveView(shown, ctx.params.get("screen", False))
+    else:
+        title = text("{run}: recording to {folder}", run=shown.title, folder=job.run_dir)
+        view = PlainView(replace(shown, title=title))
+    newer = refresher(job.run_dir, shown.sampled and serves)
+    views = GuardedView(view, *filter(None, [exporter]), *newer)
+    if exporter is not None:
+        views.note(f"memprof: metrics on {exporter.url}")
+    printed = False
 
-        def report_at_readiness(info: RunInfo) -> list[RankBudget]:
-            nonlocal printed
-            printed = serves
-            report = _report(ctx, job.run_dir) if serves else None
-            return [] if report is None else rank_budgets(report)
+    def report_at_readiness(info: RunInfo) -> list[RankBudget]:
+        nonlocal printed
+        printed = True
+        report = _report(ctx, job.run_dir)
+        return [] if report is None else rank_budgets(report)
 
-        outcome = EngineRun(job, views, report_at_readiness).run()
-        _report(ctx, job.run_dir, print_it=not printed)
-        with contextlib.suppress(OSError):
-            _say_how_it_ended(outcome, job, request)
+    outcome = EngineRun(job, views, report_at_readiness).run()
+    _report(ctx, job.run_dir, print_it=not printed)
+    with contextlib.suppress(OSError):
+        _say_how_it_ended(outcome, job, request)
     raise typer.Exit(outcome.verdict.exit_code)
 
 
@@ -131,13 +127,12 @@ def _report(ctx: typer.Context, run_dir: Path, print_it: bool = True) -> Report 
             print_error(error)  # on a full disk it is printed all the same
         if print_it:
             write_reports(ctx, [report], str(from_here(run_dir)))
-    except MemprofError as error:
-        print_error(error)
     except OSError:
         pass  # the terminal or the pipe is gone; the report is in the run folder
     except Exception as error:
-        text = f"the report could not be made: {type(error).__name__}: {error}"
-        print_error(MemprofError(text, hint=f"memprof report {run_dir}"))
+        told = f"the report could not be made: {type(error).__name__}: {error}"
+        own = MemprofError(told, hint=f"memprof report {run_dir}")
+        print_error(error if isinstance(error, MemprofError) else own)
     return report
 
 
@@ -145,21 +140,13 @@ def _say_how_it_ended(outcome: RunOutcome, job: Job, request: LaunchRequest) -> 
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
-    failed = outcome.verdict.status != "ok"
+    failed, lines = outcome.verdict.status != "ok", list[Text]()
     if failed and (request.mode != "serve" or request.quiet) and outcome.log_tail:
-        console.print(Text("last lines of engine.log:", style="dim"))
-        for line in outcome.log_tail:
-            console.print(Text.from_ansi(f"  {line}"), soft_wrap=True)
-    if outcome.verdict.reason:
-        style = "bold red" if failed else "bold"
-        console.print(Text.assemble(("memprof: ", style), outcome.verdict.reason), soft_wrap=True)
-    for note in outcome.info.notes:
-        console.print(Text(f"memprof: {note}"), soft_wrap=True)
-    console.print(
-        Text.assemble(
-            ("memprof: ", "bold"),
-            f"run recorded in {from_here(job.run_dir)}: report.md, report.json, engine.log",
-        ),
-        soft_wrap=True,
-    )
+        lines.append(Text("last lines of engine.log:", style="dim"))
+        lines += [Text.from_ansi(f"  {line}") for line in outcome.log_tail]
+    where = f"run recorded in {from_here(job.run_dir)}: report.md, report.json, engine.log"
+    style = "bold red" if failed else "bold"
+    for said in filter(None, [outcome.verdict.reason, *outcome.info.notes, where]):
+        lines.append(Text.assemble(("memprof: ", style), said))
+        style = "bold"
+    Console(stderr=True, highlight=False, soft_wrap=True).print(*lines, sep="\n")

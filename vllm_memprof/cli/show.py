@@ -1,4 +1,4 @@
-"""Shared by commands that end with a report or a result: write it as their options say."""
+"""Shared by commands that read runs: which one a person means, and writing what its options say."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.errors import MemprofError, RunRecordError, UsageError, nearest
+from vllm_memprof.files import from_here, write_atomically
+from vllm_memprof.launch.folder import DEFAULT_PARENT
+from vllm_memprof.record.deployment import run_folders
+from vllm_memprof.record.loader import load_info
+from vllm_memprof.sources import numbered
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.progress import Progress, ProgressColumn
 
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.document import Document
@@ -25,6 +31,11 @@ Found = TypeVar("Found")
 
 #: Width of a table that goes into a file, or into a pipe where COLUMNS does not say how wide it is.
 FILE_WIDTH = 120
+
+
+def say(text: str) -> None:
+    """Print a line of memprof's own on stderr."""
+    print(f"memprof: {text}", file=sys.stderr, flush=True)
 
 
 def printed(drawn: RenderableType, to_file: bool = False) -> str:
@@ -45,6 +56,17 @@ def printed(drawn: RenderableType, to_file: bool = False) -> str:
 def can_repaint() -> bool:
     """Return True where stderr is a terminal whose lines can be repainted."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def progress_bar(live: bool, *columns: ProgressColumn | str) -> Progress:
+    """Return a bar on stderr, started, below which nothing stays; not live it shows nothing."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not live)
+    bar.start()
+    return bar
 
 
 def file_width(to_file: bool = False) -> int:
@@ -94,7 +116,7 @@ def pieces(
         MemprofError: the run has nothing that this format shows.
     """
     from vllm_memprof.report.documents.first_screen import FirstScreen
-    from vllm_memprof.report.documents.report import NAMES, Parts
+    from vllm_memprof.report.documents.report import NAMES, Excerpt
 
     if unknown := [name for name in names if name not in NAMES]:
         raise UsageError(f"--section {unknown[0]!r} is not known", hint=", ".join(NAMES))
@@ -119,7 +141,7 @@ def pieces(
         return [render_html(*reports, lang=lang)]
     found: Sequence[Drawable] = reports
     if names:
-        found = [Parts(report, tuple(names)) for report in reports]
+        found = [Excerpt(report, tuple(names)) for report in reports]
     elif screen_of is not None:
         found = [FirstScreen(tuple(reports), screen_of, serve_command(reports[-1]))]
     elif len(reports) > 1 and format_name == "markdown":
@@ -136,11 +158,11 @@ def pieces(
 def section_names(report: Report) -> str:
     """Return the sections that a report has, a line each: name, and the titles of its tables."""
     from vllm_memprof.report.documents import document
-    from vllm_memprof.report.documents.report import NAMES, Parts
+    from vllm_memprof.report.documents.report import NAMES, Excerpt
 
     lines = []
     for name in NAMES:
-        page = document(Parts(report, (name,)), FILE_WIDTH)
+        page = document(Excerpt(report, (name,)), FILE_WIDTH)
         titles = list(dict.fromkeys(section.title.partition(",")[0] for section in page.sections))
         if titles or page.head or page.findings:
             lines.append(f"{name:<14}{'; '.join(titles)}".rstrip())
@@ -175,8 +197,6 @@ def write_out(text: str | Iterable[str], output: Path | None) -> None:
         sys.stdout.writelines([text] if isinstance(text, str) else text)
         sys.stdout.flush()
         return
-    from vllm_memprof.files import write_atomically
-
     if output.is_dir():
         raise UsageError(f"-o {output} is a folder", hint="give the name of a file")
     if not output.parent.is_dir():
@@ -222,3 +242,63 @@ def write_result(
     else:
         layout = partial(document, found)
         write_out(draw(layout, asked["format_name"], output is not None, asked["lang"]), output)
+
+
+def recorded() -> list[Path]:
+    """Return the run folders below ``reports/``, the newest first."""
+    dated = []
+    for folder in run_folders(DEFAULT_PARENT) if DEFAULT_PARENT.is_dir() else []:
+        try:
+            dated.append((load_info(folder).started or "", folder.name, folder))
+        except RunRecordError:
+            continue  # not one that could be shown
+    return [folder for _, _, folder in sorted(dated, reverse=True)]
+
+
+def find_run(typed: str | None) -> str:
+    """Return the path of a run, and say on stderr which one it is if it was not typed.
+
+    Args:
+        typed: a path, as ``sources`` reads it; a part of the name of a folder in ``reports/``, of
+            which the newest counts; None: the newest of all.
+
+    Raises:
+        RunRecordError: there is none.
+    """
+    if typed is not None and (
+        Path(numbered(typed)[0]).exists() or any(mark in typed for mark in "*?[/") or typed == "-"
+    ):
+        return typed
+    runs = recorded()
+    found = [run for run in runs if typed is None or typed.lower() in run.name.lower()]
+    if not found:
+        what = (
+            "no run is recorded in reports/"
+            if typed is None
+            else (
+                f"there is no run folder and no file {typed}, and no run in reports/ of that name"
+            )
+        )
+        near = nearest(typed or "", [run.name for run in runs], 3)
+        hint = f"nearest: {', '.join(near)}" if near else "memprof serve, offline or plan MODEL"
+        raise RunRecordError(what, hint=hint)
+    others = f", the newest of {len(found)}" if len(found) > 1 else ""
+    say(f"{from_here(found[0])}{others}")
+    return str(found[0])
+
+
+def run_before(run: str) -> str:
+    """Return the newest run before another one in ``reports/``, and say which.
+
+    Raises:
+        RunRecordError: it is not one of them, or the first.
+    """
+    runs = recorded()
+    places = [i for i, each in enumerate(runs) if each.resolve() == Path(run).resolve()]
+    if not places or places[0] + 1 == len(runs):
+        raise RunRecordError(
+            f"no run in reports/ is older than {run}", hint="memprof diff RUN_A RUN_B"
+        )
+    before = runs[places[0] + 1]
+    say(f"compared with {from_here(before)}, the newest before it")
+    return str(before)

@@ -8,40 +8,11 @@ from pathlib import Path
 
 from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.errors import did_you_mean
+from vllm_memprof.files import read_table
 from vllm_memprof.launch.request import LaunchRequest
 
 _UNKNOWN_OPTION = re.compile(r"unrecognized arguments?: (--[\w.-]+)")
 _OPTION = re.compile(r"""^    ([a-z]\w+): |["']--([a-z][a-z0-9-]+)["']""", re.MULTILINE)
-#: What the engine says -> what to try. The first that matches counts.
-ADVICE: tuple[tuple[str, str], ...] = (
-    (
-        r"Transformers does not recognize this architecture|does not recognize this architecture",
-        "the engine's transformers does not know this model_type: correct config.json, run it on "
-        "another stack (`memprof sim list`, --stack), or let the folder's own code define it "
-        "(--trust-remote-code)",
-    ),
-    (
-        r"Model architectures? .*(?:not supported|failed to be inspected)",
-        "this release of vLLM has no such architecture: correct `architectures` in config.json, "
-        "or run it on another stack (`memprof sim list`, --stack)",
-    ),
-    (
-        r"preprocessor_config\.json|Can't load (?:image|video)? ?(?:processor|feature extractor)"
-        r"|Unrecognized (?:processing class|image processor|feature extractor)",
-        "the model takes images, audio or video, and its folder lacks the files of its processor: "
-        "copy preprocessor_config.json, and where the model has them processor_config.json and "
-        "video_preprocessor_config.json, from its repository",
-    ),
-    (r"trust.remote.code", "add --trust-remote-code: the model's folder brings code of its own"),
-    (
-        r"Connection (?:reset|closed) by peer",
-        "a rank that this one was connected with has ended: its run, on its host, says why",
-    ),
-    (
-        r"divisible by (?:the )?tensor|must be divisible by tensor|Total number of attention heads",
-        "a tensor-parallel size that divides the model's attention heads",
-    ),
-)
 
 
 def engine_options(python: str, row: EngineRow) -> list[str]:
@@ -71,10 +42,10 @@ def advise(reason: str | None, python: str, row: EngineRow) -> str | None:
         row: the engine.
     """
     text = " ".join((reason or "").split())
-    if found := _UNKNOWN_OPTION.search(text):
+    if unknown := _UNKNOWN_OPTION.search(text):
         own = [f"--{name.replace('_', '-')}" for name in LaunchRequest.__dataclass_fields__]
         known = [*own, *engine_options(python, row)]
-        return f"to try: {did_you_mean(found[1], known, f'leave {found[1]} out')}"
-    return next(
-        (f"to try: {advice}" for pattern, advice in ADVICE if re.search(pattern, text)), None
-    )
+        return f"to try: {did_you_mean(unknown[1], known, f'leave {unknown[1]} out')}"
+    rows = read_table(Path(__file__).with_name("advice.toml"))["advice"]
+    found = (row["advice"] for row in rows if re.search(row["pattern"], text))
+    return next((f"to try: {advice}" for advice in found), None)

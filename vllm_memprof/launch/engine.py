@@ -141,8 +141,7 @@ class EngineProcess:
     Args:
         command: from ``build_command``.
         env: from ``build_env``.
-        log_path: ``engine.log``.
-        echo, keep_secrets, row: see ``LogPump``.
+        pump: of its output; started here.
         interrupted: where it may be a fork of a warm process: asked while waiting for that.
 
     Raises:
@@ -156,31 +155,26 @@ class EngineProcess:
         self,
         command: list[str],
         env: Mapping[str, str],
-        log_path: Path,
-        echo: Callable[[bytes], None] | None = None,
-        keep_secrets: bool = False,
-        row: EngineRow = VLLM,
+        pump: LogPump,
         interrupted: Callable[[], bool] | None = None,
     ) -> None:
-        read_fd, write_fd = os.pipe()
-        self.pump = LogPump(read_fd, log_path, echo, keep_secrets, row)
         try:
             forked = None
             if interrupted is not None:
-                forked = warm.start(command, env, write_fd, interrupted)
+                forked = warm.start(command, env, pump.fd, interrupted)
             self._process = forked or subprocess.Popen(
                 command,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
-                stdout=write_fd,
-                stderr=write_fd,
+                stdout=pump.fd,
+                stderr=pump.fd,
                 start_new_session=True,
                 preexec_fn=end_with_parent(),
             )
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
         finally:
-            os.close(write_fd)
+            pump.start()
         if forked is None:  # a warm process ends its forks itself
             guard = ["/bin/sh", "-c", _GUARD, "memprof-guard", str(self.pid), str(_ENDS_WITHIN_S)]
             with contextlib.suppress(OSError):  # without a shell SIGTERM is all that it gets
@@ -191,7 +185,6 @@ class EngineProcess:
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-        self.pump.start()
 
     @property
     def pid(self) -> int:

@@ -94,7 +94,6 @@ class LogPump:
     keeps what its lines tell, secrets replaced.
 
     Args:
-        fd: read end of the pipe; owned from here on.
         log_path: ``engine.log``; made with mode 0600, appended to.
         echo: gets every chunk, e.g. to show it on the terminal; called from the pump's thread.
         keep_secrets: ``engine.log`` gets every byte as it is.
@@ -103,13 +102,13 @@ class LogPump:
 
     def __init__(
         self,
-        fd: int,
         log_path: Path,
-        echo: Callable[[bytes], None] | None,
+        echo: Callable[[bytes], None] | None = None,
         keep_secrets: bool = False,
         row: EngineRow = VLLM,
     ) -> None:
-        self._fd, self._echo, self._keep_secrets = fd, echo, keep_secrets
+        self._read_fd, self.fd = os.pipe()  # the engine writes to the latter
+        self._echo, self._keep_secrets = echo, keep_secrets
         self._lines = row.lines
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._log_fd = os.open(log_path, flags, FILE_MODE)
@@ -128,6 +127,8 @@ class LogPump:
         self._thread = threading.Thread(target=self._run, name="memprof-log", daemon=True)
 
     def start(self) -> None:
+        """Read what the engine prints; its end of the pipe is in its processes alone from here."""
+        os.close(self.fd)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
@@ -138,7 +139,7 @@ class LogPump:
         log_filter, chunk = LogFilter(), b"-"
         while chunk:
             try:
-                chunk = os.read(self._fd, _READ_BYTES)
+                chunk = os.read(self._read_fd, _READ_BYTES)
             except OSError:
                 chunk = b""
             redacted = log_filter.feed(chunk) if chunk else log_filter.close()
@@ -151,7 +152,7 @@ class LogPump:
             if self._echo is not None and chunk:
                 with contextlib.suppress(Exception):  # a closed terminal must not stop the log
                     self._echo(chunk)
-        os.close(self._fd)
+        os.close(self._read_fd)
         os.close(self._log_fd)
 
     def _write(self, data: bytes) -> None:

@@ -44,6 +44,8 @@ _MINOR = ("communicator", "empty_cache")
 class View:
     """Shows the progress of a run; this one shows nothing, for what only wants to know."""
 
+    left = False  # the user has left it
+
     def update(self, progress: EngineProgress) -> None:
         pass
 
@@ -199,7 +201,6 @@ class LiveView(PlainView):
         self._partial = b""
         self._notes: collections.deque[str] = collections.deque(maxlen=_NOTES)
         self._live: Live | None = None
-        self.left = False  # the full screen was left with q
         self._start()
 
     def update(self, progress: EngineProgress) -> None:

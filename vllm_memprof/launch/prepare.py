@@ -110,7 +110,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] = os.environ)
         run_dir,
         command,
         {**env, ENV_RUN_ID: info.id},
-        request.startup_timeout_s,
+        request.startup_timeout,
         shutdown_timeout_s=find_shutdown_timeout(request.engine_args),
         keep_secrets=request.keep_secrets,
         device_state=state,

@@ -69,7 +69,7 @@ class LaunchRequest:
     engine_args: list[str] = field(default_factory=list)
     device: DeviceChoice = field(default_factory=lambda: DeviceChoice("auto"))
     run_dir: Path | None = None
-    startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
+    startup_timeout: float = DEFAULT_STARTUP_TIMEOUT_S
     python: str | None = None
     stack: str | None = None
     share_device: bool = False  # with all that do so, on a simulated device; else it is alone there
@@ -127,6 +127,8 @@ class LaunchRequest:
         for option, value in given.items():
             if value:
                 refuse(row, option)
+            if isinstance(value, Path) and not value.exists():
+                raise UsageError(f"{option} {value} does not exist")
         if self.deployment is not None:
             parse_deployment(self.deployment)
         alone = self.rank is not None or self.ranks in ("one", "edges")

@@ -22,6 +22,7 @@ from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.deployment import has_others
 from vllm_memprof.launch.engine import EngineProcess
+from vllm_memprof.launch.engine_log import LogPump
 from vllm_memprof.launch.folder import hold, write_run_info
 from vllm_memprof.launch.head_node import Head
 from vllm_memprof.launch.live import View
@@ -79,7 +80,7 @@ class Patience:
     after_kill_s: float = 5.0  # the kernel frees device memory before a process is gone
 
 
-#: Called when the engine is ready; returns what accounting says of its ranks, for the views.
+#: Called when the server is ready; returns what accounting says of its ranks, for the views.
 OnReady = Callable[[RunInfo], Iterable[RankBudget] | None]
 
 
@@ -117,19 +118,22 @@ class EngineRun:
     Args:
         job: what to start.
         view: what shows the progress.
-        on_ready: called once when the engine is ready, with ``run.json`` up to date and the
+        on_ready: called once when the server is ready, with ``run.json`` up to date and the
             terminal its own; it may take a second.
     """
 
     _engine: EngineProcess
     _watch: ProcessWatch
 
-    def __init__(self, job: Job, view: View, on_ready: OnReady | None = None) -> None:
+    def __init__(self, job: Job, view: View, on_ready: OnReady = lambda _: None) -> None:
         self._job, self._view, self._on_ready = job, view, on_ready
         self._info = job.info
         self._progress = EngineProgress(host_name())
         self._tail = EventTail(job.run_dir)
-        self._seen = EngineEnd(mode=job.info.mode, engine_code=None)
+        log = job.run_dir / ENGINE_LOG
+        self._pump = LogPump(log, view.output, job.keep_secrets, job.engine)
+        self._progress.requests, self._progress.output = self._pump.requests, self._pump.tail
+        self._seen = EngineEnd(job.info.mode, self._progress)
         #: Why the engine is to end; None: it is not. Then what is said, and signals of growing
         #: force, each after a time of patience since the one before.
         self._cause: str | None = None
@@ -157,15 +161,8 @@ class EngineRun:
             stack.enter_context(hold(job.run_dir))
             stack.enter_context(catch_signals(self._note_signal))
             try:
-                self._engine = EngineProcess(
-                    job.command,
-                    job.env,
-                    job.run_dir / ENGINE_LOG,
-                    self._view.output,
-                    job.keep_secrets,
-                    job.engine,
-                    (lambda: bool(self._signals)) if job.warm else None,
-                )
+                interrupted = (lambda: bool(self._signals)) if job.warm else None
+                self._engine = EngineProcess(job.command, job.env, self._pump, interrupted)
                 self._watch = ProcessWatch(self._engine.pid)
                 stack.callback(self._close)
                 left = self._supervise()
@@ -174,7 +171,7 @@ class EngineRun:
                 reason = f"{'' if isinstance(error, LaunchError) else own}{error}"
                 self._finish(RunVerdict("failed", 1, reason))
                 raise
-        pump, part = self._engine.pump, info.part
+        pump, part = self._pump, info.part
         pump.join(2.0)
         self._note_readiness()  # it may have died in the moment in which it became ready
         self._note_lost()
@@ -190,7 +187,7 @@ class EngineRun:
         if part is not None and has_others(part) and progress.first_error is None:
             seen.lost_peer_t_ns = pump.lost_peer_t_ns  # else it was a rank of this host
         seen.host_oom_kills = _host_oom_kills() - oom_kills
-        verdict = judge(seen, progress)
+        verdict = judge(seen)
         if left:
             verdict = replace(verdict, exit_code=verdict.exit_code or 1)
             info.notes.append(f"processes that could not be ended: {left}")
@@ -206,7 +203,6 @@ class EngineRun:
         """Wait until all processes of the engine are gone; return those that could not be ended."""
         engine, seen, job = self._engine, self._seen, self._job
         deadline_s = time.monotonic() + job.startup_timeout_s
-        self._progress.requests, self._progress.output = engine.pump.requests, engine.pump.tail
         while True:
             self._fold_events()
             if self._note_readiness() and self._cause is None:
@@ -253,7 +249,7 @@ class EngineRun:
                 self._watch.track(process.pid, process.wall)
 
     def _handle_signals(self) -> None:
-        seen, progress, pump = self._seen, self._progress, self._engine.pump
+        seen, progress, pump = self._seen, self._progress, self._pump
         while self._signals:
             number = self._signals.pop(0)
             if self._cause is not None:
@@ -284,15 +280,15 @@ class EngineRun:
             seen.deaths += deaths
         if self._cause is not None:
             return
-        lost, suspects = find_lost(seen, progress), find_suspects(deaths, progress)
+        lost, suspects = find_lost(seen), find_suspects(seen, deaths)
         if lost is not None:
-            cause = describe_lost(lost, progress, seen.ready, seen.mode)
+            cause = describe_lost(seen, lost)
             self._end(cause, patience.after_death_s, patience.before_note_s)
         elif suspects:
             unclear = seen.ready and seen.mode != "serve" and suspects[0][0].signal is None
             at_end = unclear and progress.shutdown_t_ns is not None
             self._end(
-                describe_death(suspects[0], seen.ready, seen.mode),
+                describe_death(seen, suspects[0]),
                 patience.after_vanishing_s if unclear else patience.after_death_s,
                 patience.before_note_at_end_s if at_end else patience.before_note_s,
             )
@@ -304,7 +300,7 @@ class EngineRun:
 
     def _handle_silence(self) -> None:
         """End an engine that failed and is silent: vLLM can wait for its own processes for ever."""
-        pump, patience_s = self._engine.pump, self._job.patience.after_error_s
+        pump, patience_s = self._pump, self._job.patience.after_error_s
         failed = "fatal" in pump.said or (not self._seen.ready and self._progress.first_error)
         if not failed or self._cause is not None or self._engine.poll() is not None:
             return
@@ -314,7 +310,7 @@ class EngineRun:
 
     def _handle_head(self) -> None:
         """End an engine without an API server when its head has ended: vLLM would wait for ever."""
-        pump, patience, now_s = self._engine.pump, self._job.patience, time.monotonic()
+        pump, patience, now_s = self._pump, self._job.patience, time.monotonic()
         if "head" not in pump.said or self._cause is not None or now_s < self._next_look_s:
             return
         self._next_look_s = now_s + _LOOK_S
@@ -339,13 +335,13 @@ class EngineRun:
 
     def _head_has_ended(self, head: Head) -> bool:
         """Return whether an engine ended by itself because its head had ended."""
-        seen, progress, lost_t_ns = self._seen, self._progress, self._engine.pump.lost_peer_t_ns
+        seen, progress, lost_t_ns = self._seen, self._progress, self._pump.lost_peer_t_ns
         asked = seen.head_ended or seen.interrupted_by is not None or seen.timed_out_s is not None
         failed = progress.first_error is not None or progress.oom_message is not None
         if asked or failed or lost_t_ns is None:
             return False
         before = [death for death in seen.deaths if death.t_ns < lost_t_ns]
-        if find_suspects(before, progress):
+        if find_suspects(seen, before):
             return False  # it was a process of this host
         return head.has_ended(self._job.patience.after_peer_s)
 
@@ -355,7 +351,7 @@ class EngineRun:
         line, wanted = "ready", 1
         if part is not None and part.headless:
             line, wanted = "core_ready", part.dp_local or 1
-        by_log = len(self._engine.pump.said.get(line, ())) >= wanted
+        by_log = len(self._pump.said.get(line, ())) >= wanted
         if self._seen.ready or (t_ns is None and not by_log):
             return False
         self._seen.ready = True
@@ -363,15 +359,12 @@ class EngineRun:
         return True
 
     def _become_ready(self) -> None:
-        serves = self._info.mode == "serve"
-        if serves:
-            self._view.update(self._progress)
-            self._view.suspend()
         self._adopt_facts()
         self._write_info()
-        budgets = None if self._on_ready is None else self._on_ready(self._info)
-        if serves:
-            self._progress.serve(budgets or ())
+        if self._info.mode == "serve":
+            self._view.update(self._progress)
+            self._view.suspend()
+            self._progress.serve(self._on_ready(self._info) or ())
 
     def _write_info(self) -> None:
         """Write ``run.json``; a full disk changes nothing about the run."""

@@ -44,7 +44,8 @@ class EngineEnd:
     """Everything the launcher noticed about an engine that has ended."""
 
     mode: str
-    engine_code: int | None  # of the main process; negative: the signal; None: not collected
+    progress: EngineProgress
+    engine_code: int | None = None  # of the main process; negative: the signal; None: not collected
     ready: bool = False
     ready_t_ns: int | None = None
     interrupted_by: int | None = None  # signal that the user sent first
@@ -72,13 +73,13 @@ class RunVerdict:
     reason: str | None = None  # one sentence
 
 
-def judge(seen: EngineEnd, progress: EngineProgress) -> RunVerdict:
+def judge(seen: EngineEnd) -> RunVerdict:
     """Return the status, exit code and reason of a run: the first cause, not what followed."""
     code = seen.engine_code
     own_code = EXIT_FAILED if code is None else code if code >= 0 else 128 - code
     if seen.forced_main and seen.interrupted_by is None:
         own_code = EXIT_FAILED  # the signal that the engine died of was memprof's
-    each = _where_each(seen, progress)
+    each = _where_each(seen)
     at = f": {each}" if each else ""
     killed = "; the engine did not end until memprof ended its processes" if seen.forced else ""
     if seen.interrupted_by is not None and not seen.failed_before:
@@ -97,9 +98,9 @@ def judge(seen: EngineEnd, progress: EngineProgress) -> RunVerdict:
     if seen.head_ended is not None:
         reason = f"the head {seen.head_ended} ended before this host was ready{at}{killed}"
         return RunVerdict("failed", own_code or EXIT_FAILED, reason)
-    suspects = find_suspects(seen.deaths, progress)
+    suspects = find_suspects(seen, seen.deaths)
     if not suspects and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
-        suspects = find_suspects(seen.deaths, progress, True, seen.lost_core)
+        suspects = find_suspects(seen, seen.deaths, True, seen.lost_core)
     for t_ns, what in (
         (seen.other_host_t_ns, "an engine core on another host failed"),
         (seen.lost_peer_t_ns, "a rank on another host closed its connection"),
@@ -107,16 +108,16 @@ def judge(seen: EngineEnd, progress: EngineProgress) -> RunVerdict:
         if t_ns is not None and all(death.t_ns > t_ns for death, _ in suspects[:1]):
             reason = f"{what}: the run of that host says why"
             return RunVerdict("failed", own_code or EXIT_FAILED, reason)
-    lost = find_lost(seen, progress)
+    lost = find_lost(seen)
     gone = seen.mode == "serve" and bool(suspects or lost)
     # of a headless host the main process ends with 0 after an engine core's end
     broken = seen.hung or seen.failed_before or gone or (seen.headless and seen.ready)
     if code == 0 and not broken:
         return RunVerdict("ok", 0)
     if lost is None:
-        reason, oom = _first_cause(seen, progress, suspects)
+        reason, oom = _first_cause(seen, suspects)
     else:
-        reason, oom = describe_lost(lost, progress, seen.ready, seen.mode), False
+        reason, oom = describe_lost(seen, lost), False
     if seen.hung or seen.interrupted_by is not None:
         by = "memprof" if seen.interrupted_by is None else signal_name(seen.interrupted_by)
         reason, own_code = f"{reason}; the engine hung and was ended by {by}", EXIT_FAILED
@@ -124,10 +125,7 @@ def judge(seen: EngineEnd, progress: EngineProgress) -> RunVerdict:
 
 
 def find_suspects(
-    deaths: list[Death],
-    progress: EngineProgress,
-    orderly_too: bool = False,
-    late_too: bool = False,
+    seen: EngineEnd, deaths: list[Death], orderly_too: bool = False, late_too: bool = False
 ) -> list[Suspect]:
     """Return the deaths that may have caused the others, the likeliest first: the first disorderly
     ones of engine processes, noticed at once.
@@ -136,12 +134,12 @@ def find_suspects(
     takes too long.
 
     Args:
+        seen: what else is known.
         deaths: as they were noticed.
-        progress: of the processes.
         orderly_too: deaths in good order count, too.
         late_too: so does that of an engine core which its API server says that it lost.
     """
-    suspects: list[Suspect] = []
+    suspects, progress = list[Suspect](), seen.progress
     ends_t_ns = progress.ready_t_ns.get("end")  # the engine kills its own processes from here on
     began = progress.shutdown_t_ns
     for death in deaths:
@@ -159,28 +157,29 @@ def find_suspects(
     return sorted(at_once, key=lambda pair: (not pair[0].known, pair[1].last_t_ns))
 
 
-def describe_death(suspect: Suspect, ready: bool, mode: str) -> str:
+def describe_death(seen: EngineEnd, suspect: Suspect) -> str:
     """``worker TP1 (pid 123) was killed by SIGKILL in weight_load``."""
     death, process = suspect
     who = f"worker {process.name}" if process.is_worker and process.label else process.name
-    return f"{who} (pid {death.pid}) {death.describe()} {where(process, ready, mode)}"
+    return f"{who} (pid {death.pid}) {death.describe()} {where(seen, process, death.t_ns)}"
 
 
-def find_lost(seen: EngineEnd, progress: EngineProgress) -> Lost | None:
+def find_lost(seen: EngineEnd) -> Lost | None:
     """Return the loss on a Ray node that caused the end: a node's before that of one worker, whose
     own error says more."""
     nodes = [lost for lost in seen.lost if lost.rank is None]
-    own = [] if progress.first_error or progress.oom_message else seen.lost
+    said = seen.progress.first_error or seen.progress.oom_message
+    own = [] if said else seen.lost
     return next(iter(nodes or own), None)
 
 
-def describe_lost(lost: Lost, progress: EngineProgress, ready: bool, mode: str) -> str:
+def describe_lost(seen: EngineEnd, lost: Lost) -> str:
     """``worker TP1 on node-b (pid 123) was lost with its node while serving``."""
     node = lost.rank is None
     parts = [
         f"worker {process.name} on {process.host} (pid {process.pid}) was lost"
-        f"{' with its node' if node else ''} {where(process, ready, mode)}"
-        for process in progress.workers
+        f"{' with its node' if node else ''} {where(seen, process)}"
+        for process in seen.progress.workers
         if process.node == lost.node and lost.rank in (None, process.rank)
     ]
     who = "its worker" if node else f"the worker of rank {lost.rank}"
@@ -188,11 +187,18 @@ def describe_lost(lost: Lost, progress: EngineProgress, ready: bool, mode: str) 
     return ("; ".join(parts) or unknown) + ("" if node else f": {one_line(lost.reason, _MOST)}")
 
 
-def where(process: ProcessProgress, ready: bool, mode: str) -> str:
-    """Return the phase under way, else ``while serving``, else the phase that had finished."""
-    if ready and not process.open:
+def where(seen: EngineEnd, process: ProcessProgress, t_ns: int | None = None) -> str:
+    """Return the phase under way, else ``while serving``, else the phase that had finished.
+
+    Args:
+        seen: what else is known.
+        process: the process.
+        t_ns: a moment, CLOCK_MONOTONIC, at which the engine may not have been ready yet.
+    """
+    early = t_ns is not None and seen.ready_t_ns is not None and seen.ready_t_ns > t_ns
+    if seen.ready and not early and not process.open:
         doing = {"serve": "while serving", "offline": "while generating"}
-        return doing.get(mode, "after the plan")
+        return doing.get(seen.mode, "after the plan")
     return process.where() or "before its first phase"
 
 
@@ -210,26 +216,21 @@ def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
     return ", ".join(parts)
 
 
-def _where_each(seen: EngineEnd, progress: EngineProgress) -> str:
-    return ", ".join(
-        f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
-    )
+def _where_each(seen: EngineEnd) -> str:
+    return ", ".join(f"{each.name} {where(seen, each)}" for each in seen.progress.workers)
 
 
-def _first_cause(
-    seen: EngineEnd, progress: EngineProgress, suspects: list[Suspect]
-) -> tuple[str, bool]:
+def _first_cause(seen: EngineEnd, suspects: list[Suspect]) -> tuple[str, bool]:
     """Return the reason, and True if it is device memory that ran out."""
-    error, ready = progress.first_error, seen.ready
+    error, out = seen.progress.first_error, seen.progress.oom_message
     line = find_error_line(seen.error_lines)
-    oom = progress.oom_message is not None or any(map(_says_oom, seen.error_lines))
+    oom = out is not None or any(map(_says_oom, seen.error_lines))
     if suspects and (error is None or suspects[0][0].t_ns <= error[0]):
         culprit = suspects[0][0]
-        ready = ready and (seen.ready_t_ns is None or seen.ready_t_ns <= culprit.t_ns)
-        reason = describe_death(suspects[0], ready, seen.mode)
+        reason = describe_death(seen, suspects[0])
         for other in suspects[1:]:
             if not culprit.known and not other[0].known:  # nor then which of several was first
-                reason += f"; {describe_death(other, ready, seen.mode)} at the same time"
+                reason += f"; {describe_death(seen, other)} at the same time"
         if culprit.signal == signal.SIGKILL and seen.host_oom_kills:
             reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
         if culprit.signal is None and line and not _GENERIC.search(line):
@@ -237,7 +238,7 @@ def _first_cause(
         return reason, oom and culprit.signal is None
     if error is not None:
         _, name, phase, message = error
-        oom = _says_oom(message) or progress.oom_message is not None
+        oom = _says_oom(message) or out is not None
         what = "ran out of device memory" if oom else "failed"
         return f"{name} {what} in {phase}: {one_line(message, _MOST)}", oom
     what = f"exited with status {seen.engine_code}"
@@ -245,9 +246,9 @@ def _first_cause(
         what = "failed"
     elif seen.engine_code is not None and seen.engine_code < 0:
         what = f"was killed by {signal_name(-seen.engine_code)}"
-    each = _where_each(seen, progress)
+    each = _where_each(seen)
     at = f" ({each})" if each else "" if seen.ready else " before any worker reported"
-    tail = progress.oom_message or line
+    tail = out or line
     return f"the engine {what}{at}" + (f": {one_line(tail, _MOST)}" if tail else ""), oom
 
 

@@ -29,9 +29,9 @@ from vllm_memprof.document import (
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
-from vllm_memprof.report.sections.base import sentences_of, words_of
+from vllm_memprof.report.sections.base import Paper, draw, sentences_of
 from vllm_memprof.report.sections.starts import starts_section
-from vllm_memprof.tables import COUNT, GIB4, SIZES, Column, modelled, table
+from vllm_memprof.tables import GIB4, Column, modelled
 from vllm_memprof.text import fill, join, text
 from vllm_memprof.units import GIB as GIB_BYTES
 from vllm_memprof.version import __version__
@@ -232,20 +232,22 @@ def timeline_table(view: RankView) -> Section | None:
     line = view.timeline
     if line is None:
         return None
-    columns = (
-        Column("s", lambda at: f"{line.moments[at].seconds:.3f}", right=True),
-        Column("Phase", lambda at: line.moments[at].phase),
-        Column("Edge", lambda at: _EDGES[line.moments[at].edge]),
-        Column("in use", line.in_use.__getitem__, GIB4),
-        *(
-            Column(modelled(owner.title, owner.how == MODELLED), owner.bytes.__getitem__, GIB4)
-            for owner in line.owners
-        ),
-    )
+    columns = [
+        Column(modelled(owner.title, owner.how == MODELLED), owner.bytes.__getitem__, GIB4)
+        for owner in line.owners
+    ]
     derived = join(", ", [owner.title for owner in line.owners if owner.how == DERIVED])
-    figures = {"drawn": view.drawn, "derived": derived, "left_out": line.left_out or None}
-    title, notes = words_of("timeline", figures)
-    return table(title, columns, range(len(line.moments)), notes)
+    return draw(
+        Paper(),
+        "timeline",
+        range(len(line.moments)),
+        {"drawn": view.drawn, "derived": derived, "left_out": line.left_out or None},
+        columns=columns,
+        seconds=lambda at: f"{line.moments[at].seconds:.3f}",
+        phase=lambda at: line.moments[at].phase,
+        edge=lambda at: _EDGES[line.moments[at].edge],
+        in_use=line.in_use.__getitem__,
+    )
 
 
 def waterfall_text(view: RankView) -> str:
@@ -265,12 +267,9 @@ def waterfall_text(view: RankView) -> str:
 
 def waterfall_table(view: RankView) -> Section:
     """Return the waterfall as a table, beside which ``bars`` stand."""
-    return table(
-        text("Steps of {labels}", view),
-        (Column("Step", "title"), *SIZES[1:]),
-        view.waterfall,
-        look=lambda step: TOTAL if step.kind == "level" else PLAIN,
-    )
+    look = {"level": TOTAL, "change": PLAIN}
+    figures = {"labels": view.labels}
+    return draw(Paper(), "waterfall", view.waterfall, figures, look=lambda step: look[step.kind])
 
 
 def bars(view: RankView) -> list[_Bar]:
@@ -294,16 +293,13 @@ def skew_table(drawn: Plots) -> Section | None:
             return label
         return text("all that have it") if None in row.bytes else text("all")
 
-    columns = (
-        Column("Figure", "title"),
-        Column("least, GiB", "least", GIB4),
-        Column("on", lambda row: on(row, row.least_label)),
-        Column("most, GiB", "most", GIB4),
-        Column("on", lambda row: on(row, row.most_label)),
-        Column("median, GiB", "median", GIB4),
-        Column("most - least, bytes", "spread", COUNT),
-    )
-    title = text("Figures by rank: least, most, median")
     muted = {True: PLAIN, False: MUTED}
-    found = table(title, columns, drawn.skew, look=lambda row: muted[bool(row.spread)])
+    found = draw(
+        Paper(),
+        "skew_of_figures",
+        drawn.skew,
+        look=lambda row: muted[bool(row.spread)],
+        least_on=lambda row: on(row, row.least_label),
+        most_on=lambda row: on(row, row.most_label),
+    )
     return found if drawn.skew else None

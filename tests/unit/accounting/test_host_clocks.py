@@ -42,8 +42,6 @@ def test_the_offset_of_two_hosts_is_known_by_their_collectives(
     clock = found["node-b"]
     true = round((1000 + ahead_s) * SECOND)
     assert clock.by == COLLECTIVES
-    assert clock.phases == ["hccl_init"]
-    assert clock.ranks == 2
     assert clock.least_ns is not None
     assert clock.most_ns is not None
     assert clock.offset_ns is not None

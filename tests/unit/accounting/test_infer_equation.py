@@ -82,8 +82,8 @@ def test_an_equation_that_closes_is_not_searched_for_another() -> None:
         "non_torch_increase_bytes": 5,
         "kv_cache_bytes": 45,
     }
-    assert search("vllm-ascend", row, "0.23.0", [Printed(figures, {})]).tried == []
-    off = search("vllm-ascend", row, "0.23.0", [Printed({**figures, "kv_cache_bytes": 44}, {})])
+    assert not search("vllm-ascend", row, [Printed(figures, {})]).tried
+    off = search("vllm-ascend", row, [Printed({**figures, "kv_cache_bytes": 44}, {})])
     assert off.equation is row
     assert [one.residual_bytes for one in off.tried[0] if one.given] == [-1]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.accounting.deployment.ranks import fullest_notes, rank_notes, spans, step_notes
-from vllm_memprof.accounting.model import Budget, Kv, RankReport, Reading, Report, RunSummary
+from vllm_memprof.accounting.model import Budget, RankReport, Reading, Report, RunSummary
 from vllm_memprof.compare.changes import changes
 from vllm_memprof.record.schema import FullStep, HoldsMore, ModalityStep, PlannedRanks
 
@@ -63,8 +63,7 @@ def held(label: str, pp_rank: int, reserved: int, other: int | None = 5 << 20) -
         Reading(reserved, name="reserved_peak", title="reserved, peak"),
         Reading(other, "modelled", name="non_torch_peak", title="non-torch, peak"),
     ]
-    numbers = (None, None, None, pp_rank, None, None, None, None)
-    return RankReport(0, label, *numbers, [], Budget(held_at_peak=rows), Kv(), [])
+    return RankReport(rank=0, label=label, pp_rank=pp_rank, budget=Budget(held_at_peak=rows))
 
 
 def test_ranks_that_were_run_and_hold_more_are_named_with_it():

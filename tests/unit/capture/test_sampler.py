@@ -86,7 +86,6 @@ class Worker:
         self.sampler.leave_call(True, None)
 
     def served(self) -> Served:
-        self.sampler.files.close()
         [process] = (self.tmp_path / "samples").iterdir()
         return load_samples(self.tmp_path, process.name)
 
@@ -199,9 +198,8 @@ def test_a_stage_outside_of_a_step_is_none(worker: Worker) -> None:
 
 def test_a_call_below_an_override_is_the_same_step(worker: Worker) -> None:
     scheduled = output({"a": 4}, new=(new("a"),))
-    worker.sampler.begin_step(scheduled, worker.runner)
-    worker.sampler.begin_step(scheduled, worker.runner)
-    worker.sampler.leave_call(True, None)
+    assert worker.sampler.begin_step(scheduled, worker.runner)
+    assert not worker.sampler.begin_step(scheduled, worker.runner)
     worker.sampler.leave_call(True, None)
     assert [sample.step for sample in worker.served().samples] == [1]
 

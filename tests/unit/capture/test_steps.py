@@ -109,7 +109,7 @@ def test_with_sampling_each_step_request_and_stage_is_written(
 def test_the_profile_run_says_that_it_merged_nothing(run_engine: Run) -> None:
     recorded = run_engine(SERVE, MEMPROF_SAMPLE="1")
     [before, after] = recorded.edges("profile_run")
-    assert before["detail"] is None
+    assert before["detail"] == {}
     assert after["detail"] == {"mm_merge_ran": False}
 
 

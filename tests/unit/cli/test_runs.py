@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.cli import main
-from vllm_memprof.cli.runs import find_run, recorded, run_before
+from vllm_memprof.cli.show import find_run, recorded, run_before
 from vllm_memprof.errors import RunRecordError
 
 DATA = Path(__file__).parents[2] / "data"

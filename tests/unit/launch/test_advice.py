@@ -37,10 +37,8 @@ OUT_OF_RANGE = """\
 
 def error_lines(log, tmp_path):
     """What the launcher keeps of an engine's output."""
-    read_fd, write_fd = os.pipe()
-    pump = LogPump(read_fd, tmp_path / "engine.log", None)
-    os.write(write_fd, log.encode())
-    os.close(write_fd)
+    pump = LogPump(tmp_path / "engine.log")
+    os.write(pump.fd, log.encode())
     pump.start()
     pump.join(10)
     return list(pump.error_lines)

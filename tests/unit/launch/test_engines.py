@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.launch.test_verdict import S, progress_of, seen
+from tests.unit.launch.test_verdict import S, judge, progress_of, seen
 from vllm_memprof.engines import ENGINES, VLLM, engine_row
 from vllm_memprof.engines.base import EngineRow, refuse
 from vllm_memprof.errors import LaunchError, UsageError
@@ -19,7 +19,6 @@ from vllm_memprof.launch.engine import build_command, build_env
 from vllm_memprof.launch.engine_log import LogPump
 from vllm_memprof.launch.interpreter import InterpreterFacts, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
-from vllm_memprof.launch.verdict import judge
 from vllm_memprof.launch.watch import Death
 
 PYTHON = Path("/venv/bin/python")
@@ -109,11 +108,10 @@ def test_a_stack_of_another_engine_is_refused(monkeypatch, engine, stack_engine)
 @pytest.mark.parametrize("row", ENGINES.values(), ids=lambda row: row.name)
 def test_the_lines_of_an_engine_are_its_own(row: EngineRow, tmp_path: Path):
     def said(line: str) -> dict[str, list[tuple[int, str]]]:
-        read, write = os.pipe()
-        os.write(write, f"before {line} after\n".encode())
-        os.close(write)
-        found = LogPump(read, tmp_path / "engine.log", None, row=row)
-        found._run()
+        found = LogPump(tmp_path / "engine.log", row=row)
+        os.write(found.fd, f"before {line} after\n".encode())
+        found.start()
+        found.join(10)
         return found.said
 
     def forms(name: str, of: EngineRow = row) -> list[str]:
@@ -188,13 +186,11 @@ def test_an_engine_without_a_plan_is_refused_before_anything_is_made(monkeypatch
     ],
 )  # fmt: skip
 def test_what_a_host_without_an_api_server_prints(line: bytes, head: str | None, tmp_path: Path):
-    read, write = os.pipe()
-    os.write(
-        write, line + b"\n" + b"init engine (profile, create kv cache, warmup model) took 2 s\n"
-    )
-    os.close(write)
-    pump = LogPump(read, tmp_path / "engine.log", None)
-    pump._run()
+    pump = LogPump(tmp_path / "engine.log")
+    ready = b"init engine (profile, create kv cache, warmup model) took 2 s"
+    os.write(pump.fd, b"%b\n%b\n" % (line, ready))
+    pump.start()
+    pump.join(10)
     assert [word for _, word in pump.said.get("head", [])] == ([head] if head else [])
     assert len(pump.said["core_ready"]) == 1
     assert "ready" not in pump.said

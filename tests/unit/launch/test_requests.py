@@ -62,8 +62,8 @@ def test_lines_of_requests() -> None:
 
 
 def test_lines_arrive_in_any_pieces_and_without_secrets(tmp_path: Path) -> None:
-    read_fd, write_fd = os.pipe()
-    pump = LogPump(read_fd, tmp_path / "engine.log", None)
+    pump = LogPump(tmp_path / "engine.log")
+    write_fd = os.dup(pump.fd)
     pump.start()
     printed = f"{ENDED}\nrequest 4/12: skipped (a.png): sk-abcdefghijklmnopqrstuvwx is refused\n"
     for at in range(0, len(printed), 7):

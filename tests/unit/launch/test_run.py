@@ -386,9 +386,10 @@ STAYS = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flu
 LAUNCHER = """
 import os, sys, time
 from pathlib import Path
-from vllm_memprof.launch import engine
+from vllm_memprof.launch import engine, engine_log
 engine._ENDS_WITHIN_S = 0.5
-stays = engine.EngineProcess([sys.executable, "-c", sys.argv[1]], os.environ, Path(sys.argv[2]))
+pump = engine_log.LogPump(Path(sys.argv[2]))
+stays = engine.EngineProcess([sys.executable, "-c", sys.argv[1]], os.environ, pump)
 while b"up" not in Path(sys.argv[2]).read_bytes():
     time.sleep(0.05)
 print(stays.pid, flush=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from vllm_memprof.launch import verdict as module
 from vllm_memprof.launch.progress import EngineProgress
-from vllm_memprof.launch.verdict import EngineEnd, describe_stuck, find_error_line, judge
+from vllm_memprof.launch.verdict import EngineEnd, RunVerdict, describe_stuck, find_error_line
 from vllm_memprof.launch.watch import Death, ProcessWatch, read_stat
 
 S = 1_000_000_000
@@ -52,7 +53,12 @@ def end_phase(
 
 
 def seen(**fields: Any) -> EngineEnd:
-    return EngineEnd(**{"mode": "serve", "engine_code": 1, **fields})
+    return EngineEnd(**{"mode": "serve", "progress": EngineProgress(), "engine_code": 1, **fields})
+
+
+def judge(end: EngineEnd, progress: EngineProgress) -> RunVerdict:
+    end.progress = progress
+    return module.judge(end)
 
 
 def test_a_violent_death_comes_before_what_followed_from_it():

@@ -118,18 +118,24 @@ def every_template() -> list[Template]:
     words = ("title", "source", "unknown")
     said = [row[key] for row in table.values() for key in words if key in row]
     found += [Template("quantities.toml", each, frozenset()) for each in said]
+    limits = read_table(PACKAGE / "check" / "limits.toml")
+    said = [row["title"] for row in limits["figures"].values() if "title" in row]
+    said += [row["sense"] for rows in limits["keys"].values() for row in rows.values()]
+    found += [Template("limits.toml", each, frozenset()) for each in said]
     said = [row[key] for row in TABLES["owners"].values() for key in row if key != "constants"]
     said += [row["title"] for row in TABLES["curves"].values()]
     said += [*TABLES["owner_changes"].values(), *TABLES["problems"].values()]
     found += [Template("plans: tables.toml", words, None) for words in said]
-    words = read_table(PACKAGE / "report" / "words.toml")
+    words = read_table(PACKAGE / "report" / "tables.toml")
     rows = [
         part for row in words["tables"].values() for part in (row["title"], *row.get("notes", ()))
     ]
     rows += [part for row in words["sentences"].values() for part in row]
+    heads = [head for row in words["tables"].values() for head in row.get("columns", ())]
+    rows += [title for head in heads for title in (head["title"], head.get("narrow")) if title]
     for part in rows:
         for one in part if isinstance(part, tuple) else (part,):
-            found.append(Template("words.toml", one if isinstance(one, str) else one["say"], None))
+            found.append(Template("tables.toml", one if isinstance(one, str) else one["say"], None))
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

@@ -57,7 +57,7 @@ def test_setup_prints_steps_as_plain_lines(monkeypatch, tmp_path):
 
 
 def test_live_progress_survives_markup_and_ends(monkeypatch):
-    progress = sim._SetupProgress(quiet=False, live=True)
+    progress = sim._SetupProgress(live=True)
     progress.detail("another setup is at work in [/tmp]")
     progress.step(1, 1, "check [this]")
     progress.detail("Collecting x[y]==1")

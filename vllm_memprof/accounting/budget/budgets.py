@@ -28,7 +28,7 @@ from vllm_memprof.accounting.model import (
     MODELLED,
     Budget,
     Check,
-    Correction,
+    ItemPart,
     Kv,
     Oom,
     Reading,
@@ -47,7 +47,7 @@ from vllm_memprof.engines.equation import WHOLE_PAGES, Equation, Figures, Term
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.spans import weakest
 from vllm_memprof.text import text
-from vllm_memprof.units import largest, minus, sum_or_none
+from vllm_memprof.units import Amount, largest, minus, sum_or_none
 
 #: Figures of a log from which the device's budget may be made; each is rounded.
 _PRINTED_FOR_DEVICE = (
@@ -65,7 +65,7 @@ _PRINTED_FOR_DEVICE = (
 )
 
 
-def scaled(size: int | None, by: float = 1.0, over: float = 1.0) -> int | None:
+def scaled(size: Amount, by: float = 1.0, over: float = 1.0) -> Amount:
     """Return bytes that an engine counts more or fewer times; None where they are unknown."""
     return size if size is None or by == over else int(size * by / over)
 
@@ -197,11 +197,11 @@ def equation_budget(
 
 
 def fits_request(
-    kv_cache_bytes: int | None,
+    kv_cache_bytes: Amount,
     items: list[Reading],
     divisor: int = 1,
     counted: float = 1.0,
-) -> int | None:
+) -> Amount:
     """Return the equation's result less every item; None where it or a required item is unknown.
 
     An equation that divides what is left grants so many times less for each byte subtracted, and
@@ -289,7 +289,7 @@ def _corrections(
     of: StartupReadings,
     kv: Kv,
     items: list[Reading],
-) -> list[Correction]:
+) -> list[Reading]:
     """Read the budget again from absolute figures, where the equation takes increases.
 
     Of these fewer are rounded. Both are the request less the allocated peak and all else in use.
@@ -319,12 +319,24 @@ def _corrections(
             tuple(name for name in equation.not_subtracted if name not in e2.not_subtracted),
         ),
     )
-    known = [item.name for item in items if item.bytes is not None]
     found = []
-    for name, title, used, formula, parts in rows:
+    for name, title, used, formula, names in rows:
         if asked is not None and peak is not None and used is not None:
             size = int(asked - peak - used)
-            tokens = tokens_for_bytes(kv, size)
-            there = tuple(part for part in parts if part in known)
-            found.append(Correction(name, title, size, tokens, formula, there))
+            parts = (
+                ItemPart(item.name, item.title, item.bytes, item.how)
+                for item in items
+                if item.bytes is not None and item.name in names
+            )
+            found.append(
+                Reading(
+                    size,
+                    DERIVED,
+                    formula=formula,
+                    parts=tuple(parts),
+                    name=name,
+                    title=title,
+                    kv_tokens=tokens_for_bytes(kv, size),
+                )
+            )
     return found

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import Budget, RankReport, TermRow
 from vllm_memprof.engines.equation import Equation
+from vllm_memprof.units import Amount
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,11 @@ class KvChange:
 class Decomposition:
     """``granted`` = the sum of ``lines``, to the byte, where it is known."""
 
-    granted: int | None  # bytes: the engine's figure; recomputed where it is unknown
+    granted: Amount  # bytes: the engine's figure; recomputed where it is unknown
     lines: list[KvChange]
     #: Quantities without a line: neither they nor the granted KV cache are known.
     unknown: tuple[str, ...]
-    held: dict[str, int | None]  # also what no term subtracts, bytes
+    held: dict[str, Amount]  # also what no term subtracts, bytes
     #: Quantity, what its term leaves for it, its own reading: where the two differ.
     differing: list[tuple[str, int, int]]
 
@@ -45,7 +46,7 @@ class Decomposition:
         return {*names, *self.unknown} - {"requested"}
 
 
-def granted_bytes(rank: RankReport) -> int | None:
+def granted_bytes(rank: RankReport) -> Amount:
     """Return the KV cache that a rank was granted; where unknown, what its equation gives."""
     granted = rank.budget.engine_kv_cache_bytes
     return rank.budget.kv_cache_bytes if granted is None else granted
@@ -84,7 +85,7 @@ def decompose(rank: RankReport) -> Decomposition:
 
 
 def _split(
-    row: Equation | None, term: TermRow, held: Mapping[str, int | None]
+    row: Equation | None, term: TermRow, held: Mapping[str, Amount]
 ) -> tuple[list[KvChange], list[str]]:
     """Take a term apart into (lines, quantities of unknown size).
 
@@ -107,7 +108,7 @@ def _split(
 def _to_the_grant(
     budget: Budget,
     row: Equation | None,
-    granted: int | None,
+    granted: Amount,
     lines: list[KvChange],
     unknown: list[str],
 ) -> tuple[list[KvChange], list[str]]:

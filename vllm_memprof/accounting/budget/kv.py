@@ -12,7 +12,7 @@ from vllm_memprof.accounting.model import Check, Kv
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.text import text
-from vllm_memprof.units import minus, sum_or_none
+from vllm_memprof.units import Amount, minus, sum_or_none
 
 #: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by
 #: as much each. (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::
@@ -24,8 +24,8 @@ ALLOCATED = "allocated for the KV cache = planned bytes, within 1%"
 
 def build_kv(
     plan: dict[str, Any] | None,
-    worker_index: int | None,
-    allocated_bytes: int | None,
+    worker_index: Amount,
+    allocated_bytes: Amount,
     printed: Mapping[str, int | float] | None = None,
     counted: float = 1.0,
     drafter: Collection[str] | None = None,
@@ -72,7 +72,7 @@ def build_kv(
     return replace(kv, checks=checks)
 
 
-def _of(values: Any, worker_index: int | None) -> Any:
+def _of(values: Any, worker_index: Amount) -> Any:
     """Return what a list of the plan has for a worker; one that is not known may be the only."""
     if not isinstance(values, list) or (worker_index is None and len(values) > 1):
         return None
@@ -89,7 +89,7 @@ _LARGEST_BLOCK = 128
 _BYTES_PER_TOKEN_STEP = 64
 
 
-def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine: str | None) -> Kv:
+def infer_layout(kv: Kv, granted_bytes: Amount, half_unit_bytes: int, engine: str | None) -> Kv:
     """Infer blocks and bytes per token of a plan of which a log prints the tokens alone.
 
     The size of the KV cache over its tokens leaves a range for the bytes per token. A value counts
@@ -155,7 +155,7 @@ def is_hybrid(kv: Kv) -> bool:
     return abs(kv.tokens / kv.max_model_len - kv.max_concurrency) > 0.01 + 0.01 * kv.max_concurrency
 
 
-def blocks_per_request(kv: Kv) -> int | None:
+def blocks_per_request(kv: Kv) -> Amount:
     """Return the blocks of one request of ``max_model_len`` tokens, None where it is unknown.
 
     vllm 0.23.0, vllm/v1/core/kv_cache_utils.py::get_max_concurrency_for_kv_cache_config divides the
@@ -179,7 +179,7 @@ def concurrency_at(plan: dict[str, Any], length: int) -> float | None:
     return kv.blocks / needed
 
 
-def tokens_for_blocks(kv: Kv, blocks: int) -> int | None:
+def tokens_for_blocks(kv: Kv, blocks: int) -> Amount:
     """Return the tokens that a number of blocks holds, as the engine prints its "KV cache size".
 
     vllm/v1/core/kv_cache_utils.py::_report_kv_cache_config: blocks of one group in
@@ -198,14 +198,14 @@ def tokens_for_blocks(kv: Kv, blocks: int) -> int | None:
     return int(blocks / per_request * kv.max_model_len)
 
 
-def tokens_for_bytes(kv: Kv, size_bytes: int | None) -> int | None:
+def tokens_for_bytes(kv: Kv, size_bytes: Amount) -> Amount:
     """Tokens that a KV budget holds: whole blocks only; 0 for a negative budget."""
     if not kv.bytes_per_block or size_bytes is None:
         return None
     return tokens_for_blocks(kv, max(0, size_bytes) // kv.bytes_per_block)
 
 
-def worth_in_tokens(kv: Kv, size_bytes: int | None) -> int | None:
+def worth_in_tokens(kv: Kv, size_bytes: Amount) -> Amount:
     """What an amount of memory is worth in KV tokens: whole blocks, rounded down, sign kept."""
     if size_bytes is None:
         return None
@@ -213,7 +213,7 @@ def worth_in_tokens(kv: Kv, size_bytes: int | None) -> int | None:
     return tokens if tokens is None or size_bytes >= 0 else -tokens
 
 
-def _bytes_per_block(kv: Kv) -> int | None:
+def _bytes_per_block(kv: Kv) -> Amount:
     """Return the bytes of one block on the device over all layers, as the plan divides them.
 
     Several groups share pools, one per layer of the largest group; the layers of a single group
@@ -238,7 +238,7 @@ def _bytes_per_block(kv: Kv) -> int | None:
     return max(sizes) if alike else None
 
 
-def _fitting_blocks(plan: dict[str, Any]) -> int | None:
+def _fitting_blocks(plan: dict[str, Any]) -> Amount:
     """Return the blocks that the worker with the least memory can hold.
 
     The engine serves with the minimum over workers.
@@ -294,7 +294,7 @@ def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
     if not printed:
         return [Check(text("tokens and concurrency as the engine printed them"), None, None, None)]
 
-    def hundredths(figure: float | None) -> int | None:
+    def hundredths(figure: float | None) -> Amount:
         return None if figure is None else round(float(f"{figure:.2f}") * 100)
 
     concurrency = "max_concurrency"
@@ -314,7 +314,7 @@ def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
     ]
 
 
-def _request_blocks(kv: Kv) -> int | None:
+def _request_blocks(kv: Kv) -> Amount:
     """Return the blocks of a request of full length over all groups.
 
     The layers of one group share their blocks.

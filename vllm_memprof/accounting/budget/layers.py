@@ -12,15 +12,16 @@ from typing import Any
 
 from vllm_memprof.accounting.model import Kv, KvGroup
 from vllm_memprof.engines import ENGINES
+from vllm_memprof.units import Amount
 
 _Layout = Mapping[str, Any]
 #: Bytes of a block of so many tokens in one layer; blocks of so many tokens that one request of
 #: ``max_model_len`` tokens takes. Both are None where the layout or the plan lacks a figure.
-Page = Callable[[_Layout, int], int | None]
-Blocks = Callable[[_Layout, int, Kv], int | None]
+Page = Callable[[_Layout, int], Amount]
+Blocks = Callable[[_Layout, int, Kv], Amount]
 
 
-def page_bytes(group: KvGroup) -> int | None:
+def page_bytes(group: KvGroup) -> Amount:
     """Bytes that one block takes in one layer of the group, by the formula of its type."""
     row = _row(group)
     if row is None or group.layout is None or not group.block_size:
@@ -29,7 +30,7 @@ def page_bytes(group: KvGroup) -> int | None:
     return size if size is None or padded is None else max(size, int(padded))
 
 
-def request_blocks(group: KvGroup, kv: Kv) -> int | None:
+def request_blocks(group: KvGroup, kv: Kv) -> Amount:
     """Blocks that one request of ``max_model_len`` tokens takes of the group."""
     row = _row(group)
     if row is None or not group.block_size or not kv.max_model_len:
@@ -41,7 +42,7 @@ def _row(group: KvGroup) -> tuple[Page, Blocks] | None:
     return LAYER_TYPES.get(_POOLS.get(group.type, group.type))
 
 
-def _two_tensors(layout: _Layout, block: int) -> int | None:
+def _two_tensors(layout: _Layout, block: int) -> Amount:
     """Keys and values: tokens x heads x (size of a key + size of a value) x bytes per number."""
     if layout.get("kv_quant_mode"):
         return None  # scales of quantised caches lie in the same page
@@ -50,16 +51,16 @@ def _two_tensors(layout: _Layout, block: int) -> int | None:
     return None if keys is None or values is None else keys + values
 
 
-def _vectors(layout: _Layout, block: int) -> int | None:
+def _vectors(layout: _Layout, block: int) -> Amount:
     """Tokens x heads x size of a vector x bytes per number."""
-    size: int | None = block
+    size: Amount = block
     for name in ("num_kv_heads", "head_size", "dtype_bytes"):
         factor = layout.get(name)
         size = None if size is None or factor is None else int(size * factor)
     return size
 
 
-def _latent(layout: _Layout, block: int) -> int | None:
+def _latent(layout: _Layout, block: int) -> Amount:
     """One latent vector per token; 656 bytes of it in the packed format of sparse attention."""
     if layout.get("model_version") or layout.get("kv_quant_mode"):
         return None
@@ -79,24 +80,24 @@ _PLAIN_LATENT = {
 }
 
 
-def _ascend_latent(layout: _Layout, block: int) -> int | None:
+def _ascend_latent(layout: _Layout, block: int) -> Amount:
     """Return the same latent vector; None where sparse attention adds to it, or may add to it."""
     if any(layout.get(name) != plain for name, plain in _PLAIN_LATENT.items()):
         return None
     return _vectors(layout, block)
 
 
-def _state(layout: _Layout, block: int) -> int | None:
+def _state(layout: _Layout, block: int) -> Amount:
     size = layout.get("state_bytes")
     return None if size is None else int(size)
 
 
-def _whole_length(layout: _Layout, block: int, kv: Kv) -> int | None:
+def _whole_length(layout: _Layout, block: int, kv: Kv) -> Amount:
     share = -(-(kv.max_model_len or 0) // (kv.context_parallel or 1))
     return -(-share // block)
 
 
-def _window(layout: _Layout, block: int, kv: Kv) -> int | None:
+def _window(layout: _Layout, block: int, kv: Kv) -> Amount:
     """Return the blocks of the window and the tokens of one step, and one more.
 
     A window need not begin at the beginning of a block.
@@ -106,18 +107,18 @@ def _window(layout: _Layout, block: int, kv: Kv) -> int | None:
     return None if blocks is None else blocks + 1
 
 
-def _chunk(layout: _Layout, block: int, kv: Kv) -> int | None:
+def _chunk(layout: _Layout, block: int, kv: Kv) -> Amount:
     return _recent(layout.get("attention_chunk_size"), block, kv)
 
 
-def _recent(kept: int | None, block: int, kv: Kv) -> int | None:
+def _recent(kept: Amount, block: int, kv: Kv) -> Amount:
     """Return the blocks of the tokens that are kept and of those of one step."""
     if kept is None or kv.max_num_batched_tokens is None or kv.max_model_len is None:
         return None
     return -(-min(kept + kv.max_num_batched_tokens, kv.max_model_len) // block)
 
 
-def _states(layout: _Layout, block: int, kv: Kv) -> int | None:
+def _states(layout: _Layout, block: int, kv: Kv) -> Amount:
     """Return one state, one per speculative token, and one where prefix caching aligns them.
 
     Without a mode the release is one from before 0.18, where it is one block or as many as the

@@ -30,7 +30,7 @@ from vllm_memprof.record.spans import (
     weakest,
 )
 from vllm_memprof.text import text
-from vllm_memprof.units import MIB, either, floor_zero, largest, minus, sum_or_none
+from vllm_memprof.units import MIB, Amount, either, floor_zero, largest, minus, sum_or_none
 
 #: What engines leave free in the sizes that they suggest, because profiling "may slightly
 #: underestimate non-torch allocations". (vllm-ascend 0.23.0, vllm_ascend/worker/worker.py::
@@ -51,7 +51,7 @@ _LIMITS = {
 UNPROFILED_SHARE = 0.25
 
 
-def unprofiled(peak_activation_bytes: int | None) -> int:
+def unprofiled(peak_activation_bytes: Amount) -> int:
     """Return what serving may hold beyond the profile run, bytes: a margin, not a reading.
 
     At least what vLLM and vllm-ascend keep free in the sizes that they suggest.
@@ -64,13 +64,13 @@ class ServingPeak(NamedTuple):
 
     items: list[Reading]
     #: Sum of the known items: every block stays reserved. None where the profile run is unknown.
-    held_bytes: int | None
+    held_bytes: Amount
     #: What no release of unallocated blocks and workspace gives back; a part may be missing.
-    at_least_bytes: int | None
+    at_least_bytes: Amount
     how: str  # held_bytes; estimated where an item is unknown
 
 
-def serving_peak(of: Moments, kv_cache_bytes: int | None, oom: Oom | None = None) -> ServingPeak:
+def serving_peak(of: Moments, kv_cache_bytes: Amount, oom: Oom | None = None) -> ServingPeak:
     """Find what is held beside the KV cache at the serving peak.
 
     Args:
@@ -125,7 +125,7 @@ def serving_peak(of: Moments, kv_cache_bytes: int | None, oom: Oom | None = None
     return ServingPeak(items, total, largest([least, failed]), weakest(hows))
 
 
-def _late(of: Moments, peak: ProfilePeak, kv_cache_bytes: int) -> tuple[int | None, int | None]:
+def _late(of: Moments, peak: ProfilePeak, kv_cache_bytes: int) -> tuple[Amount, Amount]:
     """Return what came after the profile run and stays, bytes, over its peak: torch, non-torch."""
     warm_up, start = of.last("warm_up"), peak.end
     if start is None or warm_up is None or warm_up.error or warm_up.after is None:
@@ -144,13 +144,13 @@ def _late(of: Moments, peak: ProfilePeak, kv_cache_bytes: int) -> tuple[int | No
     return floor_zero(torch), floor_zero(device)
 
 
-def _later(of: Moments, kv_cache_bytes: int) -> int | None:
+def _later(of: Moments, kv_cache_bytes: int) -> Amount:
     """Return the most that was held beside the KV cache once it stood, bytes."""
     stands, total = first_of(of.spans, "kv_cache_alloc"), of.figure("device_total_bytes")
     if stands is None or stands.after is None:
         return None
 
-    def in_use(at: Snapshot) -> int | None:
+    def in_use(at: Snapshot) -> Amount:
         used = minus(either(at.device_total_bytes, total), at.device_free_bytes)
         return either(used, sum_or_none([at.reserved_bytes, at.non_torch_bytes]))
 
@@ -169,7 +169,7 @@ def _later(of: Moments, kv_cache_bytes: int) -> int | None:
     return minus(largest(sizes), kv_cache_bytes)
 
 
-def _at_least(of: Moments, kv_cache_bytes: int) -> int | None:
+def _at_least(of: Moments, kv_cache_bytes: int) -> Amount:
     """Return what is held at the peak when the allocator has released all that it can, bytes."""
     peak, after = of.figure("profile_after_allocated_peak_bytes"), of.moments["profiled"].nearest
     if peak is None or after is None or after.non_torch_bytes is None:

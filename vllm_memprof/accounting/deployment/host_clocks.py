@@ -19,12 +19,12 @@ from typing import NamedTuple
 from vllm_memprof.accounting.model import COLLECTIVES, FIRST, UNKNOWN, WALL, HostClock
 from vllm_memprof.record.deployment import wall_of
 from vllm_memprof.record.loader import ProcessRecord, Run
-from vllm_memprof.units import minus
+from vllm_memprof.units import Amount, minus
 
 #: The phase in which every rank of a world waits for all others.
-_BLOCKING = "hccl_init"
+BLOCKING = "hccl_init"
 #: A world of ranks that set up their process groups together, and the number of the passage.
-_Key = tuple[str | None, int | None, int]
+_Key = tuple[str | None, Amount, int]
 #: When ranks entered a blocking collective and left it, by host, ns of its clock.
 _Passages = dict[str | None, list[tuple[int, int]]]
 
@@ -35,7 +35,6 @@ class _Bound(NamedTuple):
     least: int
     most: int
     guess: int
-    ranks: int
 
 
 def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
@@ -53,22 +52,20 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
     passages = list(_passages(runs).values())
     hosts = list(dict.fromkeys(host for run in runs for host in run.hosts))
     found: dict[str | None, HostClock] = {}
-    for start in hosts:  # of each set of hosts that share collectives, the first
-        if start in found:
-            continue
-        wall = walls.get(hosts[0])
-        by_wall = _by_wall(wall, walls.get(start))
-        found[start] = by_wall if found else HostClock(FIRST, 0, 0, 0, 0, 0)
-        near = [start]
-        while near:
-            via = near.pop(0)
-            for host in (host for host in hosts if host not in found):
-                bounds = [
-                    _bound(each[via], each[host]) for each in passages if {via, host} <= set(each)
-                ]
-                if bounds:
-                    found[host] = _clock(found[via], bounds, wall, walls.get(host))
-                    near.append(host)
+    wall = walls.get(hosts[0]) if hosts else None
+    for host in hosts:
+        # the first host that it shares a collective with; without one its wall clock tells
+        together = (via for via in found if any({via, host} <= set(each) for each in passages))
+        via = next(together, host)
+        if via != host:
+            bounds = [
+                _bound(each[via], each[host]) for each in passages if {via, host} <= set(each)
+            ]
+            found[host] = _clock(found[via], bounds, wall, walls.get(host))
+        elif found:
+            found[host] = _by_wall(wall, walls.get(host))
+        else:
+            found[host] = HostClock(FIRST, 0, 0, 0, 0, 0)
     return found
 
 
@@ -80,7 +77,7 @@ def _passages(runs: Sequence[Run]) -> dict[_Key, _Passages]:
     for group, process in workers:
         who = process.identity
         replica = None if group in across else who.dp_rank or 0
-        through = [span for span in process.phases if span.phase == _BLOCKING]
+        through = [span for span in process.phases if span.phase == BLOCKING]
         for number, span in enumerate(through):
             if span.start_t_ns is not None and span.end_t_ns is not None and span.error is None:
                 times = found[group, replica, number][who.host]
@@ -107,13 +104,10 @@ def _bound(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> _Bound:
         least=max(other_enters) - min(exits),
         most=min(other_exits) - max(enters),
         guess=round(median(other_exits) - median(exits)),
-        ranks=len(left) + len(right),
     )
 
 
-def _clock(
-    via: HostClock, bounds: Sequence[_Bound], wall_first: int | None, wall: int | None
-) -> HostClock:
+def _clock(via: HostClock, bounds: Sequence[_Bound], wall_first: Amount, wall: Amount) -> HostClock:
     """Return a clock by its bounds against another host's, whose own is known."""
     least, most = max(each.least for each in bounds), min(each.most for each in bounds)
     if least > most or via.offset_ns is None:
@@ -126,10 +120,9 @@ def _clock(
         return HostClock(WALL, offset, wall_ahead_ns=ahead)
     least, most = via.least_ns + least, via.most_ns + most
     differs = None if walls is None else max(0, least + walls, -most - walls)
-    ranks = max(each.ranks for each in bounds)
-    return HostClock(COLLECTIVES, offset, least, most, ahead, differs, [_BLOCKING], ranks)
+    return HostClock(COLLECTIVES, offset, least, most, ahead, differs)
 
 
-def _by_wall(first: int | None, wall: int | None) -> HostClock:
+def _by_wall(first: Amount, wall: Amount) -> HostClock:
     offset = minus(first, wall)
     return HostClock(UNKNOWN, None) if offset is None else HostClock(WALL, offset, wall_ahead_ns=0)

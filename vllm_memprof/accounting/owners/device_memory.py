@@ -23,13 +23,13 @@ from vllm_memprof.accounting.readings.counters import (
 from vllm_memprof.accounting.readings.quantities import NEVER_MODELLED_ROWS
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import UNEXPLAINED, Edge, Span, weakest
-from vllm_memprof.units import either, minus
+from vllm_memprof.units import Amount, either, minus
 
 _NO_OWNERS, _NO_TORCH_OWNERS = Owners(), TorchOwners()
 #: What is left of a counter, of the process or of the device when all that is known is taken off.
 REMAINDERS = ("other", "other_non_torch", "communicators_unnamed", "context_growth")
 #: An owner, its bytes, how they are known, and what they were read from.
-_Row = tuple[str, int | None, str, str]
+_Row = tuple[str, Amount, str, str]
 
 
 def device_memory(
@@ -60,7 +60,7 @@ def device_memory(
     """
 
     def row(
-        component: str, size: int | None, how: str, source: str, part_of: str | None = None
+        component: str, size: Amount, how: str, source: str, part_of: str | None = None
     ) -> ComponentRow:
         if simulated and component not in NEVER_MODELLED_ROWS:
             how = MODELLED
@@ -149,7 +149,7 @@ def _context(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
 _FIRST_READING = "non-torch at the first reading"
 
 
-def _named_communicators(held: int | None, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
+def _named_communicators(held: Amount, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
     known = owners.communicators
     if held is None:
         yield from ((each.name, None, DERIVED, "") for each in known)
@@ -194,7 +194,7 @@ def _uncounted(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
     if rest is None:
         yield "other_non_torch", None, DERIVED, source
         return
-    known: list[tuple[str, int | None, str]] = []
+    known: list[tuple[str, Amount, str]] = []
     if owners.first_context is not None:
         known.append(("context", min(owners.first_context, max(0, rest)), _FIRST_READING))
     for each in owners.communicators:

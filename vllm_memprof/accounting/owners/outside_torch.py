@@ -25,7 +25,7 @@ from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import AFTER, BEFORE, Span, ancestors, edges_of, first_of
-from vllm_memprof.units import MIB, either, floor_zero, minus
+from vllm_memprof.units import MIB, Amount, either, floor_zero, minus
 
 #: ATB's tiling buffers: ATB_DEVICE_TILING_BUFFER_BLOCK_NUM blocks (32 at the least) of 3 MiB, each
 #: rounded to pages.
@@ -38,7 +38,7 @@ _OPERATOR_PHASES = ("profile_run", "graph_capture")
 _FIRST_OPERATORS = ("graph_capture", "request")
 
 #: A figure of a snapshot, bytes.
-Read = Callable[[Snapshot], int | None]
+Read = Callable[[Snapshot], Amount]
 
 
 class EdgeTime(NamedTuple):
@@ -70,7 +70,7 @@ class Taken:
     begins: EdgeTime
     ends: EdgeTime | None  # None: the process never left the phase
     base_bytes: int  # that were counted when it began
-    grown_bytes: int | None  # None: what it leaves is not known
+    grown_bytes: Amount  # None: what it leaves is not known
 
     @classmethod
     def over(cls, span: Span, read: Read, name: str, source: str) -> Taken | None:
@@ -87,7 +87,7 @@ class Taken:
             return self.grown_bytes is not None
         return at.is_after(self.begins)
 
-    def size(self, counted: int | None, at: EdgeTime) -> int | None:
+    def size(self, counted: Amount, at: EdgeTime) -> Amount:
         """Return its bytes at an edge with so much counted."""
         if self.ends is not None and at.is_after(self.ends):
             return self.grown_bytes
@@ -100,13 +100,13 @@ class Communicator:
 
     name: str
     begins: EdgeTime
-    configured_bytes: int | None  # buffers by its configuration
+    configured_bytes: Amount  # buffers by its configuration
     configured_by: str | None
     # growth of the counter, or of non-torch memory, over its first collective
-    seen_bytes: int | None
+    seen_bytes: Amount
 
     @property
-    def expected_bytes(self) -> int | None:
+    def expected_bytes(self) -> Amount:
         return either(self.configured_bytes, self.seen_bytes)
 
     @property
@@ -132,16 +132,16 @@ class Owners:
     communicators: tuple[Communicator, ...] = ()
     contexts: Series = ()  # by the driver's figure of the process
     # where the driver gave none: from the first reading, if no other process can be in it
-    first_context: int | None = None
+    first_context: Amount = None
     others: Series = ()  # by the driver's list of processes
     atb: Taken | None = None
     captures: tuple[Taken, ...] = ()  # of the runtime's counter
 
-    def other_processes(self, t_ns: int) -> int | None:
+    def other_processes(self, t_ns: int) -> Amount:
         """Return what other processes held, bytes, at the last reading not after ``t_ns``."""
         return next((size for at, size in reversed(self.others) if at <= t_ns), None)
 
-    def context(self, t_ns: int) -> int | None:
+    def context(self, t_ns: int) -> Amount:
         """Return the context, bytes, as the driver's last figure before ``t_ns`` gave it."""
         last = next((size for at, size in reversed(self.contexts) if at <= t_ns), None)
         return either(last, self.first_context, *(size for _, size in self.contexts[:1]))
@@ -175,7 +175,7 @@ def owners_of(process: ProcessRecord) -> Owners:
     )
 
 
-def _first_context(read: list[Snapshot]) -> int | None:
+def _first_context(read: list[Snapshot]) -> Amount:
     """Return non-torch memory at the first reading, less what the counters hold already, bytes.
 
     It is the context where no other process is on the device. Above the ceiling there must be one.
@@ -210,17 +210,17 @@ def _communicators(spans: list[Span]) -> Iterator[Communicator]:
         )
 
 
-def grown(span: Span, read: Read) -> int | None:
+def grown(span: Span, read: Read) -> Amount:
     """Return the growth of a reading over a phase, bytes; None where an edge has none."""
     before, after = span.before, span.after
     return None if before is None or after is None else minus(read(after), read(before))
 
 
-def _hccl(snapshot: Snapshot) -> int | None:
+def _hccl(snapshot: Snapshot) -> Amount:
     return counter(snapshot, HCCL)
 
 
-def _outside(snapshot: Snapshot) -> int | None:
+def _outside(snapshot: Snapshot) -> Amount:
     """Return non-torch memory without operator workspace, bytes."""
     return minus(snapshot.non_torch_bytes, snapshot.npu_workspace_bytes or 0)
 
@@ -269,16 +269,14 @@ def _pool(since: EdgeTime, size: int) -> Taken:
     return Taken("atb", "growth in the phase of ATB's first operation", since, since, 0, size)
 
 
-def share_communicators(
-    owners: Owners, held: int, at: EdgeTime
-) -> tuple[dict[str, int | None], int]:
+def share_communicators(owners: Owners, held: int, at: EdgeTime) -> tuple[dict[str, Amount], int]:
     """Divide the communicators' counter at one edge: bytes by name, and the rest without a name.
 
     Each existing communicator gets the buffers it is configured with. The last one made, whose
     buffers may not all be allocated yet, gets what is left, at most its own. Where the counter
     holds less than the others need, some were destroyed, not known which: all are None.
     """
-    named: dict[str, int | None] = dict.fromkeys((each.name for each in owners.communicators), 0)
+    named: dict[str, Amount] = dict.fromkeys((each.name for each in owners.communicators), 0)
     present = [each for each in owners.communicators if at.is_after(each.begins)]
     if not present or held == 0:
         return named, held
@@ -299,11 +297,11 @@ class CommunicatorUse:
 
     names: list[str]  # vLLM's names of the groups that share it
     ranks: list[int] | None
-    buffer_bytes: int | None  # of all its buffers, as configured
+    buffer_bytes: Amount  # of all its buffers, as configured
     buffer_source: str | None  # hccl_config | a variable's name | default
     op: str | None
     phase: str | None  # in which it was first used; None outside every phase
-    seen_bytes: int | None  # growth of the HCCL counter over it, else of non-torch memory
+    seen_bytes: Amount  # growth of the HCCL counter over it, else of non-torch memory
 
 
 def communicators_of(rank: RankReport) -> list[CommunicatorUse]:

@@ -13,7 +13,7 @@ from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.record.spans import UNEXPLAINED, DeviceMemory, edges_of, weakest
 from vllm_memprof.text import text
-from vllm_memprof.units import either, minus
+from vllm_memprof.units import Amount, either, minus
 
 #: Moments at which the device is divided.
 SERVING_PEAK, FAILURE, LAST_READING, LOG = "serving_peak", "failure", "last_reading", "log"
@@ -26,7 +26,7 @@ class DividedDevice(NamedTuple):
 
     moment: str  # SERVING_PEAK, FAILURE, LAST_READING, LOG
     phase: str | None  # of LAST_READING
-    total_bytes: int | None
+    total_bytes: Amount
     owners: list[ItemPart]
     #: The device as it was read after the start-up, which tells what non-torch memory is.
     memory: DeviceMemory | None = None
@@ -106,12 +106,12 @@ def _at_the_peak(rank: RankReport) -> list[ItemPart]:
     return [ItemPart(name, _TITLES[name], size, how) for name, size, how in rows if size]
 
 
-def _as_printed(rank: RankReport, total: int | None) -> list[ItemPart]:
+def _as_printed(rank: RankReport, total: Amount) -> list[ItemPart]:
     """Return the terms that a log prints, and what it leaves of the device."""
     budget, weights = rank.budget, rank.figure("weights_bytes")
     terms = [(row.name, row.bytes) for row in budget.terms if row.subtracted]
     terms += [(row.name, row.bytes) for row in budget.not_subtracted]
-    rows: list[tuple[str, str, int | None]]
+    rows: list[tuple[str, str, Amount]]
     rows = [("kv_cache", _TITLES["kv_cache"], budget.engine_kv_cache_bytes)]
     if not budget.terms:
         rows.append(("weights", _TITLES["weights"], weights))

@@ -45,7 +45,7 @@ from vllm_memprof.files import read_table
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within
 from vllm_memprof.text import Text, text, titled
-from vllm_memprof.units import GIB, either, floor_zero, largest, minus, sum_or_none
+from vllm_memprof.units import GIB, Amount, either, floor_zero, largest, minus, sum_or_none
 
 #: More than this in use before the engine allocates anything is not a runtime context alone: other
 #: processes are on the device. The largest context known from hardware is 0.36 GiB (Ascend A2).
@@ -128,7 +128,7 @@ def _weights(of: Moments) -> Reading:
     size = either(of.figure("weights_bytes"), grown)
     if size is None or grown is None or load is None or abs(size - grown) > LOAD_SLACK_BYTES:
         return Reading(size)
-    beside: dict[str, int | None] = {}
+    beside: dict[str, Amount] = {}
     for span in of.spans:
         if span.phase in LOADED_BESIDE and is_within(of.spans, span, load.order):
             beside[span.phase] = sum_or_none([beside.get(span.phase, 0), grown_by(span)])
@@ -143,7 +143,7 @@ def _weights(of: Moments) -> Reading:
     return Reading(size, parts=(target, *others))
 
 
-def _allocated_before(of: Moments) -> int | None:
+def _allocated_before(of: Moments) -> Amount:
     """Allocated right before the profile run; the engine's figure is a peak that it just reset."""
     read = value(before(of.last("profile_run")), ALLOCATED)
     return either(of.figure("profile_before_allocated_peak_bytes"), read)
@@ -208,7 +208,7 @@ def _other_processes_at_start(of: Moments) -> Reading:
     return Reading(0, DERIVED) if others is None else Reading(others)
 
 
-def _non_torch(of: Moments) -> int | None:
+def _non_torch(of: Moments) -> Amount:
     left = either(of.figure("profile_after_non_torch_bytes"), of.value("profiled", NON_TORCH))
     return either(of.figure("non_torch_increase_bytes"), minus(left, _used_at_start(of).bytes))
 
@@ -235,7 +235,7 @@ def _graph(of: Moments) -> Reading:
 
 
 #: Parts of the memory of captured graphs -> reading of a snapshot.
-_GRAPH_PARTS: dict[str, Callable[[Snapshot], int | None]] = {
+_GRAPH_PARTS: dict[str, Callable[[Snapshot], Amount]] = {
     "torch": torch_bytes,
     "application": app_outside_torch,
     "npu_workspace": lambda at: at.npu_workspace_bytes,
@@ -319,7 +319,7 @@ def _first_steps(of: Moments) -> Reading:
     return _taken_over(of.last("request"), 0, "used over the first batch", printed)
 
 
-def _taken_over(span: Span | None, but: int | None, formula: str, printed: int | None) -> Reading:
+def _taken_over(span: Span | None, but: Amount, formula: str, printed: Amount) -> Reading:
     """Return what a phase took of the device but for a part; where it has none, what is printed."""
     if span is None or span.error:
         return Reading(floor_zero(printed), DERIVED)
@@ -327,7 +327,7 @@ def _taken_over(span: Span | None, but: int | None, formula: str, printed: int |
     return Reading(floor_zero(minus(_taken(span), but)), DERIVED, source, formula=formula)
 
 
-def _taken(span: Span) -> int | None:
+def _taken(span: Span) -> Amount:
     """Return how much less of the device is free after a phase, other processes left out."""
     taken = growth(span.after, span.before, FREE)
     return minus(taken, growth(span.before, span.after, "other_processes_bytes") or 0)

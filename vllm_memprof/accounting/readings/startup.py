@@ -19,7 +19,7 @@ from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within, last_of, weakest
 from vllm_memprof.text import Text, text
-from vllm_memprof.units import MIB, largest, minus
+from vllm_memprof.units import MIB, Amount, largest, minus
 
 #: Tensors that ``load_model`` makes outside of what the engine measures as weights (tables of
 #: expert load balancing, buffers of a drafter) and garbage that the engine collects first: less
@@ -55,7 +55,7 @@ class ProfilePeak(NamedTuple):
 
     reserved: int
     non_torch: int
-    workspace: int | None  # operator workspace, the most of it
+    workspace: Amount  # operator workspace, the most of it
     cleared: int  # non-torch memory that its last empty_cache gave back
     end: Snapshot | None  # the last reading of it
 
@@ -88,7 +88,7 @@ class Moments:
         """Return what the rounding of printed figures adds up to, bytes; 0 from hooks."""
         return sum(self.half_units.get(name, 0) for name in names)
 
-    def figure(self, name: str) -> int | None:
+    def figure(self, name: str) -> Amount:
         """Return a figure of the engine in whole bytes."""
         size = self.figures.get(name)
         return None if size is None else int(size)
@@ -178,7 +178,7 @@ class Moments:
         ]
         return Moment(groups.before, text("before hccl_init"), emptied[-1] if emptied else None)
 
-    def value(self, moment: str, field: str) -> int | None:
+    def value(self, moment: str, field: str) -> Amount:
         """Return a field of the snapshot that is nearest to a moment."""
         return value(self.moments[moment].nearest, field)
 
@@ -326,22 +326,22 @@ def after(span: Span | None) -> Snapshot | None:
     return None if span is None else span.after
 
 
-def value(snapshot: Snapshot | None, field: str) -> int | None:
+def value(snapshot: Snapshot | None, field: str) -> Amount:
     """Return a field of a snapshot; None without one."""
-    return cast("int | None", getattr(snapshot, field, None))
+    return cast("Amount", getattr(snapshot, field, None))
 
 
-def growth(start: Snapshot | None, end: Snapshot | None, field: str) -> int | None:
+def growth(start: Snapshot | None, end: Snapshot | None, field: str) -> Amount:
     """Return what a field of snapshots grew by; None where it is not known of both."""
     return minus(value(end, field), value(start, field))
 
 
-def grown_by(span: Span) -> int | None:
+def grown_by(span: Span) -> Amount:
     """Return what a phase that came to its end has left allocated, bytes."""
     return None if span.error else growth(span.before, span.after, ALLOCATED)
 
 
-def peak_between(span: Span, field: str = "reserved_run_peak_bytes") -> int | None:
+def peak_between(span: Span, field: str = "reserved_run_peak_bytes") -> Amount:
     """Return the peak that the allocator kept and that fell within a phase, bytes; None: none."""
     grown = growth(span.before, span.after, field)
     return value(span.after, field) if grown and grown > 0 else None
@@ -355,13 +355,13 @@ def end_of_loading(spans: Sequence[Span], load: Span) -> Snapshot | None:
     return load.after
 
 
-def first_device_total(spans: Sequence[Span]) -> int | None:
+def first_device_total(spans: Sequence[Span]) -> Amount:
     """Return the device total that the first snapshot with one read, bytes."""
     totals = (edge.snapshot.device_total_bytes for _, edge in edges_of(spans))
     return next((total for total in totals if total is not None), None)
 
 
-def others_at_start(spans: Sequence[Span], own: Collection[str] = ()) -> int | None:
+def others_at_start(spans: Sequence[Span], own: Collection[str] = ()) -> Amount:
     """Return what other processes held when the driver was first asked, bytes; None: it was not.
 
     Args:
@@ -372,14 +372,14 @@ def others_at_start(spans: Sequence[Span], own: Collection[str] = ()) -> int | N
     return next((others for others in each if others is not None), None)
 
 
-def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> int | None:
+def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> Amount:
     """Return what other processes held at one moment, those of ``own`` left out, bytes."""
     total, by_process = snapshot.other_processes_bytes, snapshot.other_processes or {}
     return minus(total, sum(size for pid, size in by_process.items() if pid in own))
 
 
 def made_of(
-    size: int | None, parts: Iterable[Reading], source: Text | None = None, divisor: int = 1
+    size: Amount, parts: Iterable[Reading], source: Text | None = None, divisor: int = 1
 ) -> Reading:
     """Return a reading that others give: as known, and as near to the engine's, as they are."""
     used = list(parts)

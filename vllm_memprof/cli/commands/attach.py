@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing, suppress
 from pathlib import Path
 
 import typer
 
 from vllm_memprof.cli import live
 from vllm_memprof.cli.options import command_app
-from vllm_memprof.cli.runs import find_run
-from vllm_memprof.cli.show import can_repaint, write_reports
+from vllm_memprof.cli.show import can_repaint, find_run, write_reports
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.launch.attach import Attached
 from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
@@ -42,30 +42,23 @@ def attach(
         leave=text("q: leave the view"),
         clock=attached.clock,
     )
-    end, painted = attached.ended(), once
+    end, view = attached.ended(), PlainView(shown, sys.stdout.buffer, title=False)
     if end is None and not once:
         if can_repaint() and sys.stdout.isatty():
-            view: PlainView = LiveView(shown, screen, table=True)
+            view = LiveView(shown, screen, table=True)
         else:
-            view = PlainView(shown, stream=sys.stdout.buffer)
-        painted = isinstance(view, LiveView)
+            view.note(shown.title)
         views = GuardedView(view, *live.refresher(folder, shown.sampled))
-        try:
-            end = attached.follow(views, lambda: isinstance(view, LiveView) and view.left)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            views.close()
-    if end is None and not painted:
-        view.note(f"memprof: {shown.say(text('left; the run goes on'))}")
-        return
+        with suppress(KeyboardInterrupt), closing(views):
+            end = attached.follow(views, lambda: view.left)
+        if end is None and not isinstance(view, LiveView):
+            view.note(f"memprof: {shown.say(text('left; the run goes on'))}")
+            return
     if end is not None:
-        try:
+        with suppress(MemprofError):  # else it is shown as far as it is known
             write_reports(ctx, [build_run(folder)], str(folder))
             sys.stdout.write(f"memprof: {shown.say(end)}\n")
             return
-        except MemprofError:
-            pass  # it is shown as far as it is known
     sys.stdout.write(live.describe(attached, shown))
 
 

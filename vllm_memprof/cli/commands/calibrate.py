@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import typer
 
 from vllm_memprof.cli import plans
-from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import ANSWER, EPILOG, RANKS, command_app
+from vllm_memprof.cli.options import ANSWER, RANKS, command_app
+from vllm_memprof.cli.show import say
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.files import from_here
 from vllm_memprof.options import value_of, with_option
@@ -51,10 +50,9 @@ def calibrate(ctx: typer.Context, run: str, **options: object) -> None:
         lambda runner: run_calibrated(plan, hardware, profile, runner),
         calibrated_document,
     )
-    print(
-        f"memprof: {found.profile} and the plans are in {from_here(folder)}; "
-        f"further plans: --device sim:{from_here(folder / found.profile)}",
-        file=sys.stderr,
+    say(
+        f"{found.profile} and the plans are in {from_here(folder)}; "
+        f"further plans: --device sim:{from_here(folder / found.profile)}"
     )
     if not (found.without.ok and found.corrected.ok):
         raise typer.Exit(NOT_UP)
@@ -94,4 +92,4 @@ def _arguments(run: RunInfo) -> list[str] | None:
     return run.engine_command if {*run.engine_command} - {"--enforce-eager"} else None
 
 
-app = command_app(calibrate, {**ANSWER, **RANKS}, cls=EngineCommand, epilog=EPILOG)
+app = command_app(calibrate, {**ANSWER, **RANKS})

@@ -14,15 +14,13 @@ import typer
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.check.baseline import differences
 from vllm_memprof.check.budget_file import BudgetFile, parse_budget, parse_option
+from vllm_memprof.check.ci import render_check_github, render_check_junit
 from vllm_memprof.check.document import check_document
-from vllm_memprof.check.github import render_check_github
-from vllm_memprof.check.junit import render_check_junit
-from vllm_memprof.check.limits import BUDGET, FIGURES, KEYS, TOKENS
+from vllm_memprof.check.limits import BUDGET, KEYS, TOKENS
 from vllm_memprof.check.outcomes import CheckResult, check_report
 from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
 from vllm_memprof.cli.options import OUTPUT, Options, command_app
-from vllm_memprof.cli.runs import find_run
-from vllm_memprof.cli.show import draw, write_out, write_result
+from vllm_memprof.cli.show import draw, find_run, say, write_out, write_result
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.sources import read_report
 
@@ -75,7 +73,7 @@ def check(
     report = read_report(find_run(run))
     before = None if baseline is None else read_report(baseline)
     if before is not None and not force and (found := differences(before, report)):
-        reasons = "\n  ".join(f"{row.sentence}" for row in found)
+        reasons = "\n  ".join(found)
         hint = "a baseline of the same set-up, or --force to compare all the same"
         what = f"the baseline cannot be compared with the run:\n  {reasons}"
         raise UsageError(what, hint=hint)
@@ -84,11 +82,11 @@ def check(
         result.notes.append(f"{budget} is left as it is: the run did not end well")
     elif update:
         assert budget is not None
-        turned = tighten_budget(text, str(budget), report, room, force)
-        result = check_report(report, parse_budget(turned.text, str(budget)), before)
-        result.notes.extend(turned.remarks)
-        if turned.text != text:
-            _put(budget, turned.text)
+        changed, remarks = tighten_budget(text, str(budget), report, room, force)
+        result = check_report(report, parse_budget(changed, str(budget)), before)
+        result.notes.extend(remarks)
+        if changed != text:
+            _put(budget, changed)
         else:
             result.notes.append(f"{budget} is left as it is: no limit to tighten")
     if junit is not None:
@@ -131,7 +129,7 @@ def _propose(report: Report, margin: Margin, output: Path | None, force: bool) -
         write_out(text, None)
         return
     _put(output, text)
-    typer.echo(f"memprof: wrote {output}", err=True)
+    say(f"wrote {output}")
 
 
 def _read_budget(
@@ -149,12 +147,10 @@ def _read_budget(
         return "", BudgetFile(_OPTIONS, given)
     try:
         text = path.read_bytes().decode()
-    except OSError as exc:
+    except (OSError, UnicodeDecodeError) as exc:
         hint = "memprof check --init RUN -o FILE proposes one"
-        what = f"cannot read the budget file {path}: {exc.strerror or exc}"
+        what = f"cannot read the budget file {path}: {getattr(exc, 'strerror', exc)}"
         raise UsageError(what, hint=hint) from exc
-    except UnicodeDecodeError as exc:
-        raise UsageError(f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
     limits = parse_budget(text, str(path))
     if limits.needs_baseline and baseline is None:
         hint = "--baseline RUN, a run folder or a report.json"
@@ -197,8 +193,8 @@ def _limits() -> Options:
                 str | None,
                 typer.Option(
                     f"--{key.name.replace('_', '-')}",
-                    metavar="N" if FIGURES[key.figure].unit == TOKENS else "SIZE",
-                    help=f"{key.sense.capitalize()} this much: {FIGURES[key.figure].title}.",
+                    metavar="N" if key.figure.unit == TOKENS else "SIZE",
+                    help=f"{key.sense.capitalize()} this much: {key.figure.title}.",
                 ),
             ],
             None,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import typer
 
 from vllm_memprof.cli.options import OUTPUT, command_app
-from vllm_memprof.cli.runs import find_run, run_before
-from vllm_memprof.cli.show import write_result
+from vllm_memprof.cli.show import find_run, run_before, write_result
 from vllm_memprof.compare.diff import diff_reports
 from vllm_memprof.compare.document import diff_document
 from vllm_memprof.sources import read_report

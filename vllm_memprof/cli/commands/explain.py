@@ -9,7 +9,7 @@ import typer
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli.options import REPORTS, command_app
-from vllm_memprof.cli.show import write_reports
+from vllm_memprof.cli.show import say, write_reports
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.to_record import LOOKED_FOR, NoMemoryLines, read_log
 from vllm_memprof.sources import chosen, numbered
@@ -50,9 +50,7 @@ def read_reports(logs: list[str]) -> list[Report]:
     for name in logs:
         path, number = numbered(name)
         if path == "-" and sys.stdin.isatty():
-            typer.echo(
-                "memprof: paste a log, then end it with Ctrl-D on a line of its own", err=True
-            )
+            say("paste a log, then end it with Ctrl-D on a line of its own")
         try:
             reports += [build_report(run) for run in chosen(path, number, read_log(path))]
         except NoMemoryLines as error:
@@ -65,7 +63,7 @@ def read_reports(logs: list[str]) -> list[Report]:
     if not reports:
         raise empty[0]
     for blank in empty:
-        typer.echo(f"memprof: {blank.message}", err=True)
+        say(f"{blank.message}")
     return reports
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import typer
 
 from vllm_memprof.cli import plans
-from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import ANSWER, EPILOG, RANKS, command_app
+from vllm_memprof.cli.options import ANSWER, RANKS, command_app
+from vllm_memprof.cli.show import say
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.documents import fit_document
 from vllm_memprof.plans.fit import run_fit
@@ -63,9 +62,9 @@ def fit(
     best = found.best
     where = folder if best is None else folder / (best.plan.run or "")
     what = "the plans are" if best is None else "the plan of the answer is"
-    print(f"memprof: {what} in {from_here(where)}", file=sys.stderr)
+    say(f"{what} in {from_here(where)}")
     if best is None or not found.ordered:
         raise typer.Exit(NO_ANSWER if best is None else NOT_IN_ORDER)
 
 
-app = command_app(fit, {**ANSWER, **RANKS, "until": (str, "")}, cls=EngineCommand, epilog=EPILOG)
+app = command_app(fit, {**ANSWER, **RANKS, "until": (str, "")})

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from vllm_memprof.cli import run as shared
-from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import EPILOG, RUN, Options, command_app
+from vllm_memprof.cli.options import RUN, Options, command_app, of_request
 
-#: Its own, by the names of a ``LaunchRequest``.
 _OPTIONS: Options = {
-    "prompts_file": (Path | None, None),
-    "prompts": (list[str], []),
-    "images_dir": (Path | None, None),
-    "at_once": (bool, False),
-    "repeat": (int, 1),
-    "concurrency": (int | None, None),
-    "on_error": (str, "stop"),
-    "max_tokens": (int | None, None),
-    "sleep_cycles": (int, 0),
+    **of_request("prompts_file", "prompts", "images_dir", "at_once", "repeat", "concurrency"),
+    **of_request("on_error", "max_tokens", "sleep_cycles", "trace_allocations"),
     "empty_cache_at": (str | None, None),
     "sample": (str, "1"),
-    "trace_allocations": (int | None, None),
 }
 
 
@@ -34,4 +22,4 @@ def offline(ctx: typer.Context, **options: object) -> None:
     shared.run(ctx, shared.request("offline", ctx, empty_cache_at=phases))
 
 
-app = command_app(offline, {**_OPTIONS, **RUN}, cls=EngineCommand, epilog=EPILOG)
+app = command_app(offline, {**_OPTIONS, **RUN})

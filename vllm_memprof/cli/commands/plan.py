@@ -5,8 +5,7 @@ from __future__ import annotations
 import typer
 
 from vllm_memprof.cli import run as shared
-from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import EPILOG, RANKS, RUN, command_app
+from vllm_memprof.cli.options import RANKS, RUN, command_app
 
 
 def plan(ctx: typer.Context, **options: object) -> None:
@@ -21,4 +20,4 @@ def plan(ctx: typer.Context, **options: object) -> None:
     shared.run(ctx, shared.request("plan", ctx, sample=sample))
 
 
-app = command_app(plan, {**RUN, **RANKS}, cls=EngineCommand, epilog=EPILOG)
+app = command_app(plan, {**RUN, **RANKS})

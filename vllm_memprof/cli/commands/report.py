@@ -5,8 +5,7 @@ from __future__ import annotations
 import typer
 
 from vllm_memprof.cli.options import REPORTS, command_app
-from vllm_memprof.cli.runs import find_run
-from vllm_memprof.cli.show import write_reports
+from vllm_memprof.cli.show import find_run, write_reports
 from vllm_memprof.sources import build_runs
 
 

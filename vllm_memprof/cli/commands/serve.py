@@ -6,14 +6,11 @@ import typer
 
 from vllm_memprof.cli import live
 from vllm_memprof.cli import run as shared
-from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import EPILOG, RUN, Options, command_app
+from vllm_memprof.cli.options import RUN, Options, command_app, of_request
 
 _OPTIONS: Options = {
-    "sample": (str | None, None),
-    "trace_allocations": (int | None, None),
+    **of_request("sample", "trace_allocations", "deployment"),
     "screen": (bool, False),
-    "deployment": (str | None, None),
 }
 
 
@@ -40,4 +37,4 @@ def serve(
     shared.run(ctx, request, exporter)
 
 
-app = command_app(serve, {**_OPTIONS, **RUN}, cls=EngineCommand, epilog=EPILOG)
+app = command_app(serve, {**_OPTIONS, **RUN})

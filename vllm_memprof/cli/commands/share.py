@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import typer
 
 from vllm_memprof.cli import plans
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
-from vllm_memprof.cli.options import ANSWER, EPILOG, Options, command_app
+from vllm_memprof.cli.options import ANSWER, command_app
+from vllm_memprof.cli.show import say
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.documents import share_document
@@ -35,13 +36,8 @@ class ShareCommand(EngineCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
 
-        groups: list[list[str]] = [[]]
-        for token in args:
-            if token == "--":
-                groups.append([])
-            else:
-                groups[-1].append(token)
         own, instances = list[str](), list[Typed]()
+        groups = (list(group) for dash, group in groupby(args, "--".__eq__) if not dash)
         for number, group in enumerate(groups):
             split = self.split(ctx, group)
             wants = [token for token in split.own if token.startswith("--want=")]
@@ -49,7 +45,7 @@ class ShareCommand(EngineCommand):
             if split.model is not None:
                 texts = [token.removeprefix("--want=") for token in wants]
                 instances.append(Typed(split.model, split.engine, texts))
-            elif number and (split.engine or wants or len(groups) > 2):
+            elif number:
                 raise UsageError(f"there is no MODEL behind `--` number {number}", hint=_USAGE)
         ctx.meta[INSTANCES] = instances
         first = [] if not instances else [instances[0].model, *instances[0].args]
@@ -82,7 +78,7 @@ def share(ctx: typer.Context, headroom: str = "0", beside: str = "0", **options:
         share_document,
         kept="",
     )
-    print(f"memprof: plans and starts are in {from_here(folder)}", file=sys.stderr)
+    say(f"plans and starts are in {from_here(folder)}")
     if not answer.found:
         raise typer.Exit(NO_ANSWER)
 
@@ -104,5 +100,5 @@ def _name(number: int) -> str:
     return letter if number < 26 else f"{letter}{number // 26}"
 
 
-_WANT: Options = {"want": (list[str] | None, None)}  # read with the instance it is of
-app = command_app(share, {**_WANT, **ANSWER}, cls=ShareCommand, epilog=EPILOG)
+# --want is read with the instance that it is of
+app = command_app(share, {"want": (list[str] | None, None), **ANSWER}, ShareCommand)

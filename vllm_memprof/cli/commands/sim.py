@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.console import Console, JustifyMethod
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from vllm_memprof.cli.commands.sim_calibrate import write_profile, write_row
 from vllm_memprof.cli.help import HelpCommand, HelpGroup
 from vllm_memprof.cli.options import with_options
+from vllm_memprof.cli.show import progress_bar
 from vllm_memprof.errors import UsageError
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.launch.warm import list_warm, stop_all
@@ -65,13 +66,10 @@ def setup(
     def interrupt(number: int) -> None:  # as Ctrl-C does: it ends the setup's children too
         raise KeyboardInterrupt
 
-    progress = _SetupProgress(quiet, live=sys.stderr.isatty() and not quiet)
-    try:
-        with catch_signals(interrupt):
-            result = setup_stack(stack, prefix, progress, force=force)
-            added = [name for name in extras or [] if add_extra(result, name, progress)]
-    finally:
-        progress.close()
+    progress = _SetupProgress(sys.stderr.isatty(), quiet)
+    with closing(progress), catch_signals(interrupt):
+        result = setup_stack(stack, prefix, progress, force=force)
+        added = [name for name in extras or [] if add_extra(result, name, progress)]
     verb = "set up in" if result.changed else "is ready in"
     typer.echo(f"{result.stack.name} {verb} {result.prefix} ({result.seconds:.1f} s)")
     for name in extras or []:
@@ -81,26 +79,44 @@ def setup(
 @_command
 def list_() -> None:
     """Show stacks, device profiles and model presets."""
-    stacks = _table("Engine stacks (--stack)", "name", "state", "folder", "contents")
     words = {"outdated": "set up again", "absent": "not set up"}
-    for stack in list_stacks():
-        prefix = default_prefix(stack.name)
-        state = stack_state(stack, prefix)
-        stacks.add_row(stack.name, words.get(state, state), str(prefix), stack.title)
-    columns = ("name", "also", ">GiB", ">context GiB", ">devices", "device")
-    profiles = _table("Simulated devices (--device sim:NAME)", *columns)
-    for profile in list_profiles():
-        sizes = format_gib(profile.device.total_bytes), format_gib(profile.memory.context_bytes)
-        aliases, count = ", ".join(profile.aliases), str(profile.device.device_count)
-        profiles.add_row(profile.name, aliases, *sizes, count, profile.title)
-    presets = _table("Model presets (no weights, no hub needed)", "model", ">size", "what")
-    for preset in list_presets():
-        size = "" if preset.parameters is None else f"{preset.parameters / 1e9:.1f} B"
-        presets.add_row(preset.name, size, preset.what)
+    stacks = [(stack, default_prefix(stack.name)) for stack in list_stacks()]
     console = Console(highlight=False)
-    for table in (stacks, profiles, presets):
-        console.print(table)
-        console.print()
+    for title, columns, rows in (
+        (
+            "Engine stacks (--stack)",
+            ("name", "state", "folder", "contents"),
+            [
+                (stack.name, words.get(state, state), str(prefix), stack.title)
+                for stack, prefix in stacks
+                for state in [stack_state(stack, prefix)]
+            ],
+        ),
+        (
+            "Simulated devices (--device sim:NAME)",
+            ("name", "also", ">GiB", ">context GiB", ">devices", "device"),
+            [
+                (
+                    profile.name,
+                    ", ".join(profile.aliases),
+                    format_gib(profile.device.total_bytes),
+                    format_gib(profile.memory.context_bytes),
+                    str(profile.device.device_count),
+                    profile.title,
+                )
+                for profile in list_profiles()
+            ],
+        ),
+        (
+            "Model presets (no weights, no hub needed)",
+            ("model", ">size", "what"),
+            [
+                (each.name, f"{each.parameters / 1e9:.1f} B" if each.parameters else "", each.what)
+                for each in list_presets()
+            ],
+        ),
+    ):
+        console.print(_table(title, columns, rows), "")
     if running := list_warm():
         pids = ", ".join(str(process.pid) for process in running)
         console.print(f"Warm processes for plans: {pids} (`memprof sim stop` ends them)")
@@ -151,12 +167,19 @@ def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str 
     is answered without computing, as documented, is listed and is no failure.
     """
     reads = run_selftest(stack, model, device)
-    table = _table(f"{model}: read by the host, not computed", "value", "by", "read", "call site")
-    for read in sorted(reads, key=lambda read: (read.kind != UNWRITTEN, read.left_by)):
-        where = read.call_site.replace(" < ", "\n")
-        table.add_row(read.kind, read.left_by, f"{read.read_by}, {read.bytes} bytes", where)
-    if reads:
-        Console(highlight=False).print(table)
+    rows = [
+        (
+            read.kind,
+            read.left_by,
+            f"{read.read_by}, {read.bytes} bytes",
+            read.call_site.replace(" < ", "\n"),
+        )
+        for read in sorted(reads, key=lambda read: (read.kind != UNWRITTEN, read.left_by))
+    ]
+    columns = ("value", "by", "read", "call site")
+    if rows:
+        title = f"{model}: read by the host, not computed"
+        Console(highlight=False).print(_table(title, columns, rows))
     unwritten = sum(read.kind == UNWRITTEN for read in reads)
     typer.echo(
         f"{unwritten} reads of values that nobody wrote, {len(reads) - unwritten} of values that "
@@ -165,53 +188,42 @@ def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str 
     raise typer.Exit(1 if unwritten else 0)
 
 
-def _table(title: str, *columns: str) -> Table:
-
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table; numbers stand in columns whose names begin with ``>``."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        right, first = column.startswith(">"), column == columns[0]
-        table.add_column(
-            column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=first
-        )
+        side: JustifyMethod = "right" if column.startswith(">") else "left"
+        first = column == columns[0]
+        table.add_column(column.lstrip(">"), justify=side, overflow="fold", no_wrap=first)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 class _SetupProgress:
-    """One line when a step begins, one when it ends; on a terminal a list of finished steps, and a
-    spinner with the time for the one under way."""
+    """A line when a step has ended, and in logs when it begins; on a terminal a spinner with the
+    time for the one under way."""
 
-    def __init__(self, quiet: bool, live: bool) -> None:
-
-        self._plain = not live and not quiet
-        self._began = time.monotonic()
-        self._title = ""
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            TimeElapsedColumn(),
-            console=Console(stderr=True, highlight=False, markup=False),
-            transient=True,
-            disable=not live,
-        )
+    def __init__(self, live: bool, quiet: bool = False) -> None:
+        what = TextColumn("{task.description}", markup=False)
+        self._bar = progress_bar(live and not quiet, SpinnerColumn(), what, TimeElapsedColumn())
+        self._bar.console.quiet = quiet
         self._task = self._bar.add_task("", total=None)
-        self._bar.start()
+        self._title = ""
 
     def step(self, number: int, total: int, title: str) -> None:
         self._title = f"[{number}/{total}] {title}"
         self._bar.reset(self._task, total=None, description=self._title)
-        if self._plain:
-            print(self._title, flush=True)
+        if self._bar.disable:
+            self._bar.console.print(self._title)
 
     def detail(self, text: str) -> None:
         self._bar.update(self._task, description=f"{self._title}  {text[:60]}".strip())
-        if self._plain and _LARGE_DOWNLOAD.search(text):
-            print(f"    {text}", flush=True)
+        if self._bar.disable and _LARGE_DOWNLOAD.search(text):
+            self._bar.console.print(f"    {text}")
 
     def done(self, seconds: float) -> None:
-        if self._plain:
-            print(f"    {seconds:.1f} s, {time.monotonic() - self._began:.0f} s in all", flush=True)
-        elif not self._bar.disable:
-            self._bar.console.print(f"{self._title}  {seconds:.1f} s")
+        self._bar.console.print(f"{self._title}  {seconds:.1f} s")
 
     def close(self) -> None:
         self._bar.stop()

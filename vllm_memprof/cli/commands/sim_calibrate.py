@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.accounting.build import build_report
+import tomlkit
+
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli.show import write_out
-from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
+from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.plans.device_facts import DECIDING, base_of, engine_args_of, facts_of
-from vllm_memprof.record.loader import load_run
-from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.sim.calibrate import calibrate, profile_name, render
 from vllm_memprof.sim.profiles import find_profile, load_profile
+from vllm_memprof.sources import build_run
 
 
 def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
@@ -28,31 +28,28 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
         raise UsageError(
             f"-o {output} is no .toml file", hint="a profile is named by the path of its .toml file"
         )
-    record = load_run(run_dir)
-    report = build_report(record)
-    if report.run.engine == "vllm":
+    report = build_run(run_dir)
+    run = report.run
+    if run.engine == "vllm":
         raise RunRecordError(f"{run_dir} is a run on CUDA: there is no simulated CUDA device")
-    base_name = base or base_of(record.info)
-    base_path = find_profile(base_name)
+    base_path = find_profile(base or base_of(run))
     base_name = load_profile(str(base_path)).name
     calibration = calibrate(facts_of(report))
     name = profile_name(output)
-    if name == base_name:
-        name = f"{name}-calibrated"
-    run = report.run
-    simulated = " (simulated)" if run.simulated else ""
-    source = f"{run_dir.name}: {run.model}, {run.engine} {run.engine_version}, "
-    source += f"{run.device or 'an unknown device'}{simulated}"
+    name = f"{name}-calibrated" if name == base_name else name
+    source = (
+        f"{run_dir.name}: {run.model}, {run.engine} {run.engine_version}, "
+        f"{run.device or 'an unknown device'}{' (simulated)' if run.simulated else ''}"
+    )
     text = render(calibration, base_name, base_path.read_text("utf-8"), name, source)
     write_out(text, output)
     load_profile(str(output))  # what was written can be read
     told = [*calibration.settings, *calibration.workspace]
-    width = max(len(key) for key in [*(setting.key for setting in told), *calibration.silent])
-    lines = [f"{setting.key:<{width}}  {setting.value:>15,}  {setting.source}" for setting in told]
-    for key, why in calibration.silent.items():
-        lines.append(f"{key:<{width}}  {'-':>15}  from {base_name}: {why}")
-    rest = f"written: {output}; everything else is from {base_name}. "
-    return [*lines, f"{rest}Use it: --device sim:{output}"]
+    rows = [(setting.key, f"{setting.value:,}", setting.source) for setting in told]
+    rows += [(key, "-", f"from {base_name}: {why}") for key, why in calibration.silent.items()]
+    width = max(len(key) for key, _, _ in rows)
+    rest = f"written: {output}; everything else is from {base_name}. Use it: --device sim:{output}"
+    return [*(f"{key:<{width}}  {value:>15}  {source}" for key, value, source in rows), rest]
 
 
 def write_row(run_dir: Path, table: Path) -> list[str]:
@@ -63,52 +60,43 @@ def write_row(run_dir: Path, table: Path) -> list[str]:
         UsageError: the table is none, or has a row of that run.
         MemprofError: the file cannot be written.
     """
-    import tomlkit
-
-    record = load_run(run_dir)
-    report = build_report(record)
-    if report.run.simulated or report.run.engine != "vllm-ascend":
-        what = "a simulated device" if report.run.simulated else f"{report.run.engine}"
+    report = build_run(run_dir)
+    run = report.run
+    if run.simulated or run.engine != "vllm-ascend":
+        what = "a simulated device" if run.simulated else f"{run.engine}"
         hint = "a row is a run of vllm-ascend on an NPU: memprof offline, serve or plan there"
         raise RunRecordError(f"{run_dir} is a run of {what}", hint)
-    row = _row_of(report, record.info)
+    row = _row_of(report)
     try:
         text = table.read_text(encoding="utf-8") if table.exists() else ""
         held = tomlkit.parse(text).unwrap()
-    except OSError as error:
-        raise MemprofError(f"cannot read {table}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise UsageError(f"{table} is no TOML: {error}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {table} as TOML: {error}") from error
     if held.keys() - {"run"}:
         raise UsageError(f"{table} is no table of published runs: it has more than [[run]]")
     if any(each.get("id") == row["id"] for each in held.get("run", [])):
         raise UsageError(f"{table} would have two rows named {row['id']}")
-    added = tomlkit.document()
-    added["run"] = tomlkit.aot()
-    added["run"].append(tomlkit.item(row))
-    text = f"{text.rstrip()}\n\n{tomlkit.dumps(added)}".lstrip()
-    write_out(text, table)
+    write_out(f"{text.rstrip()}\n\n{tomlkit.dumps({'run': [row]})}".lstrip(), table)
     figures = ", ".join(f"{name} {value:,}" for name, value in row["published"].items())
     return [f"added to {table}: {row['id']}: {figures}"]
 
 
-def _row_of(report: Report, run: RunInfo) -> dict[str, Any]:
+def _row_of(report: Report) -> dict[str, Any]:
     """Return a row; its figures are of the rank that was granted the least KV cache."""
+    run = report.run
     ranks = [rank for rank in report.ranks if rank.budget.engine_kv_cache_bytes is not None]
     if not ranks:
         raise RunRecordError(f"no KV cache was sized in the run {run.id}: it has no figure to add")
     rank = min(ranks, key=lambda each: each.budget.engine_kv_cache_bytes or 0)
-    term = rank.budget.term
+    names = {"weights": "weights", "peak_activation": "peak_activation",
+             "non_torch": "non_torch", "graphs": "graph"}  # fmt: skip
     figures = {
-        "weights": term("weights"),
-        "peak_activation": term("peak_activation"),
-        "non_torch": term("non_torch"),
+        **{name: rank.budget.term(term) for name, term in names.items()},
         "kv_cache": rank.budget.engine_kv_cache_bytes,
         "tokens": rank.kv.tokens,
-        "graphs": term("graph"),
     }
     versions = ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
-    row: dict[str, Any] = {
+    row = {
         "id": f"{run.model.rstrip('/').rpartition('/')[2]}-{run.id[:8]}".lower(),
         "source": f"recorded by memprof, {run.started or 'at an unknown time'}: {versions}",
         "release": run.engine_version or "unknown",
@@ -117,9 +105,7 @@ def _row_of(report: Report, run: RunInfo) -> dict[str, Any]:
         "args": engine_args_of(run),
         "env": {name: each for name, each in run.env.items() if name.startswith(DECIDING)},
         "published": {name: size for name, size in figures.items() if size is not None},
+        "total_bytes": rank.device_total_bytes,
+        "rank": rank.rank or None,
     }
-    if rank.device_total_bytes is not None:
-        row["total_bytes"] = rank.device_total_bytes
-    if rank.rank:
-        row["rank"] = rank.rank
-    return row
+    return {name: value for name, value in row.items() if value is not None}

@@ -11,8 +11,8 @@ import typer
 from vllm_memprof.api import make_sweep
 from vllm_memprof.cli import plans
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.options import ENGINES, EPILOG, Options, command_app
-from vllm_memprof.cli.show import write_result
+from vllm_memprof.cli.options import ENGINES, command_app, of_request
+from vllm_memprof.cli.show import say, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
@@ -83,10 +83,9 @@ def sweep(
         sys.stdout.write(render_sweep_csv(found))
     else:
         write_result(ctx, found, sweep_document)
-    print(f"memprof: {', '.join(written)} and the plans are in {from_here(place)}", file=sys.stderr)
+    say(f"{', '.join(written)} and the plans are in {from_here(place)}")
     if not any(row.ok for row in found.rows):
         raise typer.Exit(NONE_STARTED)
 
 
-_OPTIONS: Options = {"ranks": (str, "auto"), "until": (str, "kv"), **ENGINES}
-app = command_app(sweep, _OPTIONS, cls=SweepCommand, epilog=EPILOG)
+app = command_app(sweep, {**of_request("ranks", "until"), **ENGINES}, SweepCommand)

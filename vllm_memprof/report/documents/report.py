@@ -16,35 +16,17 @@ from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.spans import MODELLED, last_of
 from vllm_memprof.report.sections import SECTIONS, sections
 from vllm_memprof.report.sections.audit import audited
-from vllm_memprof.report.sections.base import least_grant
+from vllm_memprof.report.sections.base import least_grant, sentences_of
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.tables import STATUS_WORDS, UNKNOWN, group_ranks, labels_of, modelled
 from vllm_memprof.text import Text, join, text
+from vllm_memprof.units import minus
 
-#: Verdicts on a device, the gravest last -> the words.
-_VERDICTS = {
-    "fits": text("fits the device, headroom {size:gib} GiB"),
-    "narrow": text(
-        "fits the device narrowly, headroom {size:gib} GiB, less than profiling may miss"
-    ),
-    "release": text("fits the device only if unallocated blocks are released, {size:gib} GiB over"),
-    "exceeds": text("does not fit the device, {size:gib} GiB over"),
-}
+#: Verdicts on a device, the gravest last.
+_VERDICTS = ("fits", "narrow", "release", "exceeds")
 #: Whether an equation gives what was granted, in the order in which it is said.
 _BALANCED = (False, True, None)
-#: How certain the cause of a failure is, and that a cure is enough -> the words.
-_FAILED = {
-    "certain": text("{title} ({kind})"),
-    "likely": text("{title} ({kind}, likely)"),
-    "unrecognised": text("{title}"),
-}
-_ENOUGH = {
-    "checked": text("{change}: {why}"),
-    "computed": text("{change}: {why} (computed, not tried)"),
-    "at least": text("{change}: {why} (computed for what failed; what follows it may need more)"),
-    "unknown": text("{change}: {why}"),
-}
 #: Cures that are shown; report.json has them all.
 _SHOWN_CURES = 3
 #: Label of the worker of a log that speaks of one alone.
@@ -54,7 +36,7 @@ SUMMARY, FINDINGS = "summary", "findings"
 NAMES = (SUMMARY, *SECTIONS, FINDINGS)
 
 
-class Parts(NamedTuple):
+class Excerpt(NamedTuple):
     """Some parts of a report."""
 
     report: Report
@@ -99,14 +81,16 @@ def _failure(failure: NamedFailure | None) -> Iterator[Line]:
     """Yield what failed, by which line, and what to change first."""
     if failure is None:
         return
-    yield Line(text("failed"), text(_FAILED[failure.confidence], failure), BAD)
+    figures = vars(failure) | {failure.confidence: True}
+    yield Line(text("failed"), sentences_of("failed", figures), BAD)
     for each in failure.evidence:
         yield Line(text("because"), text("line {line}: {text}", each))
     for cure in failure.cures[:_SHOWN_CURES]:
         change = cure.action or cure.argument or cure.environment or ""
         if cure.value is not None:
             change += ("=" if cure.environment else " ") + cure.value
-        yield Line(text("change"), text(_ENOUGH[cure.enough], cure, change=change))
+        figures = vars(cure) | {"change": change, cure.enough: True}
+        yield Line(text("change"), sentences_of("change", figures))
 
 
 def _commands(report: Report) -> Iterator[Line]:
@@ -166,89 +150,63 @@ def verdict(report: Report) -> Text:
 
 
 def _verdict(report: Report) -> Iterator[Text]:
-    run, log = report.run, EVIDENCE[report.run.source].partial
+    run, evidence = report.run, EVIDENCE[report.run.source]
     least = least_grant(report.ranks)
-    oom = run.status == "oom" or any(rank.oom is not None for rank in report.ranks)
+    failed = next((rank.oom for rank in report.ranks if rank.oom is not None), None)
+    oom: dict[str, object] = {"oom": run.status == "oom" or (failed is not None and least is None)}
+    if failed is not None and oom["oom"]:
+        oom |= vars(failed)
+    tokens = [rank.kv.tokens for rank in report.ranks if rank.kv.tokens is not None]
     if least is None:
-        yield _out_of_memory(report) if oom else _nothing_sized(report)
+        cut_off = evidence.no_kv_cache if run.status == "truncated" else None
+        told: dict[str, object] = {
+            "cut_off": cut_off,
+            "reason": run.exit_reason,
+            "tokens": min(tokens, default=None),
+        }
+        yield sentences_of("unsized", oom | told)
         return
-    if run.status == "oom":
-        yield _out_of_memory(report)
-    granted = text("KV cache {engine_kv_cache_bytes:gib} GiB", least.budget)
-    if least.kv.tokens is not None:
-        granted = text("{size}, {tokens:,} tokens", least.kv, size=granted)
     ranks = report.ranks
-    if log:  # lines that no rank is named for are no further rank
+    if evidence.partial:  # lines of a log that no rank is named for are no further rank
         ranks = [rank for rank in ranks if rank.budget.engine_kv_cache_bytes is not None]
-    not_run = run.ranks.not_run if run.ranks else []
-    count = len(ranks)
-    if len({rank.budget.engine_kv_cache_bytes for rank in ranks}) > 1:
-        granted = text(
-            "{granted} on {label}, the least of {count} ranks",
-            granted=granted,
-            label=labels_of([least]),
-            count=count,
-        )
-    elif count > 1 and log:
-        granted = text("{granted} on each of {count} ranks", granted=granted, count=count)
-    elif count > 1 and not not_run:
-        granted = text("{granted} on every rank", granted=granted)
-    elif not_run or least.lines or (log and least.label != SOLE_WORKER):
-        granted = text("{granted} on {labels}", granted=granted, labels=labels_of(ranks))
-    yield granted
-    if not_run:
-        yield text(
-            "{count} of {world_size} ranks differ and were not run", report, count=len(not_run)
-        )
+    several, not_run = len(ranks) > 1, run.ranks.not_run if run.ranks else []
+    named = not_run or least.lines or (evidence.partial and least.label != SOLE_WORKER)
+    differ = len({rank.budget.engine_kv_cache_bytes for rank in ranks}) > 1
+    figures = {
+        **oom,
+        "size": least.budget.engine_kv_cache_bytes,
+        "tokens": least.kv.tokens,
+        "count": len(ranks),
+        "least": differ and labels_of([least]),
+        "each": several and evidence.partial,
+        "every": several and not not_run,
+        "labels": named and labels_of(ranks),
+        "not_run": len(not_run) or None,
+        "world_size": report.world_size,
+    }
+    figures["where"] = sentences_of("where", figures)
+    yield sentences_of("granted", figures)
     yield from _recomputed(ranks)
     if (outcome := audited(report)) is not None:
         yield outcome
     yield from _fits_device(report) or _left_by_plan(report)
 
 
-def _nothing_sized(report: Report) -> Text:
-    """Return the result of a run that ended before its KV cache was sized."""
-    run, evidence = report.run, EVIDENCE[report.run.source]
-    if evidence.no_kv_cache is not None and run.status == "truncated":
-        return evidence.no_kv_cache
-    if run.exit_reason:
-        return text("no KV cache was sized: {exit_reason}", run)
-    tokens = [rank.kv.tokens for rank in report.ranks if rank.kv.tokens is not None]
-    if tokens:
-        return text("KV cache of {tokens:,} tokens, its size is not known", tokens=min(tokens))
-    return text("no KV cache was sized")
-
-
-def _out_of_memory(report: Report) -> Text:
-    oom = next((rank.oom for rank in report.ranks if rank.oom is not None), None)
-    if oom is None or oom.reserved_bytes is None or oom.device_total_bytes is None:
-        return text("out of memory")
-    said = text("out of memory: {reserved_bytes:gib} of {device_total_bytes:gib} GiB reserved", oom)
-    if oom.fragmentation_bytes is None:
-        return said
-    return text("{said}, {fragmentation_bytes:gib} GiB of it not allocated", oom, said=said)
-
-
 def _recomputed(ranks: list[RankReport]) -> Iterator[Text]:
     """Yield how the equation came out, and on which ranks where not on all."""
     overrides = {rank.budget.override for rank in ranks} - {None}
-    if STARTUP_PLAN in overrides:
-        yield text("fixed by a start-up plan, profiling skipped")
-        return
     if overrides:
-        yield text("fixed by --kv-cache-memory-bytes")
+        yield sentences_of("fixed", {"planned": STARTUP_PLAN in overrides})
         return
     groups = group_ranks(ranks, lambda rank: rank.budget.balanced)
     for members in sorted(groups, key=lambda own: _BALANCED.index(own[0].budget.balanced)):
         budget = members[0].budget
-        if budget.balanced is None:
-            told = text("equation not recomputed")
-        elif not budget.balanced:
-            told = text("equation recomputed: differs")
-        elif any(rank.budget.tolerance_bytes for rank in members):
-            told = text("equation {equation} recomputed: equal within rounding", budget)
-        else:
-            told = text("equation {equation} recomputed: equal to the byte", budget)
+        figures = {
+            "differs": budget.balanced is False,
+            "equation": budget.balanced and budget.equation,
+            "rounded": any(rank.budget.tolerance_bytes for rank in members),
+        }
+        told = sentences_of("recomputed", figures)
         if len(groups) > 1 or budget.balanced is False:
             told = text("{told} on {labels}", told=told, labels=labels_of(members))
         yield told
@@ -261,12 +219,16 @@ def _fits_device(report: Report) -> list[Text]:
         return []
 
     def grave(budget: Budget) -> tuple[int, int]:
-        return list(_VERDICTS).index(str(budget.device_verdict)), -(budget.headroom_bytes or 0)
+        return _VERDICTS.index(str(budget.device_verdict)), -(budget.headroom_bytes or 0)
 
     budget = max((rank.budget for rank in known), key=grave)
-    found, headroom = str(budget.device_verdict), budget.headroom_bytes or 0
-    over = {"release": -headroom, "exceeds": -(budget.released_headroom_bytes or 0)}
-    said = text(_VERDICTS[found], size=over.get(found, headroom))
+    figures = {
+        str(budget.device_verdict): True,
+        "headroom": budget.headroom_bytes,
+        "over": minus(0, budget.headroom_bytes),
+        "missing": minus(0, budget.released_headroom_bytes),
+    }
+    said = sentences_of("fits", figures)
     if any(item.name == "held_at_worst" for item in budget.held_at_peak):
         said = text("{title} (estimated: no step of full size was run)", title=said)
     said = modelled(said, budget.how.get("headroom_bytes") == MODELLED)
@@ -287,11 +249,7 @@ def _left_by_plan(report: Report) -> list[Text]:
     planned = report.run.mode == "plan" and report.run.until != "ready"
     if not planned or not known or len(known) < len(ends):
         return []
-    said = text(
-        "leaves {size:gib} GiB of the device to graphs and steps, which a plan does not run",
-        size=min(known),
-    )
-    return [modelled(said, report.run.simulated)]
+    return [modelled(sentences_of("left", {"size": min(known)}), report.run.simulated)]
 
 
 def _device(report: Report) -> str:

@@ -7,18 +7,9 @@ from collections.abc import Iterator
 from vllm_memprof.accounting.model import MODELLED, RankReport, Reading, Report
 from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.document import BAD, MUTED, PLAIN, TOTAL, Section
-from vllm_memprof.report.sections.base import Sheet
-from vllm_memprof.tables import COUNT, GIB4, Column, Look, fold, modelled, signed, wide_only
+from vllm_memprof.report.sections.base import Sheet, draw
+from vllm_memprof.tables import Look, fold, modelled
 from vllm_memprof.text import Text, join, text
-
-_AUDIT = (
-    Column("", lambda row: modelled(row.title, row.how == MODELLED)),
-    Column("Engine, GiB", "engine_bytes", GIB4),
-    Column("Read, GiB", "bytes", GIB4),
-    Column("Difference", "difference_bytes", signed),
-    Column("Tolerance", "tolerance_bytes", COUNT),
-    Column("Read from", "source", when=wide_only),
-)
 
 
 def audit(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -28,7 +19,12 @@ def audit(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         return
     known = [row for row in rows if row.bytes is not None or row.engine_bytes is not None]
     compared = any(row.engine_bytes is not None for row in rows if row.name in QUANTITIES)
-    yield sheet.table("audit", _AUDIT, known, {"compared": compared}, _notes(rows), _look)
+    figures = {"compared": compared}
+    yield draw(sheet, "audit", known, figures, _notes(rows), _look, titled=_title)
+
+
+def _title(row: Reading) -> str:
+    return modelled(row.title, row.how == MODELLED)
 
 
 def _look(row: Reading) -> Look:

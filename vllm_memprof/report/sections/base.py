@@ -13,6 +13,9 @@ from vllm_memprof.document import Section
 from vllm_memprof.files import read_table
 from vllm_memprof.tables import (
     SHOWN_GROUPS,
+    SIZES,
+    UNITS,
+    WHENS,
     WIDE,
     Column,
     Look,
@@ -22,21 +25,40 @@ from vllm_memprof.tables import (
 )
 from vllm_memprof.text import Text, said, sentences, text
 
-_WORDS = read_table(Path(__file__).parents[1] / "words.toml")
-NO_FIGURES: Mapping[str, object] = {}
+_WORDS = read_table(Path(__file__).parents[1] / "tables.toml")
+Figures = Mapping[str, object]
+Values = Callable[[Any], Any]
+NO_FIGURES: Figures = {}
 
 
-def words_of(name: str, figures: Mapping[str, object] = NO_FIGURES) -> tuple[Text, list[Text]]:
-    """Return the title and the notes of a table of ``words.toml``."""
-    words = _WORDS["tables"][name]
-    title, notes = words["title"], words.get("notes", ())
-    return sentences([title], figures), said(notes, figures)
-
-
-def sentences_of(name: str, figures: Mapping[str, object]) -> Text:
-    """Return sentences of ``words.toml`` that can be said of some figures."""
+def sentences_of(name: str, figures: Figures) -> Text:
+    """Return sentences of ``tables.toml`` that can be said of some figures."""
     parts = _WORDS["sentences"][name]
     return sentences(parts, figures)
+
+
+def columns_of(name: str, figures: Figures = NO_FIGURES, /, **values: Values) -> list[Column]:
+    """Return the columns of a table of ``tables.toml``.
+
+    Args:
+        name: of the table.
+        figures: those that a column is there for.
+        values: what columns show that is no attribute of a row.
+    """
+
+    def column(value: str, unit: str = "word", when: str = "", **more: Any) -> Column:
+        shown = WHENS.get(when) or (not when or bool(figures.get(when)))
+        return Column(value=values.get(value, value), unit=UNITS[unit], when=shown, **more)
+
+    rows = _WORDS["tables"][name].get("columns")
+    return list(SIZES) if rows is None else [column(**row) for row in rows]
+
+
+class Paper(NamedTuple):
+    """What a table is laid out for."""
+
+    wide: bool = True
+    simulated: bool = False
 
 
 class Sheet(NamedTuple):
@@ -50,30 +72,42 @@ class Sheet(NamedTuple):
         return self.width >= WIDE
 
     @property
+    def simulated(self) -> bool:
+        return self.report.run.simulated
+
+    @property
     def evidence(self) -> Evidence:
         return EVIDENCE[self.report.run.source]
 
-    def table(
-        self,
-        name: str,
-        columns: Iterable[Column],
-        rows: Iterable[Any],
-        figures: Mapping[str, object] = NO_FIGURES,
-        notes: Iterable[str] = (),
-        look: Callable[[Any], str | Look] | None = None,
-        most: int | None = None,
-    ) -> Section:
-        """Return a table, laid out for the width and marked for the device of the report.
 
-        Args:
-            name: of its title and notes in ``words.toml``.
-            columns, rows, look, most: as of ``tables.table``.
-            figures: that title and notes name.
-            notes: further ones.
-        """
-        simulated = self.report.run.simulated
-        title, told = words_of(name, {"simulated": simulated, **figures})
-        return table(title, columns, rows, [*told, *notes], self.wide, simulated, look, most)
+def draw(
+    on: Sheet | Paper,
+    name: str,
+    rows: Iterable[Any],
+    /,
+    figures: Figures = NO_FIGURES,
+    notes: Iterable[str] = (),
+    look: Callable[[Any], str | Look] | None = None,
+    most: int | None = None,
+    columns: Iterable[Column] = (),
+    **values: Values,
+) -> Section:
+    """Return a table of ``tables.toml``.
+
+    Args:
+        on: what it is laid out and marked for.
+        name: of the table.
+        rows, look, most: as of ``tables.table``.
+        figures: that title, columns and notes name.
+        notes: further ones.
+        columns: further ones.
+        values: as of ``columns_of``.
+    """
+    words, known = _WORDS["tables"][name], {"simulated": on.simulated, **figures}
+    title, sayable = words["title"], words.get("notes", ())
+    shown = [*columns_of(name, known, **values), *columns]
+    told = [*said(sayable, known), *notes]
+    return table(sentences([title], known), shown, rows, told, on.wide, on.simulated, look, most)
 
 
 #: What draws tables of a report, and of one rank.

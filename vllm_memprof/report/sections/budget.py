@@ -25,14 +25,12 @@ from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.document import BAD, GOOD, MUTED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.report.sections.audit import recomputed_from
-from vllm_memprof.report.sections.base import Sheet, failed
+from vllm_memprof.report.sections.base import Sheet, draw, failed
 from vllm_memprof.tables import (
     COUNT,
     GIB,
     GIB4,
-    SIZES,
     UNKNOWN,
-    Column,
     Size,
     modelled,
     number,
@@ -59,7 +57,6 @@ _RECOMPUTED = {
     True: (text("granted - recomputed: equal"), GOOD, "✓"),
     False: (text("granted - recomputed: differs"), BAD, "✗"),
 }
-_TOKENS = Column("KV tokens", "tokens", COUNT)
 
 
 def term_title(report: Report, term: TermRow) -> str:
@@ -152,7 +149,7 @@ def equation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             rows.append(Size(text("{term}, not subtracted", term=name), term.bytes, MUTED))
     figures = _equation_figures(sheet, rank)
     notes = [*failed(budget.checks), *recomputed_from(sheet, rank)]
-    yield sheet.table("equation", SIZES, rows, figures, notes)
+    yield draw(sheet, "equation", rows, figures, notes)
 
 
 def _equation_figures(sheet: Sheet, rank: RankReport) -> dict[str, object]:
@@ -218,10 +215,9 @@ def fits_request(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         """Yield what each correction is, and the items that make its difference."""
         for other in budget.corrections:
             yield text("{title}: {formula}", other)
-            items = [item for item in known if item.name in other.parts]
-            less, total = computed - other.bytes, sum(item.bytes or 0 for item in items)
-            if items and abs(less - total) <= budget.tolerance_bytes:
-                parts = join(" + ", [text("{bytes:gib} {title}", item) for item in items])
+            less, total = computed - (other.bytes or 0), sum(part.bytes for part in other.parts)
+            if other.parts and abs(less - total) <= budget.tolerance_bytes:
+                parts = join(" + ", [text("{bytes:gib} {title}", part) for part in other.parts])
                 yield text(
                     "{size:gib} GiB less = {parts}, each to its printed digits",
                     size=less,
@@ -238,7 +234,7 @@ def fits_request(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     derived = join("; ", [item.title for item in known if item.how == DERIVED])
     figures = {"derived": derived, "granting": fits if exact else None}
     notes = [*_not_measured(budget.not_subtracted), *explained()]
-    yield sheet.table("fits_request", (*SIZES, _TOKENS), rows, figures, notes)
+    yield draw(sheet, "fits_request", rows, figures, notes)
 
 
 def fits_device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -252,7 +248,7 @@ def fits_device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         *_items([item for item in held if item.bytes is not None]),
         _figure(rank, "fits_device_bytes", TOTAL, "="),
     ]
-    yield sheet.table("fits_device", SIZES, rows, {"estimated": notes}, notes)
+    yield draw(sheet, "fits_device", rows, {"estimated": notes}, notes)
 
 
 def budgets(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -284,5 +280,4 @@ def budgets(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     ]
     over = minus(0, budget.released_headroom_bytes) if budget.device_verdict == "exceeds" else None
     figures = {"fits": fits, "over": over}
-    columns = (*SIZES, _TOKENS, Column("Leaves, GiB", leaves, right=True))
-    yield sheet.table("budgets", columns, rows, figures)
+    yield draw(sheet, "budgets", rows, figures, leaves=leaves)

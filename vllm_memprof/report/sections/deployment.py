@@ -10,6 +10,7 @@ from functools import partial
 from statistics import median_low
 from typing import NamedTuple
 
+from vllm_memprof.accounting.deployment.host_clocks import BLOCKING
 from vllm_memprof.accounting.model import (
     COLLECTIVES,
     FIRST,
@@ -22,11 +23,8 @@ from vllm_memprof.accounting.owners.skew import OwnerSkew, skew_by_owner
 from vllm_memprof.document import BAD, MUTED, PLAIN, Row, Section
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.report.language import titles
-from vllm_memprof.report.sections.base import Sheet, fitting
+from vllm_memprof.report.sections.base import Sheet, draw, fitting
 from vllm_memprof.tables import (
-    COMMAS,
-    GIB,
-    GIB4,
     STATUS_WORDS,
     UNKNOWN,
     Column,
@@ -65,18 +63,6 @@ def gap_text(gap: Gap) -> Text:
     return text(_GAPS[gap.kind], name=name, reason=gap.reason or UNKNOWN)
 
 
-class _Host(NamedTuple):
-    """A host with the least headroom of its ranks."""
-
-    host: HostRow
-    headroom_bytes: int | None
-    status: str
-
-    @property
-    def style(self) -> str:
-        return PLAIN if self.host.status in _WELL else BAD
-
-
 def hosts(sheet: Sheet) -> Iterator[Section]:
     """Return the hosts, the one with the least headroom first."""
     deployment = sheet.report.deployment
@@ -97,17 +83,20 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
         return text("{status}: {exit_reason}", row.run, status=word)
 
     ranked = sorted(deployment.hosts, key=lambda row: (least(row) is None, least(row) or 0))
-    columns = (
-        Column("Host", "host.host"),
-        Column("Engine group", "host.run.group", when=len(deployment.groups) > 1),
-        Column("Ranks on it", lambda row: fold(row.host.labels) or "-"),
-        Column("Status", "status"),
-        Column("Least headroom, GiB", "headroom_bytes", GIB, marked=True),
-        Column("Clock, s", lambda row: _clock(row.host.clock)),
-    )
-    rows = [_Host(row, least(row), status(row)) for row in ranked]
     figures, differing = _clocks(deployment.hosts)
-    yield sheet.table("hosts", columns, rows, figures, differing, most=_LISTED)
+    yield draw(
+        sheet,
+        "hosts",
+        ranked,
+        {**figures, "several": len(deployment.groups) > 1},
+        differing,
+        lambda row: PLAIN if row.status in _WELL else BAD,
+        _LISTED,
+        members=lambda row: fold(row.labels) or None,
+        said=status,
+        least=least,
+        ahead=lambda row: _clock(row.clock),
+    )
 
 
 def _clock(clock: HostClock) -> str:
@@ -128,9 +117,6 @@ def _clocks(rows: list[HostRow]) -> tuple[dict[str, str], list[Text]]:
             row.host or "-"
         )
     reference = by.get(FIRST, ["-"])[0]
-    phases = dict.fromkeys(
-        phase for row in rows if row.clock.by == COLLECTIVES for phase in row.clock.phases
-    )
     differing = [
         text(
             "the wall clocks of {host} and {first} differ by at least {seconds:.3f} s",
@@ -142,7 +128,7 @@ def _clocks(rows: list[HostRow]) -> tuple[dict[str, str], list[Text]]:
         if row.clock.wall_differs_ns
     ]
     figures = {how: fold(list(dict.fromkeys(hosts))) for how, hosts in by.items()}
-    return figures | {"reference": reference, "phases": ", ".join(phases)}, differing
+    return figures | {"reference": reference, "phases": BLOCKING}, differing
 
 
 def cores(sheet: Sheet) -> Iterator[Section]:
@@ -152,15 +138,6 @@ def cores(sheet: Sheet) -> Iterator[Section]:
         return
     several = len(deployment.groups) > 1
     ranked = sorted(deployment.cores, key=lambda core: (core.group or "", core.granted_bytes or 0))
-    columns = (
-        Column("Engine group", "group", when=several),
-        Column("Engine core", lambda core: None if core.dp_rank is None else f"DP{core.dp_rank}"),
-        Column("Hosts", lambda core: fold(core.hosts)),
-        Column("Granted, GiB", "granted_bytes", GIB4),
-        Column("Tokens", "tokens", COMMAS),
-        Column("Rank with the least", "least_label"),
-    )
-
     least = []
     for group in deployment.groups:
         granted = [core.granted_bytes for core in ranked if core.group == group]
@@ -168,16 +145,16 @@ def cores(sheet: Sheet) -> Iterator[Section]:
         least.append(text("least of {group}: {size:gib4} GiB", group=group or "-", size=size))
     figures = {"several": several, "least": None if several or len(ranked) < 2 else size}
     notes = least if several else []
-    yield sheet.table("cores", columns, ranked, figures, notes, most=_LISTED)
-
-
-_RANKS = (
-    Column("Rank", "label"),
-    Column("Host", "host"),
-    Column("Headroom", "budget.headroom_bytes", GIB4, marked=True),
-    Column("Granted", "budget.engine_kv_cache_bytes", GIB4),
-    Column("Fits the device", "budget.fits_device_bytes", GIB4, marked=True),
-)
+    yield draw(
+        sheet,
+        "cores",
+        ranked,
+        figures,
+        notes,
+        most=_LISTED,
+        name=lambda core: None if core.dp_rank is None else f"DP{core.dp_rank}",
+        on=lambda core: fold(core.hosts),
+    )
 
 
 def ranks(sheet: Sheet) -> Iterator[Section]:
@@ -192,7 +169,7 @@ def ranks(sheet: Sheet) -> Iterator[Section]:
     def look(rank: RankReport) -> str:
         return BAD if (headroom[rank.label] or 0) < 0 else PLAIN
 
-    yield sheet.table("ranks", _RANKS, ranked, {"unknown": unknown}, look=look, most=_LISTED)
+    yield draw(sheet, "ranks", ranked, {"unknown": unknown}, look=look, most=_LISTED)
 
 
 def skew(sheet: Sheet) -> Iterator[Section]:
@@ -205,18 +182,19 @@ def skew(sheet: Sheet) -> Iterator[Section]:
         title = modelled(row.title, sheet.report.run.simulated and row.modelled)
         return title if row.group is None else text("{group}: {title}", row, title=title)
 
-    columns = (
-        Column("Owner", owner),
-        Column("Between\nranks", lambda row: row.most - row.least, GIB4),
-        Column("Least on", "least_label"),
-        Column("Most on", "most_label"),
-        Column("Between\nhosts", "between_hosts", GIB4),
-    )
     figures = {"grouped": any(row.group for row in found)}
-    yield sheet.table("skew", columns, found, figures, most=_LISTED_OWNERS)
+    yield draw(
+        sheet,
+        "skew",
+        found,
+        figures,
+        most=_LISTED_OWNERS,
+        named=owner,
+        spread=lambda row: row.most - row.least,
+    )
 
 
-class _Line(NamedTuple):
+class _MatrixRow(NamedTuple):
     """One row of the matrix: a rank, or the slowest rank of a host in each phase."""
 
     name: str
@@ -229,11 +207,11 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
     if sheet.report.deployment is None:
         return
     by_rank = len(sheet.report.ranks) <= _LISTED
-    lines: dict[str, _Line] = {}
+    lines: dict[str, _MatrixRow] = {}
     slowest: dict[str, tuple[float, str]] = {}
     for rank in sheet.report.ranks:
         name = rank.label if by_rank else rank.host or "-"
-        line = lines.setdefault(name, _Line(name, rank.host or "-", {}))
+        line = lines.setdefault(name, _MatrixRow(name, rank.host or "-", {}))
         for phase, seconds in _seconds(rank).items():
             for held in (line.seconds, slowest):
                 if phase not in held or seconds > held[phase][0]:
@@ -247,7 +225,7 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
         for phase in slowest
     }
 
-    def weight(line: _Line) -> tuple[bool, float]:
+    def weight(line: _MatrixRow) -> tuple[bool, float]:
         """Return whether it is the slowest of a phase, and how far from the median in any."""
         own = line.seconds.items()
         far = max((abs(entry[0] - middle[phase]) for phase, entry in own), default=0.0)
@@ -260,17 +238,13 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
     sizes = {phase: max(len(phase), 8) + 2 for phase in slowest}
     shown = fitting(sizes, {phase: entry[0] for phase, entry in slowest.items()}, room)
 
-    def took(phase: str, line: _Line) -> str | None:
+    def took(phase: str, line: _MatrixRow) -> str | None:
         entry = line.seconds.get(phase)
         mark = _SLOWEST if entry == slowest[phase] else ""
         return None if entry is None else f"{entry[0]:.2f}{mark}"
 
     last = [text("slowest"), *[""] * by_rank, *(slowest[phase][1] for phase in shown)]
-    columns = [
-        Column("Rank", "name", when=by_rank),
-        Column("Host", "host"),
-        *(Column(phase, partial(took, phase), right=True) for phase in shown),
-    ]
+    columns = [Column(phase, partial(took, phase), right=True) for phase in shown]
     figures = {
         "by_rank": by_rank,
         "by_host": not by_rank,
@@ -278,7 +252,7 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
         "left_out": len(lines) - len(rows) or None,
         "shorter": ", ".join(phase for phase in slowest if phase not in shown),
     }
-    yield sheet.table("matrix", columns, [*rows, Row(last, style=MUTED)], figures)
+    yield draw(sheet, "matrix", [*rows, Row(last, style=MUTED)], figures, columns=columns)
 
 
 def _seconds(rank: RankReport) -> dict[str, float]:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from vllm_memprof.accounting.model import MEMPROF, EmptyCacheCall, RankReport, ReclaimSummary
 from vllm_memprof.accounting.readings.counters import APP
-from vllm_memprof.document import MUTED, PLAIN, Section
-from vllm_memprof.report.sections.base import Sheet, sentences_of
+from vllm_memprof.document import MUTED, PLAIN, Row, Section
+from vllm_memprof.report.sections.base import Sheet, columns_of, draw, sentences_of
 from vllm_memprof.tables import (
-    GIB,
-    GIB4,
-    LABELS,
-    MS,
-    PAIRS,
     SHOWN_GROUPS,
     UNKNOWN,
-    Column,
     fold,
     fold_rows,
     group_ranks,
     labels_of,
-    narrow_only,
-    number,
-    where_known,
-    wide_only,
 )
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus, sum_or_none
@@ -48,26 +38,18 @@ class _Calls(NamedTuple):
         held = [call.requests for call in self.calls if call.after_ready]
         return max((count for count in held if count is not None), default=None)
 
+    @property
+    def times(self) -> int:
+        return len(self.calls)
 
-def _sum(name: str) -> Callable[[_Calls], float | None]:
-    """Return what adds a figure of calls up; None where one of them lacks it."""
-    return lambda row: sum_or_none([getattr(call, name) for call in row.calls])
+    @property
+    def both(self) -> str:
+        """The phase, and the place below it."""
+        return join("\n  ", (self.phase, self.site))
 
-
-_CALLS = (
-    Column("In phase,\n  called at", lambda row: join("\n  ", row[:2]), when=narrow_only),
-    Column("In phase", "phase", when=wide_only),
-    Column("Called at", "site", when=wide_only),
-    Column("Function", "function", when=wide_only),
-    Column("Thread", "thread", when=lambda values, wide: wide and any(values)),
-    Column("Calls", lambda row: len(row.calls), number),
-    Column("Requests", "requests", number, where_known),
-    Column("ms", _sum("seconds"), MS, compared=False),
-    Column("Reserved", _sum("freed_cached_bytes"), GIB, narrow="Re-\nserved"),
-    Column("Workspace", _sum("freed_npu_workspace_bytes"), GIB, narrow="Work-\nspace"),
-    Column("Other", _sum("freed_other_bytes"), GIB),
-    Column("Reallocated", _sum("refilled_bytes"), GIB, narrow="Reallo-\ncated"),
-)
+    def __getattr__(self, name: str) -> float | None:
+        """Return any other figure of the calls, added up; None where one of them lacks it."""
+        return sum_or_none([getattr(call, name) for call in self.calls])
 
 
 def calls(sheet: Sheet) -> Iterator[Section]:
@@ -75,7 +57,8 @@ def calls(sheet: Sheet) -> Iterator[Section]:
     ranks, every = sheet.report.ranks, [call for r in sheet.report.ranks for call in r.empty_cache]
     if not every:
         return
-    folded = fold_rows(_CALLS, {rank.label: _by_site(rank.empty_cache) for rank in ranks})
+    per_rank = {rank.label: _by_site(rank.empty_cache) for rank in ranks}
+    folded = fold_rows(columns_of("empty_cache"), per_rank)
     for labels, rows in folded:
         if len(labels) < len(ranks):
             phase = text("{phase} ({labels})", rows[0], labels=fold(labels))
@@ -102,7 +85,7 @@ def calls(sheet: Sheet) -> Iterator[Section]:
         if count
     ]
     look = {True: MUTED, False: PLAIN}
-    yield sheet.table("empty_cache", _CALLS, folded, figures, notes, lambda row: look[row.own])
+    yield draw(sheet, "empty_cache", folded, figures, notes, lambda row: look[row.own])
 
 
 def _by_site(calls: list[EmptyCacheCall]) -> list[_Calls]:
@@ -127,16 +110,6 @@ def _place(call: EmptyCacheCall) -> str:
     return text("after shutdown") if call.at_end else after_ready
 
 
-_EXPERIMENTS = (
-    Column("At the end of", "at"),
-    Column("Rank", LABELS),
-    Column("ms", "seconds", MS, compared=False),
-    Column("Released, GiB", "freed_bytes", GIB4),
-    Column("Not reallocated, GiB", "kept_bytes", GIB4),
-    Column("Until", "kept_until"),
-)
-
-
 def experiments(sheet: Sheet) -> Iterator[Section]:
     """Return what memprof's own calls released and cost; nothing where it made none."""
     own = {
@@ -147,8 +120,8 @@ def experiments(sheet: Sheet) -> Iterator[Section]:
     if not reached:
         return
     missed = [phase for phase in sheet.report.run.empty_cache_at if phase not in reached]
-    rows = fold_rows(_EXPERIMENTS, own)
-    yield sheet.table("experiments", _EXPERIMENTS, rows, {"missed": ", ".join(missed)})
+    rows = fold_rows(columns_of("experiments"), own)
+    yield draw(sheet, "experiments", rows, {"missed": ", ".join(missed)})
 
 
 def effect(sheet: Sheet) -> Iterator[Section]:
@@ -165,12 +138,14 @@ def effect(sheet: Sheet) -> Iterator[Section]:
         rank, summary = max(members, key=lambda own: own[1].engine.seconds or 0.0)
         figures = _effect(rank, summary)
         rows = [
-            (text("Released"), sentences_of("released" if summary.calls else "never", figures)),
-            (text("Releasable after warm-up"), sentences_of("releasable", figures)),
-            (text("Cost"), sentences_of("cost" if summary.calls else "none", figures)),
+            Row(
+                [text("Released"), sentences_of("released" if summary.calls else "never", figures)]
+            ),
+            Row([text("Releasable after warm-up"), sentences_of("releasable", figures)]),
+            Row([text("Cost"), sentences_of("cost" if summary.calls else "none", figures)]),
         ]
         labels = labels_of(rank for rank, _ in members)
-        yield sheet.table("effect", PAIRS, rows, {"labels": labels})
+        yield draw(sheet, "effect", rows, {"labels": labels})
 
 
 def _without_time(summary: ReclaimSummary) -> ReclaimSummary:

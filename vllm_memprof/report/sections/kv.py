@@ -9,20 +9,11 @@ from vllm_memprof.accounting.budget.kv import is_overridden_by_an_unknown
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import MUTED, PLAIN, TOTAL, Row, Section
-from vllm_memprof.report.sections.base import Sheet, failed
-from vllm_memprof.tables import COMMAS, COUNT, GIB4, Column, Unit, number
+from vllm_memprof.report.sections.base import Sheet, draw, failed
+from vllm_memprof.tables import COMMAS, COUNT, GIB4, Unit, number
 from vllm_memprof.text import join, text
 
 _FIRST = ("tokens", "max_concurrency")
-_KV = (Column("", ""), Column("", "", right=True))
-_GROUPS = (
-    Column("Type", "type"),
-    Column("Layers", "layers", COUNT),
-    Column("Block, tokens", "block_size", COUNT),
-    Column("Page, bytes", "page_size_bytes", COUNT),
-    Column("Bytes/token", "bytes_per_token", COMMAS),
-    Column("dtype", "dtype", right=True),
-)
 #: How the figures of ``TITLES["kv"]`` are printed.
 _UNITS: dict[str, Unit] = {
     "max_concurrency": partial(number, spec=".2f", suffix="x"),
@@ -60,6 +51,6 @@ def kv_cache(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         "count": len(kv.checks),
         "unknown": join("; ", [check.name for check in kv.checks if check.ok is None]),
     }
-    yield sheet.table("kv_cache", _KV, rows, figures, failed(kv.checks))
+    yield draw(sheet, "kv_cache", rows, figures, failed(kv.checks))
     if kv.groups:
-        yield sheet.table("kv_layers", _GROUPS, kv.groups)
+        yield draw(sheet, "kv_layers", kv.groups)

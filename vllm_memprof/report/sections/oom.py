@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
 
 from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, ESTIMATED, MODELLED, RankReport, Remedy
 from vllm_memprof.accounting.oom.failed_allocation import gib_of, merge_not_profiled
 from vllm_memprof.accounting.titles import TITLES
-from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Section
+from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.failures import PROFILE, StepRequest
 from vllm_memprof.report.language import titles
-from vllm_memprof.report.sections.base import Sheet
-from vllm_memprof.tables import COUNT, GIB3, GIB4, PAIRS, SIZES, Column, Size, modelled
+from vllm_memprof.report.sections.base import Sheet, draw
+from vllm_memprof.tables import Size, modelled
 from vllm_memprof.text import Text, join, text
 
 OWNER_TITLES = titles("owners_at_failure")
@@ -23,7 +22,6 @@ _OF_THE_PROFILE = ("outside_torch", "outside_allocator", "npu_workspace", "other
 _SHOWN_REQUESTS = 4
 #: Remedies that the engine's own profile run answers to.
 _SHRINK_THE_PROFILE = ("image_size", "images_per_prompt", "batched_tokens")
-_OWNER = Column("Owner", "title")
 
 
 def failed_allocation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -63,8 +61,8 @@ def failed_allocation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         "unasked": asked is None,
         "no_phase": oom.phase is None,
     }
-    rows = [pair for pair in values if pair[1] is not None]
-    yield sheet.table("failed_allocation", PAIRS, rows, figures)
+    rows = [Row([title, value]) for title, value in values if value is not None]
+    yield draw(sheet, "failed_allocation", rows, figures)
 
 
 def _request(request: StepRequest) -> Text:
@@ -98,13 +96,13 @@ def owners(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if oom.device_total_bytes is not None:
         rows.append(Size(text("device total"), oom.device_total_bytes, TOTAL, "="))
     peak = any(each.component == "allocated_peak" and each.bytes for each in oom.owners)
-    logged = any(name.startswith("oom_") for name in rank.figures)
-    columns = (
-        _OWNER,
-        Column("GiB", "bytes", lambda size: gib_of(rank, size)),
-        Column("bytes", "bytes", COUNT, not logged),
+    figures = {
+        "peak": peak,
+        "recorded": not any(name.startswith("oom_") for name in rank.figures),
+    }
+    yield draw(
+        sheet, "owners_at_failure", rows, figures, printed=lambda row: gib_of(rank, row.bytes)
     )
-    yield sheet.table("owners_at_failure", columns, rows, {"peak": peak})
 
 
 def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -120,15 +118,7 @@ def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     total = sum(size or 0 for size in sizes.values())
     rows.append(Size(text("reserved, not allocated"), total, TOTAL, "="))
     figures = vars(blocks) | {"several": blocks.streams > 1}
-    yield sheet.table("free_blocks", (_OWNER, *SIZES[1:]), rows, figures)
-
-
-_READINGS = (
-    Column("When", lambda row: text("profile") if row.moment == PROFILE else row.moment),
-    Column("Part of the step", lambda row: TITLES["stages"][row.stage]),
-    Column("Took, GiB", "bytes", GIB3),
-    Column("Allocated then, GiB", "allocated_bytes", GIB3),
-)
+    yield draw(sheet, "free_blocks", rows, figures)
 
 
 def readings(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -136,7 +126,14 @@ def readings(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if rank.oom is not None and rank.oom.readings:
         merge = merge_not_profiled(rank.oom)
         notes = [] if merge is None else [merge]
-        yield sheet.table("step", _READINGS, rank.oom.readings, notes=notes)
+        yield draw(
+            sheet,
+            "step",
+            rank.oom.readings,
+            notes=notes,
+            moment_of=lambda row: text("profile") if row.moment == PROFILE else row.moment,
+            part=lambda row: TITLES["stages"][row.stage],
+        )
 
 
 def remedies(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -158,12 +155,6 @@ def remedies(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             return text("at most {size}", size=size)
         return text("at least {size}", size=size) if row.bound == AT_LEAST else size
 
-    columns = (
-        Column("Argument", "argument"),
-        Column("Gives, GiB", gives, right=True),
-        Column("Enough alone", enough),
-        Column("On what grounds", "grounds"),
-    )
     granted = rank.budget.engine_kv_cache_bytes
     shrinks = any(row.id in _SHRINK_THE_PROFILE for row in rows)
     figures = {
@@ -172,19 +163,19 @@ def remedies(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         "fixed": shrinks and rank.budget.takes_fixed_size,
         "granted": granted,
     }
-    yield sheet.table("remedies", columns, rows, figures, look=lambda row: styles[row.enough])
-
-
-_COUNTERS = (
-    Column("Module", itemgetter(0)),
-    Column("GiB", lambda row: row[1]["bytes"], GIB4),
-    Column("bytes", lambda row: row[1]["bytes"], COUNT),
-    Column("peak, GiB", lambda row: row[1]["peak_bytes"], GIB4),
-)
+    yield draw(
+        sheet,
+        "remedies",
+        rows,
+        figures,
+        look=lambda row: styles[row.enough],
+        gives=gives,
+        answer=enough,
+    )
 
 
 def counters(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the runtime's counters of a rank that ran out of memory, where they were read."""
     if rank.oom is not None and rank.oom.components:
-        rows = sorted(rank.oom.components.items(), key=lambda row: -row[1]["bytes"])
-        yield sheet.table("counters", _COUNTERS, rows)
+        rows = [{"name": name, **row} for name, row in rank.oom.components.items()]
+        yield draw(sheet, "counters", sorted(rows, key=lambda row: -row["bytes"]))

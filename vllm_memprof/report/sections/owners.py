@@ -15,8 +15,8 @@ from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import MUTED, NOT_MEASURED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.spans import UNEXPLAINED, ComponentRow, DeviceMemory, device_after
 from vllm_memprof.report.language import titles
-from vllm_memprof.report.sections.base import Sheet, fitting
-from vllm_memprof.tables import COUNT, GIB4, MIB, SIZES, WIDE, Column, Look, wide_only
+from vllm_memprof.report.sections.base import Sheet, draw, fitting
+from vllm_memprof.tables import COUNT, GIB4, WIDE, Column, Look
 from vllm_memprof.text import join, text
 from vllm_memprof.units import MIB as MIB_BYTES
 from vllm_memprof.units import format_mib, sum_or_none
@@ -43,12 +43,8 @@ def _owner(row: ComponentRow) -> str:
     return text("of which {component}", row) if row.part_of else row.component
 
 
-_DEVICE = (
-    Column("Owner", _owner),
-    *SIZES[1:],
-    Column("How", lambda row: TITLES["how"].get(row.how, row.how)),
-    Column("Read from", "source", when=wide_only),
-)
+def _how_read(row: ComponentRow) -> str:
+    return TITLES["how"].get(row.how, row.how)
 
 
 def device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -71,7 +67,9 @@ def device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
                 )
                 for what, why in rank.unread.items()
             ]
-            yield sheet.table("device", _DEVICE, rows, figures, unread, _look)
+            yield draw(
+                sheet, "device", rows, figures, unread, _look, owner=_owner, how_read=_how_read
+            )
             return
 
 
@@ -146,7 +144,6 @@ def growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         return lambda row: row.of(*names)
 
     columns = [
-        Column("Phase", "name"),
         *(Column(titles_of[name], of(name), format_mib) for name in shown),
         Column("other\nowners", of(*folded), format_mib, bool(folded)),
     ]
@@ -154,7 +151,7 @@ def growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         "folded": join(", ", [titles_of[name] for name in folded]),
         "gap": any(row.gap for row in grown),
     }
-    yield sheet.table("growth", columns, grown, figures)
+    yield draw(sheet, "growth", grown, figures, columns=columns)
 
 
 def _title(name: str) -> str:
@@ -192,31 +189,32 @@ def _grown(rank: RankReport, width: int) -> list[_Grown]:
 # Communicators
 
 
-def _ranks(ranks: list[int] | None) -> str:
+def _members(each: CommunicatorUse) -> str:
+    ranks = each.ranks
     if ranks is None or len(ranks) <= _LISTED_RANKS:
         return ",".join(map(str, ranks or "-"))
     return f"{ranks[0]}..{ranks[-1]} ({len(ranks)})"
 
 
-def _source(each: CommunicatorUse) -> str | None:
+def _set_by(each: CommunicatorUse) -> str | None:
     return text("HCCL's default") if each.buffer_source == "default" else each.buffer_source or None
 
 
-def _buffers(size: int | None) -> str:
-    return "-" if size is None else f"2 x {size // 2 // MIB_BYTES} MiB"
-
-
-_COMMUNICATOR_USES = (
-    Column("Group", lambda each: " ".join(each.names) or "-"),
-    Column("Ranks", "ranks", _ranks, right=False),
-    Column("Buffers", "buffer_bytes", _buffers, right=False),
-    Column("Size set by", _source),
-    Column("First used in", lambda each: ", ".join(filter(None, (each.phase or "-", each.op)))),
-    Column("Growth at first use, MiB", "seen_bytes", MIB, marked=True),
-)
+def _buffers(each: CommunicatorUse) -> str | None:
+    size = each.buffer_bytes
+    return None if size is None else f"2 x {size // 2 // MIB_BYTES} MiB"
 
 
 def communicators(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return communicators in the order of their first collectives."""
     if rows := communicators_of(rank):
-        yield sheet.table("communicators", _COMMUNICATOR_USES, rows)
+        yield draw(
+            sheet,
+            "communicators",
+            rows,
+            group=lambda each: " ".join(each.names) or None,
+            members=_members,
+            buffers=_buffers,
+            set_by=_set_by,
+            used_in=lambda each: ", ".join(filter(None, (each.phase or "-", each.op))),
+        )

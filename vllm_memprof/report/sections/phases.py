@@ -12,7 +12,7 @@ from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.document import BAD, MUTED, NOT_MEASURED, PLAIN, Row, Section
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span
-from vllm_memprof.report.sections.base import Sheet
+from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import (
     LABELS,
     PHASE_COLUMNS,
@@ -115,9 +115,14 @@ def phases(sheet: Sheet) -> Iterator[Section]:
         for phase, ranks in gaps.items()
     ]
     style = {True: BAD, False: PLAIN}
-    lines = [*rows, *missing]
-    yield sheet.table(
-        "phases", columns(several), lines, figures, _notes(report), lambda row: style[row.open]
+    yield draw(
+        sheet,
+        "phases",
+        [*rows, *missing],
+        figures,
+        _notes(report),
+        lambda row: style[row.open],
+        columns=columns(several),
     )
 
 

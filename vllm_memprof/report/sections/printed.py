@@ -8,8 +8,8 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.document import Row, Section
 from vllm_memprof.report.language import titles
-from vllm_memprof.report.sections.base import Sheet
-from vllm_memprof.tables import COUNT, GIB4, SIZES, Size
+from vllm_memprof.report.sections.base import Sheet, draw
+from vllm_memprof.tables import COUNT, GIB4, Size
 from vllm_memprof.text import text
 
 #: Figure -> the term of an equation that shows it where the equation is known.
@@ -41,7 +41,7 @@ def printed(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         charged = None
     if rows or charged is not None:
         figures = {"charged": charged == 1, "not_charged": charged == 0}
-        yield sheet.table("printed", SIZES if rows else (), rows, figures)
+        yield draw(sheet, "printed", rows, figures)
 
 
 def _rows(rank: RankReport) -> Iterator[Row | Size]:

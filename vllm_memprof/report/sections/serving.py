@@ -5,8 +5,7 @@ Nothing where the run was not sampled or traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from vllm_memprof.accounting.model import Cycle, OwnerGrowth, RankReport, RequestRow, StageRow
@@ -20,20 +19,13 @@ from vllm_memprof.accounting.serving.requests import largest
 from vllm_memprof.accounting.serving.trend import GROWING, STEADY, TOO_SHORT
 from vllm_memprof.document import BAD, PLAIN, Section
 from vllm_memprof.report.language import titles
-from vllm_memprof.report.sections.base import Sheet
+from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import (
-    COUNT,
     GIB,
     GIB3,
-    GIB4,
     MIB,
     RATE,
-    SECONDS,
-    Column,
-    narrow_only,
     number,
-    where_known,
-    wide_only,
 )
 from vllm_memprof.text import text
 from vllm_memprof.units import MIB as MIB_BYTES
@@ -63,23 +55,18 @@ def _passages(stage: StageRow) -> str:
     return text("{passages}, {failed} failed", stage) if stage.failed else str(stage.passages)
 
 
-_STAGES = (
-    Column("Stage", lambda row: titles("stages").get(row.stage, row.stage)),
-    Column("Passages", _passages, right=True),
-    Column("Items", "items", number),
-    Column("Handed out", "allocated_total_bytes", GIB3),
-    Column("Held", "held_bytes", GIB3),
-    Column("Peak", "allocated_peak_bytes", GIB),
-    Column("Cache", "cache_bytes", GIB3, wide_only),
-    Column("Largest image", "image", _size),
-)
-
-
 def stages(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the multimodal stages."""
     if rank.stages:
-        yield sheet.table(
-            "stages", _STAGES, rank.stages, look=lambda row: BAD if row.failed else PLAIN
+        look = {True: BAD, False: PLAIN}
+        yield draw(
+            sheet,
+            "stages",
+            rank.stages,
+            look=lambda row: look[row.failed > 0],
+            title=lambda row: titles("stages").get(row.stage, row.stage),
+            passed=_passages,
+            size=lambda row: _size(row.image),
         )
 
 
@@ -91,15 +78,6 @@ class _Multimodal(NamedTuple):
     tokens: int | None
     size: str
     bytes: int | None
-
-
-_MULTIMODAL = (
-    Column("Multimodal", "title"),
-    Column("Items", "items", COUNT),
-    Column("Tokens", "tokens", COUNT),
-    Column("Largest image", "size", right=True),
-    Column("GiB", "bytes", GIB3),
-)
 
 
 def multimodal(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -119,7 +97,7 @@ def multimodal(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         _Multimodal(merge, None, of.merge_tokens, merged, of.merge_peak_bytes),
     ]
     figures = {"merged": of.merged, "unmerged": of.merged is False, "frames": of.frames or None}
-    yield sheet.table("multimodal", _MULTIMODAL, rows, figures)
+    yield draw(sheet, "multimodal", rows, figures)
 
 
 # Requests
@@ -154,22 +132,6 @@ def _stage(request: RequestRow) -> str | None:
     return titles("stages_short").get(request.peak_stage or "", request.peak_stage)
 
 
-_REQUESTS = (
-    Column("Request", "id", partial(_short, length=_WIDE_ID), wide_only, right=False),
-    Column("Request", "id", partial(_short, length=_ID), narrow_only, right=False),
-    Column("Prompt", "prompt_tokens", COUNT),
-    Column("Output", "output_tokens", COUNT),
-    Column("Images", _images, right=True),
-    Column("Peak", lambda row: _least(row) + GIB(row.allocated_peak_bytes), right=True),
-    Column("Above before", _above, when=wide_only, right=True),
-    Column("Left\nalloc.", "left_allocated_bytes", MIB),
-    Column("Left\nres.", "left_reserved_bytes", MIB),
-    Column("Stage of\npeak", _stage),
-    Column("Others", "others", number, wide_only),
-    Column("s", _seconds, SECONDS, wide_only),
-)
-
-
 def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return all requests, or the largest by each figure, in their order."""
     rows = shown = rank.requests
@@ -188,8 +150,19 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         "thinned": rank.thinned,
     }
     ended = {False: BAD}
-    yield sheet.table(
-        "requests", _REQUESTS, shown, figures, look=lambda row: ended.get(row.finished, PLAIN)
+    yield draw(
+        sheet,
+        "requests",
+        shown,
+        figures,
+        look=lambda row: ended.get(row.finished, PLAIN),
+        name=lambda row: _short(row.id, _WIDE_ID),
+        short_name=lambda row: _short(row.id, _ID),
+        size=_images,
+        peak=lambda row: _least(row) + GIB(row.allocated_peak_bytes),
+        above=_above,
+        stage=_stage,
+        seconds=_seconds,
     )
 
 
@@ -210,34 +183,27 @@ def _verdict(row: OwnerGrowth) -> str:
     return text("fills") if filling else titles("growth_verdicts")[row.verdict]
 
 
-def _whole(value: float | None) -> str:
-    return number(value and int(value), ",")
-
-
-def _unsigned(size: int | None, digits: int = 1) -> str:
-    return RATE(size, digits).removeprefix("+")
-
-
-_GROWTH = (
-    Column("Last,\nMiB", "last_bytes", _unsigned, wide_only),
-    Column("Grown,\nMiB", "grown_bytes", MIB),
-    Column("Over\nrequests", "requests", _whole, wide_only),
-    Column("MiB per\nrequest", "bytes_per_request", RATE),
-    Column("interval", _interval, right=True),
-    Column("MiB per\nhour", "bytes_per_hour", MIB),
-    Column("Full after\nrequests", "requests_until_full", _whole, wide_only),
-    Column("Hours", "hours_until_full", partial(number, spec=",.1f"), wide_only),
-    Column("Verdict", _verdict),
-)
-
-
-def _growth(sheet: Sheet, name: str, first: Column, rows: list[OwnerGrowth]) -> Section:
+def _growth(
+    sheet: Sheet, name: str, rows: list[OwnerGrowth], title: Callable[[OwnerGrowth], str]
+) -> Section:
     filling = any(row.verdict == GROWING and row.bounded for row in rows)
 
     def look(row: OwnerGrowth) -> str:
         return BAD if row.verdict == GROWING and not row.bounded else PLAIN
 
-    return sheet.table(name, (first, *_GROWTH), rows, {"filling": filling}, look=look)
+    return draw(
+        sheet,
+        name,
+        rows,
+        {"filling": filling},
+        look=look,
+        title=title,
+        last=lambda row: MIB(row.last_bytes).removeprefix("+"),
+        interval=_interval,
+        until_full=lambda row: row.requests_until_full and int(row.requests_until_full),
+        hours=lambda row: number(row.hours_until_full, ",.1f"),
+        judged=_verdict,
+    )
 
 
 def device_growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -248,8 +214,7 @@ def device_growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             for row in rank.growth
             if row.owner != KV_BLOCKS and (row.last_bytes or row.grown_bytes)
         ]
-        owner = Column("Owner", lambda row: owner_title(row.owner))
-        yield _growth(sheet, "device_growth", owner, rows)
+        yield _growth(sheet, "device_growth", rows, lambda row: owner_title(row.owner))
 
 
 def host_growth(sheet: Sheet) -> Iterator[Section]:
@@ -257,8 +222,8 @@ def host_growth(sheet: Sheet) -> Iterator[Section]:
     judged = [row for row in sheet.report.growth if row.growth.verdict != TOO_SHORT]
     if judged:
         names = {id(row.growth): process_title(row) for row in judged}
-        process = Column("Process", lambda row: names[id(row)])
-        yield _growth(sheet, "host_growth", process, [row.growth for row in judged])
+        rows = [row.growth for row in judged]
+        yield _growth(sheet, "host_growth", rows, lambda row: names[id(row)])
 
 
 # Cycles of sleep mode, pauses and weight updates
@@ -269,21 +234,6 @@ def _emptied(cycle: Cycle) -> str | None:
     if cycle.freed_bytes is not None:
         return None
     return text("yes") if cycle.emptied else text("no")
-
-
-_CYCLES = (
-    Column("Cycle", "number", number),
-    Column("s", "seconds", SECONDS, where_known, compared=False),
-    Column("Freed,\nGiB", "freed_bytes", GIB4, where_known),
-    Column("Asleep,\nGiB", "asleep_used_bytes", GIB4, where_known),
-    Column("Grown,\nMiB", "asleep_residue_bytes", MIB, where_known),
-    Column("After,\nGiB", "used_bytes", GIB4, where_known),
-    Column("Left,\nMiB", "residue_bytes", MIB, where_known),
-    Column("Allocated", "allocated_residue_bytes", MIB, where_known),
-    Column("Reserved, not\nallocated", "cached_residue_bytes", MIB, where_known),
-    Column("Non-torch", "non_torch_residue_bytes", MIB, where_known, marked=True),
-    Column("empty_cache", _emptied, when=where_known),
-)
 
 
 def cycles(kind: str, sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -298,17 +248,10 @@ def cycles(kind: str, sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         "printed": rows[0].freed_bytes is not None,
         "more": max(0, more) or None,
     }
-    yield sheet.table("cycles", _CYCLES, [*rows[:_LISTED_CYCLES], *last], figures)
+    yield draw(sheet, "cycles", [*rows[:_LISTED_CYCLES], *last], figures, called=_emptied)
 
 
 # Lines of code whose memory stayed (--trace-allocations)
-
-_SITES = (
-    Column("Grown,\nMiB", "grown_bytes", partial(RATE, digits=2)),
-    Column("Alive,\nMiB", "bytes", partial(_unsigned, digits=2)),
-    Column("Blocks", "blocks", COUNT),
-    Column("Allocated at", lambda site: f"{site.site} {site.function}".strip()),
-)
 
 
 def allocations(sheet: Sheet) -> Iterator[Section]:
@@ -323,4 +266,13 @@ def allocations(sheet: Sheet) -> Iterator[Section]:
         large = [
             site for site in traced.sites if max(site.grown_bytes or 0, site.bytes) >= _LEAST_BYTES
         ]
-        yield sheet.table("allocations", _SITES, large, figures, most=_SHOWN_SITES)
+        yield draw(
+            sheet,
+            "allocations",
+            large,
+            figures,
+            most=_SHOWN_SITES,
+            grown=lambda site: RATE(site.grown_bytes, 2),
+            alive=lambda site: RATE(site.bytes, 2).removeprefix("+"),
+            place=lambda site: f"{site.site} {site.function}".strip(),
+        )

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.document import BAD, PLAIN, Document, Section
-from vllm_memprof.report.sections.base import least_grant, words_of
-from vllm_memprof.tables import COUNT, GIB, Column, number, table, wide_only
+from vllm_memprof.report.sections.base import Paper, draw, least_grant
 from vllm_memprof.text import text
 
 #: Starts that have a row.
 LISTED_STARTS = 60
 #: Width of a line from which on the terms have columns.
 _WIDE = 100
+
+
+class _EngineStart(NamedTuple):
+    """An engine start, with its rank with the least KV cache."""
+
+    report: Report
+    rank: RankReport | None
 
 
 def starts_section(reports: Sequence[Report], width: int) -> Section:
@@ -25,17 +32,22 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
     """
     files = {report.run.id.rpartition("#")[0] or report.run.id for report in reports}
 
-    def name(report: Report) -> str:
-        return f"#{report.run.id.rpartition('#')[2]}" if len(files) == 1 else report.run.id
+    def name(start: _EngineStart) -> str:
+        run = start.report.run.id
+        return f"#{run.rpartition('#')[2]}" if len(files) == 1 else run
 
-    def look(report: Report) -> str:
-        well = report.run.status in ("ok", "truncated") or not report.ranks
+    def look(start: _EngineStart) -> str:
+        well = start.report.run.status in ("ok", "truncated") or start.rank is None
         return PLAIN if well else BAD
 
     more = max(0, len(reports) - LISTED_STARTS) or None
-    title, notes = words_of("starts", {"count": len(reports), "more": more})
-    columns = (Column("Start", name), *_STARTS)
-    return table(title, columns, reports[:LISTED_STARTS], notes, width >= _WIDE, look=look)
+    rows = [
+        _EngineStart(each, least_grant(each.ranks) or next(iter(each.ranks), None))
+        for each in reports[:LISTED_STARTS]
+    ]
+    figures = {"count": len(reports), "more": more}
+    lines = Paper(width >= _WIDE)
+    return draw(lines, "starts", rows, figures, look=look, name=name, result=_result)
 
 
 def starts_document(reports: Sequence[Report], width: int) -> Document:
@@ -44,18 +56,9 @@ def starts_document(reports: Sequence[Report], width: int) -> Document:
     return Document(kind="starts", title=section.title, head=[], sections=[section], verdict="")
 
 
-def _of_rank(read: Callable[[RankReport], object]) -> Callable[[Report], object]:
-    """Return what reads the rank with the least KV cache."""
-
-    def value(report: Report) -> object:
-        rank = least_grant(report.ranks) or next(iter(report.ranks), None)
-        return None if rank is None else read(rank)
-
-    return value
-
-
-def _result(report: Report) -> str:
+def _result(start: _EngineStart) -> str:
     """Return how a start ended, in a few words; of one that did not fail, its equation."""
+    report = start.report
     if report.run.status == "oom":
         return text("out of memory")
     if report.run.status == "failed":
@@ -64,15 +67,3 @@ def _result(report: Report) -> str:
     if False in results:
         return text("equation differs")
     return text("equation equal") if results == {True} else text("not recomputed")
-
-
-_STARTS = (
-    Column("Utilization", _of_rank(lambda rank: rank.budget.gpu_memory_utilization), number),
-    Column("Requested", _of_rank(lambda rank: rank.budget.requested_bytes), GIB, wide_only),
-    Column("Weights", _of_rank(lambda rank: rank.figures.get("weights_bytes")), GIB, wide_only),
-    Column("Graphs", _of_rank(lambda rank: rank.figures.get("graph_bytes")), GIB, wide_only),
-    Column("KV cache", _of_rank(lambda rank: rank.budget.engine_kv_cache_bytes), GIB),
-    Column("KV tokens", _of_rank(lambda rank: rank.kv.tokens), COUNT),
-    Column("Equation", _of_rank(lambda rank: rank.budget.equation)),
-    Column("Result", _result),
-)
