@@ -24,8 +24,9 @@ from vllm_memprof.plans.share import (
     ways,
 )
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.json_text import render_result_json
+from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.table import render_table
 
 GIB = 1 << 30
 TOTAL = 60 * GIB
@@ -93,9 +94,7 @@ def test_tables_have_the_flags_and_fit(equation: str, width: int, lang: str) -> 
     assert text.count("--gpu-memory-utilization") == 2 * ways_of
     if lang == "en":
         assert "answer found and started" in joined
-        assert ("none: the equation subtracts what a neighbour holds" in joined) is (
-            equation != "E4"
-        )
+        assert ("none: B, A: A is granted" in joined) is (equation != "E4")
         assert "B wants: KV tokens >= 1,000" in joined
 
 
