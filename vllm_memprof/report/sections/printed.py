@@ -40,7 +40,17 @@ def printed(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if rank.budget.equation is not None:  # its terms say so
         charged = None
     if rows or charged is not None:
-        figures = {"charged": charged == 1, "not_charged": charged == 0}
+        asked, equivalent = (
+            rank.figures.get(f"{name}_utilization") for name in ("gpu_memory", "equivalent")
+        )
+        unknown = None in (asked, equivalent) or rank.figures.get("device_total_bytes") is not None
+        figures = {
+            "charged": charged == 1,
+            "not_charged": charged == 0,
+            "asked": asked,
+            "equivalent": equivalent,
+            "share": None if unknown else (asked or 0) - (equivalent or 0),
+        }
         yield draw(sheet, "printed", rows, figures)
 
 
