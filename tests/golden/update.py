@@ -24,8 +24,9 @@ from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.compare.document import diff_document
 from vllm_memprof.record.deployment import load_parts
-from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.documents.first_screen import FirstScreen
+from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.table import render_table
 
 HERE = Path(__file__).parent
 #: Suffix of the files of this folder that are not golden files.

@@ -13,9 +13,9 @@ from tests.unit.logs.conftest import explain
 from tests.unit.logs.samples import CUDA_SUGGESTION
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.report import render_markdown
 from vllm_memprof.report.documents.report import report_document, verdict
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.markdown import render_markdown
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.starts import starts_document
 from vllm_memprof.units import GIB
@@ -150,7 +150,7 @@ def test_the_equation_is_recomputed_rank_by_rank() -> None:
     text += "(Worker_TP1 pid=31) INFO [gpu_worker.py:1] Available KV cache memory: 5.00 GiB\n"
     (report,) = reports_of(text)
     assert (
-        "equation E5 recomputed: equal within rounding on TP0; equation not recomputed on TP1"
+        "equation E5 (vllm 0.10+) reproduces it within rounding on TP0; equation not recomputed on TP1"
         in verdict(report)
     )
 

@@ -41,7 +41,7 @@ from vllm_memprof.report.documents.report import (
 )
 from vllm_memprof.report.sections.audit import audited
 from vllm_memprof.report.sections.base import (
-    Lines,
+    Paper,
     Values,
     columns_of,
     draw,
@@ -104,7 +104,7 @@ def most_lines(width: int) -> int:
 
 def first_screen_document(screen: FirstScreen, width: int) -> Document:
     """Return the first screen, laid out for lines of ``width`` characters."""
-    report, on = screen.report, Lines(width >= 100, screen.report.run.simulated)
+    report, on = screen.report, Paper(width >= 100, screen.report.run.simulated)
     rank = _worst(report)
     failed = report.failure is not None or report.run.outcome in ("failed", "oom")
     head = [_headline(report)]
@@ -193,16 +193,14 @@ def _headline(report: Report) -> Line:
 
 def _answer(report: Report) -> Iterable[Line]:
     """Yield the outcome, whether it fits the device, and what was checked."""
-    run, budget = report.run, gravest(report)
-    verdict = "fits" if budget is None else budget.device_verdict
+    run, least_room = report.run, gravest(report)
+    verdict = "fits" if least_room is None else least_room.budget.device_verdict
     exceeds = run.mode == "plan" and verdict == "exceeds"
     said = {run.status: True, run.outcome: True, run.mode: True, "exceeds": exceeds}
     word: str = sentences_of("outcome", said)
     style = _WORDS.get(word, GOOD)
     for group, part in by_group(report).items():
-        least = least_grant(part.ranks)
-        requests = None if least is None else sentences_of("concurrency", vars(least.kv))
-        told = join(", ", (granted(part), requests or None))
+        told = _granted(part)
         told = text("{group}: {verdict}", group=group, verdict=told) if group else told
         yield Line(word, told, style)
         word = ""
@@ -219,6 +217,13 @@ def _answer(report: Report) -> Iterable[Line]:
     if word := sentences_of("checked", checked):
         outcomes = join("; ", (*recomputed(report), audited(report)))
         yield Line(word, outcomes, _WORDS.get(word, GOOD))
+
+
+def _granted(report: Report) -> Text:
+    """Return the KV cache, with the requests that it holds at a time."""
+    least = least_grant(report.ranks)
+    requests = None if least is None else sentences_of("concurrency", vars(least.kv))
+    return join(", ", (granted(report), requests or None))
 
 
 # A failure
@@ -248,7 +253,7 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
     elif failure is not None and run.exit_reason and not EVIDENCE[run.source].partial:
         yield Line("", cut(run.exit_reason, width))
     if least_grant(report.ranks) is not None:
-        yield Line("", granted(report))
+        yield Line("", _granted(report))
     for each in [] if failure is None else failure.evidence[:2]:
         yield Line(text("line {line}", each), cut(each.text, width + width // 2), MUTED)
 
@@ -256,7 +261,7 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
 # The device by owner
 
 
-def _device(on: Lines, report: Report, rank: RankReport) -> Section:
+def _device(on: Paper, report: Report, rank: RankReport) -> Section:
     """Return the device of the worst rank by owner, with bars."""
     divided = divided_device(rank)
     rows = [] if divided is None else _owners(divided)
@@ -394,7 +399,7 @@ def _differing(report: Report, most: int) -> Section:
 # The start-up
 
 
-def _start_up(on: Lines, report: Report, rank: RankReport, most: int) -> Section:
+def _start_up(on: Paper, report: Report, rank: RankReport, most: int) -> Section:
     """Return the phases that changed the device, before and after."""
 
     def edges(each: Passage, name: str) -> str:
@@ -457,7 +462,7 @@ def _printed(each: Passage, side: int) -> list[str]:
 # The equation
 
 
-def _equation(on: Lines, rank: RankReport) -> list[Line]:
+def _equation(on: Paper, rank: RankReport) -> list[Line]:
     """Return the equation with its values in one line, and what it does not subtract."""
     budget, form = rank.budget, form_of(rank.budget.equation)
     terms = [row for row in budget.terms if row.subtracted]
@@ -576,8 +581,8 @@ def _more(screen: FirstScreen) -> list[Line]:
     command = "explain" if EVIDENCE[screen.report.run.source].partial else "report"
     whole = " ".join(filter(None, ("memprof", command, screen.where, "--full")))
     lines = [
-        Line(text("more"), whole, CODE),
-        Line("", text("instead of --full: --section NAME, --format html"), MUTED),
+        Line(text("more"), text("--section NAME, --format html, or the whole report:"), MUTED),
+        Line("", whole, CODE),
     ]
     count = len(finding_views(screen.report))
     findings = Line(text("findings"), f"{count}: --section findings", MUTED)

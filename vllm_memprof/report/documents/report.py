@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from vllm_memprof.accounting.budget.equations import STARTUP_PLAN
+from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, named_equation
 from vllm_memprof.accounting.evidence import EVIDENCE
-from vllm_memprof.accounting.model import Budget, RankReport, Report
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.summary import engine_text
 from vllm_memprof.accuracy.spread import spread_of
 from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
@@ -16,12 +16,12 @@ from vllm_memprof.record.cause import Cure, NamedFailure
 from vllm_memprof.record.spans import MODELLED, last_of
 from vllm_memprof.report.sections import SECTIONS, sections
 from vllm_memprof.report.sections.audit import audited
-from vllm_memprof.report.sections.base import least_grant, sentences_of
+from vllm_memprof.report.sections.base import labels_of, least_grant, sentences_of
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
 from vllm_memprof.report.sections.findings import finding_views
-from vllm_memprof.tables import STATUS_WORDS, UNKNOWN, group_ranks, labels_of, modelled
+from vllm_memprof.tables import STATUS_WORDS, UNKNOWN, group_ranks, modelled
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import minus
+from vllm_memprof.units import format_gib, minus
 
 #: Verdicts on a device, the gravest last.
 _VERDICTS = ("fits", "narrow", "release", "exceeds")
@@ -36,7 +36,7 @@ SUMMARY, FINDINGS = "summary", "findings"
 NAMES = (SUMMARY, *SECTIONS, FINDINGS)
 
 
-class Parts(NamedTuple):
+class Excerpt(NamedTuple):
     """Some parts of a report."""
 
     report: Report
@@ -141,11 +141,13 @@ def verdict(report: Report) -> Text:
     """Return the result in one sentence: KV cache granted, equation recomputed, whether it fits."""
     found = []
     for group, part in by_group(report).items():
-        told = [granted(part)]
+        told = _out_of_memory(part)
         if least_grant(part.ranks) is not None:
             outcome = [audited(part)]
-            told += [*recomputed(part), *filter(None, outcome)]
+            told += [granted(part), *recomputed(part), *filter(None, outcome)]
             told += fits_device(part) or _left_by_plan(part)
+        elif not told:
+            told = [granted(part)]
         said = join("; ", told)
         found.append(text("{group}: {verdict}", group=group, verdict=said) if group else said)
     return join("; ", found)
@@ -164,14 +166,18 @@ def by_group(report: Report) -> dict[str, Report]:
     }
 
 
+def _out_of_memory(report: Report) -> list[Text]:
+    """Return how full the device was; nothing of a run that did not run out of memory."""
+    failed = next((rank.oom for rank in report.ranks if rank.oom is not None), None)
+    if report.run.status != "oom" and (failed is None or least_grant(report.ranks) is not None):
+        return []
+    return [sentences_of("out_of_memory", {} if failed is None else vars(failed))]
+
+
 def granted(report: Report) -> Text:
     """Return the KV cache, and on which ranks; of a run that sized none, why."""
     run, evidence = report.run, EVIDENCE[report.run.source]
     least = least_grant(report.ranks)
-    failed = next((rank.oom for rank in report.ranks if rank.oom is not None), None)
-    oom: dict[str, object] = {"oom": run.status == "oom" or (failed is not None and least is None)}
-    if failed is not None and oom["oom"]:
-        oom |= vars(failed)
     if least is None:
         tokens = [rank.kv.tokens for rank in report.ranks if rank.kv.tokens is not None]
         told: dict[str, object] = {
@@ -179,13 +185,12 @@ def granted(report: Report) -> Text:
             "reason": run.exit_reason,
             "tokens": min(tokens, default=None),
         }
-        return sentences_of("unsized", oom | told)
+        return sentences_of("unsized", told)
     ranks = _printed(report)
     several, not_run = len(ranks) > 1, run.ranks.not_run if run.ranks else []
     named = not_run or least.lines or (evidence.partial and least.label != SOLE_WORKER)
     differ = len({rank.budget.engine_kv_cache_bytes for rank in ranks}) > 1
     figures = {
-        **oom,
         "size": least.budget.engine_kv_cache_bytes,
         "tokens": least.kv.tokens,
         "count": len(ranks),
@@ -222,8 +227,9 @@ def recomputed(report: Report) -> list[Text]:
         budget = members[0].budget
         figures = {
             "differs": budget.balanced is False,
-            "equation": budget.balanced and budget.equation,
-            "rounded": any(rank.budget.tolerance_bytes for rank in members),
+            "equation": named_equation(budget.equation),
+            "rounded": budget.balanced and any(rank.budget.tolerance_bytes for rank in members),
+            "equal": budget.balanced,
         }
         told = sentences_of("recomputed", figures)
         if len(groups) > 1 or budget.balanced is False:
@@ -232,11 +238,12 @@ def recomputed(report: Report) -> list[Text]:
     return found
 
 
-def gravest(report: Report) -> Budget | None:
-    """Return the budget of the rank that the device has the least room for; None: not known."""
-    known = [rank.budget for rank in report.ranks if rank.budget.device_verdict is not None]
+def gravest(report: Report) -> RankReport | None:
+    """Return the rank that the device has the least room for; None: not known."""
+    known = [rank for rank in report.ranks if rank.budget.device_verdict is not None]
 
-    def grave(budget: Budget) -> tuple[int, int]:
+    def grave(rank: RankReport) -> tuple[int, int]:
+        budget = rank.budget
         return _VERDICTS.index(str(budget.device_verdict)), -(budget.headroom_bytes or 0)
 
     return max(known, key=grave, default=None)
@@ -244,9 +251,10 @@ def gravest(report: Report) -> Budget | None:
 
 def fits_device(report: Report) -> list[Text]:
     """Return whether the device holds the KV cache, by the rank with the least headroom."""
-    budget, ranks = gravest(report), report.ranks
-    if budget is None:
+    rank, ranks = gravest(report), report.ranks
+    if rank is None:
         return []
+    budget = rank.budget
     known = [rank for rank in ranks if rank.budget.device_verdict is not None]
     worst = any(item.name == "held_at_worst" for item in budget.held_at_peak)
     figures = {
@@ -261,6 +269,8 @@ def fits_device(report: Report) -> list[Text]:
     said = modelled(said, budget.how.get("headroom_bytes") == MODELLED)
     if len(known) < len(ranks):
         said = text("{verdict} (known of {labels})", verdict=said, labels=labels_of(known))
+    elif len({format_gib(each.budget.headroom_bytes) for each in known}) > 1:
+        said = text("{verdict}, on {label}", rank, verdict=said)
     return [said]
 
 
