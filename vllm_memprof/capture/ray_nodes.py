@@ -52,7 +52,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 #: What capture imports: modules, and packages of modules. All of it needs the standard library
 #: alone.
 PARTS = (
-    *("__init__.py", "errors.py", "files.py", "options.py", "redact.py"),
+    *("__init__.py", "errors.py", "files.py", "options.py", "short_options.json", "redact.py"),
     *("units.py", "version.py"),
     *("capture", "capture/hooks", "record"),
     *("engines", *(f"engines/{name.replace('-', '_')}" for name in ENGINES)),

@@ -58,7 +58,9 @@ def test_a_value_that_nobody_wrote_fails(monkeypatch, kinds, status, said):
     reads = [
         PoisonedRead(kind, "aclnnX", "aclrtMemcpy", "a.py:1 f < b.py:2 g", 4) for kind in kinds
     ]
-    monkeypatch.setattr(selftest, "run_selftest", lambda stack, model, device: reads)
+    monkeypatch.setattr(
+        "vllm_memprof.cli.commands.sim.run_selftest", lambda stack, model, device: reads
+    )
     result = CliRunner().invoke(app, ["selftest"])
     assert result.exit_code == status
     assert said in result.output
