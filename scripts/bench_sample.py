@@ -76,7 +76,7 @@ def bound(cls, folder, every, **rows):
     recorder = Recorder(folder)
     recorder.probe.backend, recorder.probe.device = "npu", 0
     recorder.sampler = Sampler(folder, recorder.probe, every, recorder.writer)
-    recorder.notes.serving = True
+    recorder.serving = True
     observer = Observer(recorder, ())
     found = {name: observer.wrap(ROWS[row], getattr(cls, name)) for name, row in rows.items()}
     return type("Bound", (cls,), found)(), recorder

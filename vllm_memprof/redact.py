@@ -20,8 +20,13 @@ from typing import Any
 
 REDACTED = "***"
 
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.ASCII)
+
+
 #: A name is secret when it ends with one of these, whatever joins the words.
-_SECRET_ENDING = re.compile(
+_SECRET_ENDING = _pattern(
     r"(?:(?:api|access)keys?|accesskeyid|secretid"
     r"|(?:account|app|auth|encryption|license|master|private|secret|shared|signing|ssh"
     r"|subscription)key"
@@ -34,19 +39,19 @@ _SHORT_WORDS = ("ak", "sk")
 #: Ends of names whose numbers are counts: ``token: 12``, ``sk=128``.
 _COUNTED = ("token", "tokens", *_SHORT_WORDS)
 #: A name that ends with one of these words and ``token`` names a token of text.
-_TEXT_TOKEN = re.compile(
+_TEXT_TOKEN = _pattern(
     "added|assistant|audio|begin|bos|bot|cls|document|draft|each|end|eod|eom|eos|eot|every|extra"
     "|first|frame|generated|image|img|input|invalid|last|mask|max|min|new|next|num|output|pad|per"
     "|placeholder|prefix|prompt|reasoning|sampled|sep|separator|special|start|stop|suffix|think"
     "|tool|unexpected|unk|user|video|vision"
 )
 #: Variables that bear on device memory. Everything else stays out of the record.
-_MEMORY_ENV = re.compile(
+_MEMORY_ENV = _pattern(
     "PYTORCH_(NPU_|CUDA_)?ALLOC_CONF|PYTORCH_NO_(NPU|CUDA)_MEMORY_CACHING"
     "|MULTI_STREAM_MEMORY_REUSE|TASK_QUEUE_ENABLE|P2P_HCCL_BUFFSIZE|LD_PRELOAD|OMP_NUM_THREADS"
     "|(CUDA|NVIDIA)_VISIBLE_DEVICES|(HCCL|NCCL|ASCEND|ACL|ATB|VLLM|MEMPROF)_.*"
 )
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_WORDS = _pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 def is_secret(name: str) -> bool:
@@ -151,7 +156,7 @@ def redact_data(data: Any, name: str = "") -> Any:
 #: with a rare letter, for which a text is searched fast.
 _NEEDLE_WORDS = ("@", "secret", "credent", "passphr", "bearer", "glpat-", "nvapi-")
 _NEEDLES = tuple(
-    re.compile(pattern, re.ASCII)
+    _pattern(pattern)
     for pattern in (
         r"k(?:ey|ie(?<=cookie)|ia(?<=akia)|(?<=[^a-z][as]k)[-=:'\" ]|en(?<=token)(?:(?![a-z])"
         r"|s(?:(?<=hf.tokens)|(?<=(?:api|uth|ess).tokens))))",
@@ -164,30 +169,28 @@ _NEEDLES = tuple(
 )
 
 #: A private key, or a word that may be a name.
-_NAME = re.compile(
+_NAME = _pattern(
     r"(?P<key>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)"
-    r"|(?<![A-Za-z0-9_.])-{0,4}[A-Za-z0-9_.]+(?:-{1,4}[A-Za-z0-9_.]+)*",
-    re.ASCII,
+    r"|(?<![A-Za-z0-9_.])-{0,4}[A-Za-z0-9_.]+(?:-{1,4}[A-Za-z0-9_.]+)*"
 )
-_KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
+_KEY_END = _pattern(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 #: What may follow a name and precede its value: ``'name': value``, ``name = value``,
 #: ``environ['NAME'] = value``, ``name: str = value``, ``"name": "X", "value": "..."``.
-_SEPARATOR = re.compile(
-    r"""(?:\\*["'])?\]?\s*(?::\s*(?:str|bytes|SecretStr|Optional\[\w+\])\s*=(?!=)|=>|:="""
-    r"""|(?<!=)=(?!=)|:(?!:|//))\s*|\\*["']\s*,\s*\\*["']?value\\*["']?\s*[:=]\s*""",
-    re.ASCII | re.IGNORECASE,
+_SEPARATOR = _pattern(
+    r"""(?i)(?:\\*["'])?\]?\s*(?::\s*(?:str|bytes|SecretStr|Optional\[\w+\])\s*=(?!=)|=>|:="""
+    r"""|(?<!=)=(?!=)|:(?!:|//))\s*|\\*["']\s*,\s*\\*["']?value\\*["']?\s*[:=]\s*"""
 )
-_GAP = re.compile(r"(?:\s+|$)(?!-)", re.ASCII)
+_GAP = _pattern(r"(?:\s+|$)(?!-)")
 #: What precedes a name: the quote that it stands in; what an option stands behind; ``ENV``; the
 #: ``name:`` beside whose value it stands; the margin of a line of YAML.
-_OPENING = re.compile(r"(?:\\*[\"'])?$")
-_OPTION = re.compile("(?:^|[ \t\"'`([{,=|;&>/])-$|[\u2013\u2014\x93\x94]$")
-_ENV_WORD = re.compile(r"\b(?:ENV|setenv)\s$", re.ASCII)
-_NAMED = re.compile(r"""\bname["']?\s*[:=]\s*["']?$""", re.ASCII)
-_MARGIN = re.compile(r"[ \t>|-]*")
+_OPENING = _pattern(r"(?:\\*[\"'])?$")
+_OPTION = _pattern("(?:^|[ \t\"'`([{,=|;&>/])-$|[\u2013\u2014\x93\x94]$")
+_ENV_WORD = _pattern(r"\b(?:ENV|setenv)\s$")
+_NAMED = _pattern(r"""\bname["']?\s*[:=]\s*["']?$""")
+_MARGIN = _pattern(r"[ \t>|-]*")
 _MOST_BEFORE = 32
-_NO_VALUE = re.compile(r"(?:[|>]-?)?[ \t\\]*$")
-_HEADER = re.compile(r"(?:(?:Bearer|Basic|Token|Digest|ApiKey)\s+)?", re.IGNORECASE | re.ASCII)
+_NO_VALUE = _pattern(r"(?:[|>]-?)?[ \t\\]*$")
+_HEADER = _pattern(r"(?i:(?:Bearer|Basic|Token|Digest|ApiKey)\s+)?")
 
 #: Values, by where they stand. ``quoted``, ``content`` or ``word`` is replaced.
 _PREFIX = r"(?:[bBrRfFuU]{1,2})?"
@@ -199,23 +202,21 @@ _BRACKET = (
     r"""|'(?:\\.|[^'\\])*'?|[(\[{][^()\[\]{}]*[)\]}])*)(?P<shut>[)\]}])?"""
 )
 _BARE = r"""(?:[^\s"'`;|&<>\\]|\\\S)+"""
-_SHELL = re.compile(rf"{_QUOTED}|(?P<word>{_BARE})", re.ASCII)
-_PLAIN = re.compile(rf"""{_QUOTED}|{_BRACKET}|(?P<word>[^\s,;)}}\]&|"'<>`\\]+)""", re.ASCII)
-_LINE = re.compile(
-    rf"(?!{_PREFIX}\\*[\"'`]|[(\[{{<,;)}}\]])(?:- +)?(?P<word>\S(?:(?! #).)*(?<!\s))"
-)
-_COOKIE = re.compile(r"(?P<word>[^\"'`]+)")
-_REST = re.compile(r"(?P<word>.+)")
-_ARGUMENT = re.compile(rf"""(?:\\*["'])?\s*,\s*(?!\\*["']-)(?=\\*["']){_QUOTED}""", re.ASCII)
-_MORE = re.compile(rf"\s+(?P<word>(?![-#)\]}},]){_BARE})", re.ASCII)
+_SHELL = _pattern(rf"{_QUOTED}|(?P<word>{_BARE})")
+_PLAIN = _pattern(rf"""{_QUOTED}|{_BRACKET}|(?P<word>[^\s,;)}}\]&|"'<>`\\]+)""")
+_LINE = _pattern(rf"(?!{_PREFIX}\\*[\"'`]|[(\[{{<,;)}}\]])(?:- +)?(?P<word>\S(?:(?! #).)*(?<!\s))")
+_COOKIE = _pattern(r"(?P<word>[^\"'`]+)")
+_REST = _pattern(r"(?P<word>.+)")
+_ARGUMENT = _pattern(rf"""(?:\\*["'])?\s*,\s*(?!\\*["']-)(?=\\*["']){_QUOTED}""")
+_MORE = _pattern(rf"\s+(?P<word>(?![-#)\]}},]){_BARE})")
 #: Values that hold no secret: none at all, a reference to a variable, a secret that was replaced.
-_REFERENCE = re.compile(
-    r"(?:None|null|nil|True|False|true|false|\$\{?\w+\}?|\$\([^)]*\)|%\w+%|\**|\.\.\.)", re.ASCII
+_REFERENCE = _pattern(
+    r"(?:None|null|nil|True|False|true|false|\$\{?\w+\}?|\$\([^)]*\)|%\w+%|\**|\.\.\.)"
 )
-_NUMBER = re.compile(r"[-+]?[\d.,]+(?:e[-+]?\d+)?%?", re.ASCII | re.IGNORECASE)
-_PARTS = re.compile(r"[^\s,\"'()\[\]{}]+")
+_NUMBER = _pattern(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?")
+_PARTS = _pattern(r"[^\s,\"'()\[\]{}]+")
 
-_FORM = re.compile(
+_FORM = _pattern(
     r"(?P<url>://)(?!git@)[^\s/?#'\"<>]{1,256}@"
     r"|(?P<bearer>\b(?i:bearer)\s+)(?!(?i:tokens?|auth\w*|scheme|format)\b)[\w.~+/=-]{6,}"
     r"|(?<![A-Za-z0-9])(?:"
@@ -225,24 +226,21 @@ _FORM = re.compile(
     r"|AIza[\w-]{30,}|nvapi-[\w-]{16,}"
     r"|eyJ[\w-]{6,}\.[\w-]{4,}(?:\.[\w-]*)*"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])"
-    r"(?:[\s:,;'\"]{1,8}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?)",
-    re.ASCII,
+    r"(?:[\s:,;'\"]{1,8}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?)"
 )
 
 #: The beginning of a log record: it never continues the line before it.
-_RECORD = re.compile(
+_RECORD = _pattern(
     r"^.{0,70}?(?:\(\w[^()]{0,60}\bpid=\d"
     r"|\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b[:\s\]])"
-    r"|^\W{0,3}(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|Traceback )",
-    re.ASCII,
+    r"|^\W{0,3}(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|Traceback )"
 )
 #: The rest of a value that a terminal has wrapped: a long word, or one of letters and digits, or of
 #: capitals among others.
 _OF_IT = "[A-Za-z0-9_+/=.~-]"
-_WRAPPED = re.compile(
+_WRAPPED = _pattern(
     rf"(?:(?={_OF_IT}{{16}})|(?={_OF_IT}{{4}})(?:(?={_OF_IT}*[A-Za-z])(?={_OF_IT}*\d)"
-    rf"|(?={_OF_IT}+[A-Z])(?={_OF_IT}*[a-z]))){_OF_IT}+(?=$|[\s\"'`,;)}}\]\\&|])",
-    re.ASCII,
+    rf"|(?={_OF_IT}+[A-Z])(?={_OF_IT}*[a-z]))){_OF_IT}+(?=$|[\s\"'`,;)}}\]\\&|])"
 )
 #: Lines shorter than this were not wrapped by a terminal.
 _LEAST_WRAPPED = 36
@@ -251,14 +249,14 @@ _LEAST_WRAPPED = 36
 #: what stands beside ``name:``, or a private key.
 _BELOW = rf"""\s*(?:{_PREFIX}\\*["'`]|(?![-|&;<>#]){_BARE}[ \t\\,;)\]}}]*$)"""
 _GOES_ON = {
-    "cut": (re.compile(r"(?!)"), 2),
-    "below": (re.compile(rf"\s*- |{_BELOW}", re.ASCII), 2),
-    "option": (re.compile(_BELOW, re.ASCII), 2),
-    "shell": (re.compile(r"\s*(?![-|&;<>#])"), 40),
-    "list": (re.compile(""), 40),
-    "items": (re.compile(r"\s*- "), 40),
-    "named": (re.compile(r"""\W{0,20}value["']?\s*[:=]""", re.ASCII), 2),
-    "key": (re.compile(""), 200),
+    "cut": (_pattern(r"(?!)"), 2),
+    "below": (_pattern(rf"\s*- |{_BELOW}"), 2),
+    "option": (_pattern(_BELOW), 2),
+    "shell": (_pattern(r"\s*(?![-|&;<>#])"), 40),
+    "list": (_pattern(""), 40),
+    "items": (_pattern(r"\s*- "), 40),
+    "named": (_pattern(r"""\W{0,20}value["']?\s*[:=]"""), 2),
+    "key": (_pattern(""), 200),
 }
 
 

@@ -14,7 +14,7 @@ from heapq import nlargest
 from itertools import groupby
 from operator import itemgetter
 from string import digits
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vllm_memprof.document import PLAIN, Head, Row, Section
 from vllm_memprof.text import Text, text, titled
@@ -241,15 +241,6 @@ PHASE_COLUMNS = (
 )
 
 
-class Ranked(Protocol):
-    """What the functions below know of a rank."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def lines(self) -> Sequence[int] | None: ...
-
-
 R = TypeVar("R")
 
 
@@ -290,17 +281,6 @@ def fold(labels: Sequence[str]) -> str:
     return ", ".join(
         own[0] if len(own) == 1 else f"{own[0]}-{own[-1].split(' ')[-1]}" for own in runs
     )
-
-
-def labels_of(ranks: Iterable[Ranked]) -> str:
-    """Return the labels of ranks; of a log, of a worker that nothing names also its lines."""
-    members = list(ranks)
-    if len(members) != 1 or members[0].lines is None:
-        return fold([rank.label for rank in members])
-    first, last = members[0].lines
-    if first == last:
-        return text("{label}, line {first}", members[0], first=first)
-    return text("{label}, lines {first}-{last}", members[0], first=first, last=last)
 
 
 def modelled(title: S, mark: bool) -> S | Text:

@@ -8,10 +8,11 @@ a ``Text`` is somebody's own word, a name or a figure, and stays as it is in eve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import groupby
 from string import Formatter
 
-from vllm_memprof.units import format_bytes, format_gib, format_mib, format_ms, format_size
+from vllm_memprof.units import format_bytes, format_gib, format_ms, format_rate, format_size
 
 #: A template, said where its figures are known, or ``say`` where that of ``when`` is known, too.
 Sentence = str | Mapping[str, str]
@@ -23,7 +24,7 @@ _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
     "gib3": lambda size: format_gib(size, 3),
     "gib4": lambda size: format_gib(size, 4),
     "size": format_size,
-    "mib": lambda size: format_mib(None if size is None else int(size)),
+    "mib": partial(format_rate, digits=1),
     "bytes": lambda size: format_bytes(None if size is None else int(size)),
     "ms": format_ms,
 }

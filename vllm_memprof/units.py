@@ -35,13 +35,6 @@ def format_size(size_bytes: int | float | None) -> str:
     return f"{size_bytes / MIB:.0f} MiB" if abs(size_bytes) >= MIB else f"{size_bytes:,.0f} bytes"
 
 
-def format_mib(size_bytes: int | None, digits: int = 1) -> str:
-    """Return signed bytes as MiB text, ``+400.0``; empty for 0, ``?`` if unknown."""
-    if size_bytes is None:
-        return "?"
-    return f"{size_bytes / MIB:+,.{digits}f}" if size_bytes else ""
-
-
 def format_rate(size_bytes: float | None, digits: int = 3) -> str:
     """Return signed bytes per request or hour as MiB text, ``+1.000``.
 

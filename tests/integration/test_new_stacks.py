@@ -12,7 +12,6 @@ import pytest
 from tests.support.engine import OLD_STACK, STACK, require_stack, run_in_engine
 from vllm_memprof.accounting.budget.equations import evaluate, select
 from vllm_memprof.accounting.budget.kv import build_kv
-from vllm_memprof.capture.hook import REQUIRED
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import prepare_runtime
@@ -124,7 +123,7 @@ def test_every_required_row_has_a_target_in_the_release(name: str) -> None:
     rows = [
         row
         for row in rows_in_force("npu", stack.version_of("vllm"))
-        if row.need == REQUIRED and any(target.startswith("vllm") for target in row.targets)
+        if row.need == "required" and any(target.startswith("vllm") for target in row.targets)
     ]
     assert len(rows) > 10
     lost = [row.id for row in rows if not any(_is_there(site, target) for target in row.targets)]

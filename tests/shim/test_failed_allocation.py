@@ -22,7 +22,6 @@ MIB = 1 << 20
 BLOCK = 512  # torch_npu asks for 32 bytes more than a tensor, in blocks of 512
 CODE = """
 from pathlib import Path
-from vllm_memprof.capture.observer import Observer
 from vllm_memprof.capture import failure
 from vllm_memprof.capture.recorder import Recorder
 
@@ -30,8 +29,7 @@ torch.empty(1, device="npu")
 recorder = Recorder(Path(RUN))
 recorder.roles.add("worker")
 recorder.probe.backend = "npu"
-observer = Observer(recorder, ())
-observer.observe_oom()
+failure.observe(recorder)
 
 def mib(size):
     return torch.empty(size << 20, dtype=torch.uint8, device="npu")

@@ -15,8 +15,8 @@ from vllm_memprof.record.samples import RequestRecord, Sample, Served
 SECOND = 10**9
 
 
-def sample(kind: str, t_ns: int, **figures: int | None) -> Sample:
-    return Sample(kind, t_ns, t_ns, 1, figures, figures, figures)
+def sample(t_ns: int, **figures: int | None) -> Sample:
+    return Sample(t_ns, t_ns, 1, figures, figures, figures)
 
 
 def requests(count: int, every_s: float = 1) -> list[RequestRecord]:
@@ -41,7 +41,6 @@ def worker(
     served = Served(
         samples=[
             sample(
-                "sample",
                 t_ns,
                 allocated_bytes=allocated[at],
                 reserved_bytes=gib(30) if reserved is None else reserved[at],
@@ -50,8 +49,7 @@ def worker(
             for at, t_ns in enumerate(times)
         ],
         device_samples=[
-            sample("device_sample", t_ns, **figures)
-            for t_ns, figures in zip(times, device, strict=False)
+            sample(t_ns, **figures) for t_ns, figures in zip(times, device, strict=False)
         ],
     )
     load = span("weight_load", snapshot(allocated_bytes=0), snapshot(allocated_bytes=gib(9)))
@@ -67,12 +65,10 @@ def engine_core(
     served = Served(
         requests=requests(count, every_s),
         device_samples=[
-            sample("device_sample", t_ns, host_rss_bytes=size)
-            for t_ns, size in zip(times, rss, strict=False)
+            sample(t_ns, host_rss_bytes=size) for t_ns, size in zip(times, rss, strict=False)
         ],
         kv_samples=[
-            sample("kv_sample", t_ns, kv_blocks_used=used)
-            for t_ns, used in zip(times, blocks, strict=False)
+            sample(t_ns, kv_blocks_used=used) for t_ns, used in zip(times, blocks, strict=False)
         ],
     )
     return replace(core, file="h-2.jsonl", served=served)

@@ -8,19 +8,12 @@ StopAfterPlan and StrictFailure.
 from __future__ import annotations
 
 import sys
+import weakref
 
-from vllm_memprof.capture import device_thread, empty_cache, figures, identity, kv_plan, tracing
-from vllm_memprof.capture import items as mm_items
-from vllm_memprof.capture.attributes import reach
-from vllm_memprof.capture.hook import (
-    DEVICE_READY,
-    END,
-    ENGINE_READY,
-    MODEL_READY,
-    PROFILED,
-    Call,
-    StopAfterPlan,
-)
+from vllm_memprof.capture import empty_cache, failure, figures, identity, kv_plan, steps, tracing
+from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.hook import Call, StopAfterPlan
+from vllm_memprof.capture.items import of_kwargs
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
 from vllm_memprof.units import minus
 
@@ -30,7 +23,7 @@ from vllm_memprof.units import minus
 def begin_phase(
     recorder: Recorder,
     call: Call,
-    detail: dict[str, object] | None = None,
+    detail: Fields | None = None,
     device: bool = True,
 ) -> None:
     """Open the row's phase, unless an override's call already has; see ``Recorder.begin``."""
@@ -90,7 +83,7 @@ def begin_device_init(recorder: Recorder, call: Call) -> None:
 def leave_load_model(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     if call.error is None:
-        runner = getattr(call.subject, "model_runner", None)
+        runner = reach(call.subject, "model_runner")
         recorder.hooks.bind_instance(runner)
         figures.read_worker(recorder, call.subject)
         recorder.emit_figures("load_model")
@@ -100,16 +93,17 @@ def leave_load_model(recorder: Recorder, call: Call) -> None:
 def leave_profile_run(recorder: Recorder, call: Call) -> None:
     finish(recorder, recorder.opened("mm_profile"), call.error)
     if call.token is not None and recorder.hooks.is_bound("s.mm_merge"):
-        call.token.detail["mm_merge_ran"] = recorder.notes.merged_in_profile
+        call.token.detail["mm_merge_ran"] = recorder.merged_in_profile
     end_phase(recorder, call)
     if call.error is None and call.token is not None:
         figures.read_profile(recorder, call.subject, call.result)
         recorder.emit_figures("determine_available_memory")
-    recorder.hooks.release(PROFILED)
+    recorder.hooks.release("profiled")
 
 
 def keep_profile_result(recorder: Recorder, call: Call) -> None:
-    recorder.notes.profile_result = call.result
+    if recorder.is_open("profile_run"):
+        recorder.profile_result = call.subject
 
 
 def begin_mm_profile(recorder: Recorder, call: Call) -> None:
@@ -124,14 +118,14 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
     known = isinstance(modality, str) and isinstance(items, int)
     if opened is None or call.error is not None or not known:
         return
-    tokens = reach(runner, "mm_budget.mm_max_toks_per_item")
-    tokens = reach(runner, "mm_budget.max_tokens_by_modality") if tokens is None else tokens
-    sizes = mm_items.of_kwargs(call.result, reach(runner, "model_config.hf_config"))
+    budget = reach(runner, "mm_budget")
+    tokens = reach(budget, "mm_max_toks_per_item") or reach(budget, "max_tokens_by_modality")
+    sizes = of_kwargs(call.result, reach(runner, "model_config.hf_config"))
     size, frames = sizes[0] if sizes else (None, None)
     opened.detail |= {
         "mm_modality": modality,
         "mm_items": items,
-        "mm_tokens_per_item": tokens.get(modality) if isinstance(tokens, dict) else None,
+        "mm_tokens_per_item": (tokens or {}).get(modality),
         "mm_size": size,
         "mm_frames": frames,
     }
@@ -139,7 +133,7 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
 
 def stop_mm_profile(recorder: Recorder, call: Call) -> None:
     """End mm_profile when the dummy run at full size starts: the text part."""
-    if call.argument("num_tokens") == getattr(call.subject, "max_num_tokens", None):
+    if call.argument("num_tokens") == reach(call.subject, "max_num_tokens"):
         finish(recorder, recorder.opened("mm_profile"), None)
 
 
@@ -149,14 +143,13 @@ def begin_graph_capture(recorder: Recorder, call: Call) -> None:
 
 
 def leave_graph_capture(recorder: Recorder, call: Call) -> None:
-    notes = recorder.notes
     before, after = call.kept, _captured_graphs()
-    graph_bytes = int(call.result) if isinstance(call.result, int) else notes.captured_bytes
+    graph_bytes = call.result if isinstance(call.result, int) else recorder.captured_bytes
     if call.error is None:
         recorder.figures["graph_bytes"] = graph_bytes
     if call.token is not None:
         call.token.detail |= {"graph_bytes": graph_bytes, "graphs": minus(after, before)}
-    notes.captured_bytes = None
+    recorder.captured_bytes = None
     end_phase(recorder, call)
 
 
@@ -170,12 +163,12 @@ def _captured_graphs() -> int | None:
 def keep_captured_bytes(recorder: Recorder, call: Call) -> None:
     """Keep what the inherited method measured; an override that calls it may drop the result."""
     if isinstance(call.result, int):
-        recorder.notes.captured_bytes = int(call.result)
+        recorder.captured_bytes = call.result
 
 
 def keep_weights(recorder: Recorder, call: Call) -> None:
     """Keep the bytes that the engine measured around the loading of its model."""
-    weights = getattr(call.subject, "consumed_memory", None)
+    weights = reach(call.subject, "consumed_memory")
     if call.error is None and isinstance(weights, int) and recorder.is_open("weight_load"):
         recorder.figures["weights_bytes"] = weights
 
@@ -186,18 +179,18 @@ def leave_warm_up(recorder: Recorder, call: Call) -> None:
         return
     figures.read_worker(recorder, call.subject)
     recorder.emit_figures("compile_or_warm_up_model")
-    recorder.notes.serving = True
-    device_thread.start(recorder)
+    recorder.serving = True
+    steps.start_thread(recorder)
     tracing.trace_device(recorder)
-    recorder.hooks.release(MODEL_READY)
-    recorder.hooks.self_check(MODEL_READY)
+    recorder.hooks.release("first_steps")  # every communicator of the model has been used
+    recorder.hooks.self_check("model_ready")
 
 
 def leave_shutdown(recorder: Recorder, call: Call) -> None:
     recorder.sampler.close()
     tracing.close(recorder)
     end_phase(recorder, call)
-    recorder.hooks.self_check(END)
+    recorder.hooks.self_check("end")
 
 
 def fold_peak(recorder: Recorder, call: Call) -> None:
@@ -207,27 +200,19 @@ def fold_peak(recorder: Recorder, call: Call) -> None:
 # --- roles, readiness, the KV plan ----------------------------------------------------------------
 
 
-def become_engine_core(recorder: Recorder, call: Call) -> None:
-    recorder.roles.add("engine_core")
-
-
-def become_worker(recorder: Recorder, call: Call) -> None:
-    recorder.roles.add("worker")
-
-
 def leave_device_ready(recorder: Recorder, call: Call) -> None:
     """Classes are final and ranks are known: identity, second binding pass, first self-check."""
-    worker = getattr(call.subject, "worker", None)
+    worker = reach(call.subject, "worker")
     if call.error is not None or worker is None:
         return
-    empty_cache.keep_worker(recorder, worker)
+    recorder.worker = weakref.ref(worker)
     identity.tell_worker(recorder, worker)
     figures.read_worker(recorder, worker)
     recorder.emit_figures("init_device")
     recorder.hooks.bind_instance(worker)
-    recorder.hooks.bind_instance(getattr(worker, "model_runner", None))
-    recorder.hooks.observe_oom()
-    recorder.hooks.self_check(DEVICE_READY)
+    recorder.hooks.bind_instance(reach(worker, "model_runner"))
+    failure.observe(recorder)
+    recorder.hooks.self_check("device_ready")
 
 
 def leave_kv_plan(recorder: Recorder, call: Call) -> None:
@@ -248,19 +233,19 @@ def leave_kv_caches(recorder: Recorder, call: Call) -> None:
 
 def announce_model(recorder: Recorder, call: Call) -> None:
     if call.error is None:
-        model_is_ready(recorder, getattr(call.subject, "scheduler", None))
+        model_is_ready(recorder, reach(call.subject, "scheduler"))
 
 
 def model_is_ready(recorder: Recorder, scheduler: object) -> None:
     """Say once that the engine core of this process takes requests from now on."""
-    if recorder.notes.model_ready:
+    if recorder.model_ready:
         return
-    recorder.notes.model_ready = True
+    recorder.model_ready = True
     recorder.emit("ready", what="model")
     recorder.hooks.bind_instance(scheduler)
-    device_thread.start(recorder)
+    steps.start_thread(recorder)
     tracing.trace_host(recorder)
-    recorder.hooks.self_check(ENGINE_READY)
+    recorder.hooks.self_check("engine_ready")
 
 
 def end_core(recorder: Recorder, call: Call) -> None:
@@ -272,4 +257,4 @@ def announce_server(recorder: Recorder, call: Call) -> None:
     if call.error is None:
         recorder.roles.add("api")
         recorder.emit("ready", what="server")
-        recorder.hooks.self_check(END)
+        recorder.hooks.self_check("end")

@@ -11,20 +11,22 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.util
+import inspect
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from vllm_memprof.capture.attributes import reach
-from vllm_memprof.capture.hook import EXPECTED_ABSENT, Hook
+from vllm_memprof.capture.hook import Hook
 
 Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
 
-PENDING, BOUND, MISSING, ERROR = "pending", "bound", "missing", "error"
-OVERWRITTEN, RELEASED = "overwritten", "released"
+#: In place of a module: the object that a model's class was made into.
+LOADED = "<loaded>"
+#: States of a binding; of several targets of a row, the one in the first of these counts.
+STATES = ("overwritten", "bound", "released", "error", "missing", "pending")
 
 
 #: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere
@@ -46,28 +48,30 @@ class Binding:
     def __init__(self, hook: Hook, target: str) -> None:
         self.hook, self.target = hook, target
         self.module_name, _, path = target.partition(":")
-        self._parents, _, self.attribute = path.rpartition(".")
-        self.state = PENDING
+        self.parents, _, self.attribute = path.rpartition(".")
+        self.watched = hook.after or self.module_name  # module whose import makes it final
+        self.state = "pending"
         self.owner: Any = None
         self.detail: str | None = None
         self._original: Any = None
         self._wrapper: Any = None
 
-    def find_owner(self) -> Any:
-        return reach(sys.modules.get(self.module_name), self._parents)
+    @property
+    def is_open(self) -> bool:
+        return self.state in ("pending", "missing")
 
     def bind(self, wrap: Wrap, owner: Any) -> None:
         """Wrap the attribute where it is defined; a second call does nothing."""
         if isinstance(owner, type) and self.attribute not in vars(owner):
             # the class that the module has defined, where one derived from it has taken its name
-            name = self.module_name, self._parents
+            name = self.module_name, self.parents
             known = (base for base in owner.__mro__ if (base.__module__, base.__qualname__) == name)
             owner = next(known, owner)
         found = None if owner is None else vars(owner).get(self.attribute)
-        if found is None and not isinstance(owner, type):
+        if found is None and owner is not None and not isinstance(owner, type):
             found = getattr(owner, self.attribute, None)  # of C modules, not in their __dict__
         if found is None:
-            self.state = MISSING
+            self.state = "missing"
             return
         is_method = isinstance(found, (staticmethod, classmethod))
         function = found.__func__ if is_method else found
@@ -78,22 +82,19 @@ class Binding:
         self.owner, self._original = owner, found
         self._wrapper = type(found)(wrapper) if is_method else wrapper
         setattr(owner, self.attribute, self._wrapper)
-        self.state = BOUND
+        self.state = "bound"
 
     def replaced_by(self) -> Any:
         """Return what was put in the wrapper's place and does not call through it, else None."""
-        found = current = vars(self.owner).get(self.attribute)
-        for _ in range(32):  # a chain of decorators over the wrapper still calls it
-            if current is self._wrapper:
-                return None
-            current = getattr(current, "__wrapped__", None)
-        return found
+        found = vars(self.owner).get(self.attribute)
+        inner = inspect.unwrap(found, stop=lambda each: each is self._wrapper)
+        return None if inner is self._wrapper else found
 
     def unbind(self) -> None:
         """Take the wrapper off, unless another one lies over it."""
         if self.owner is not None and vars(self.owner).get(self.attribute) is self._wrapper:
             setattr(self.owner, self.attribute, self._original)
-            self.state = RELEASED
+            self.state = "released"
 
 
 class Binder(importlib.abc.MetaPathFinder):
@@ -110,21 +111,16 @@ class Binder(importlib.abc.MetaPathFinder):
     ) -> None:
         self.bindings = [Binding(hook, target) for hook in hooks for target in hook.targets]
         self._wrap, self._on_error = wrap, on_error
-        self._watched: dict[str, list[Binding]] = defaultdict(list)
-        for binding in self.bindings:
-            self._watched[binding.hook.after or binding.module_name].append(binding)
+        self._watched = {binding.watched for binding in self.bindings}
         self._finding: set[str] = set()
 
     def install(self) -> None:
         """Bind what is loaded, watch for the rest."""
-        for name, bindings in self._watched.items():
-            module = sys.modules.get(name)
-            if module is not None and not reach(module, "__spec__._initializing"):
-                self._bind_all(bindings)
+        self._bind_loaded()
         sys.meta_path.insert(0, self)
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, fullname: str, path: Sequence[str] | None, target: object = None
     ) -> ModuleSpec | None:
         if fullname not in self._watched or fullname in self._finding:
             return None
@@ -134,14 +130,14 @@ class Binder(importlib.abc.MetaPathFinder):
         finally:
             self._finding.discard(fullname)
         loader = reach(spec, "loader")
-        execute = getattr(loader, "exec_module", None)
+        execute = reach(loader, "exec_module")
         if execute is not None:
 
             @functools.wraps(execute)
             def exec_module(module: ModuleType) -> None:
                 vars(loader).pop("exec_module", None)
                 execute(module)
-                self._bind_all(self._watched[fullname])
+                self._bind_loaded(fullname)
 
             try:
                 loader.exec_module = exec_module
@@ -149,12 +145,17 @@ class Binder(importlib.abc.MetaPathFinder):
                 self._on_error(f"bind {fullname}", error)
         return spec
 
-    def bind_pending(self) -> None:
-        """Try again what has not been found so far and whose module is loaded now."""
-        self._bind_all([each for each in self.bindings if each.find_owner() is not None])
+    def _bind_loaded(self, executed: str = "") -> None:
+        """Bind what has not been found so far, in modules that are loaded or were just executed."""
+        for binding in self.bindings:
+            module = sys.modules.get(binding.watched)
+            is_loaded = module is not None and not reach(module, "__spec__._initializing")
+            if binding.is_open and (is_loaded or binding.watched == executed):
+                self._bind(binding, reach(sys.modules.get(binding.module_name), binding.parents))
 
-    def bind_overrides(self, instance: object) -> None:
-        """Bind methods that the class really instantiated overrides in a bound class."""
+    def bind_instance(self, instance: object | None) -> None:
+        """Bind methods that the class really used overrides, and what appeared since."""
+        self._bind_loaded()
         bound = [binding for binding in self.bindings if isinstance(binding.owner, type)]
         for cls in type(instance).__mro__:
             for binding in bound:
@@ -162,24 +163,29 @@ class Binder(importlib.abc.MetaPathFinder):
                 if cls is not owner and issubclass(cls, owner) and name in vars(cls):
                     override = Binding(binding.hook, f"{cls.__module__}:{cls.__qualname__}.{name}")
                     self._bind(override, cls)
-                    if override.state == BOUND:
+                    if override.state == "bound":
                         self.bindings.append(override)
 
-    def bind_live(self, prefix: str, instance: object) -> None:
-        """Bind rows whose target begins so to the class that defines this object's method."""
+    def bind_model(self, runner: object | None) -> None:
+        """Bind what is hooked on the model, below whatever the runner has wrapped around it."""
+        get_model = reach(runner, "get_model")
+        model = reach(runner, "model") if get_model is None else get_model()
         for binding in self.bindings:
-            if binding.target.startswith(prefix) and binding.state == PENDING:
-                owners = (cls for cls in type(instance).__mro__ if binding.attribute in vars(cls))
-                if (owner := next(owners, None)) is not None:
-                    self._bind(binding, owner)
+            if binding.module_name == LOADED and binding.is_open:
+                owners = (cls for cls in type(model).__mro__ if binding.attribute in vars(cls))
+                self._bind(binding, next(owners, None))
+
+    def is_bound(self, hook_id: str) -> bool:
+        """Return True if any target of a row has its wrapper."""
+        return any(each.hook.id == hook_id and each.state == "bound" for each in self.bindings)
 
     def check(self) -> None:
         """Bind again, once, what was overwritten; it stays marked with the new owner's name."""
         for binding in self.bindings:
-            if binding.state == BOUND and (other := binding.replaced_by()) is not None:
+            if binding.state == "bound" and (other := binding.replaced_by()) is not None:
                 culprit = getattr(other, "__module__", "?")
                 self._bind(binding, binding.owner)
-                binding.state, binding.detail = OVERWRITTEN, f"replaced by {culprit}; bound again"
+                binding.state, binding.detail = "overwritten", f"replaced by {culprit}; bound again"
 
     def release(self, moment: str) -> None:
         """Take off the rows that are only wanted until this moment."""
@@ -187,61 +193,9 @@ class Binder(importlib.abc.MetaPathFinder):
             if binding.hook.until == moment:
                 binding.unbind()
 
-    def _bind_all(self, bindings: Sequence[Binding]) -> None:
-        for binding in bindings:
-            if binding.state in (PENDING, MISSING):
-                self._bind(binding, binding.find_owner())
-
     def _bind(self, binding: Binding, owner: Any) -> None:
         try:
             binding.bind(self._wrap, owner)
         except Exception as error:
-            binding.state, binding.detail = ERROR, str(error)
+            binding.state, binding.detail = "error", str(error)
             self._on_error(f"bind {binding.target}", error)
-
-
-#: The state of one row at one moment, as a ``hook`` event: hook, phase, need, target, detail, state
-#: (of a binding, or absent_ok, never_called, stale; against the installed sources: found, missing,
-#: absent_ok, stale, compiled).
-Verdict = dict[str, "str | None"]
-
-
-def verdict(hook: Hook, state: str, target: str, detail: str | None = None) -> Verdict:
-    return {"hook": hook.id, "phase": hook.phase, "need": hook.need, "state": state,
-            "target": target, "detail": detail}  # fmt: skip
-
-
-def judge(
-    hook: Hook, bindings: Sequence[Binding], *, calls: int, due: bool, failed: bool
-) -> Verdict:
-    """Return the verdict on one row.
-
-    Args:
-        hook: the row; its role is one of this process's.
-        bindings: of all rows.
-        calls: seen so far.
-        due: the calls that the row expects should have come by now.
-        failed: its action raised and is off.
-    """
-    by_state: dict[str, list[Binding]] = defaultdict(list)
-    for binding in bindings:
-        if binding.hook.id == hook.id:
-            by_state[binding.state].append(binding)
-    bound = [each for state in (OVERWRITTEN, BOUND, RELEASED) for each in by_state[state]]
-    absent = hook.need == EXPECTED_ABSENT
-    if not bound:
-        states = ("absent_ok",) if absent else (*filter(by_state.get, (ERROR, MISSING)), PENDING)
-        return verdict(hook, states[0], hook.targets[0])
-    first = bound[0]
-    target = first.target if len(bound) == 1 else f"{first.target} and {len(bound) - 1} more"
-    if absent:
-        detail = "expected to be absent in this version: the hook table is out of date"
-        return verdict(hook, "stale", target, detail)
-    if first.state == OVERWRITTEN:
-        return verdict(hook, OVERWRITTEN, first.target, first.detail)
-    if failed:
-        return verdict(hook, ERROR, target, "the hook failed and is off; see the error event")
-    if due and calls < hook.least_calls:
-        detail = f"{calls} calls, expected at least {hook.least_calls}"
-        return verdict(hook, "never_called", target, detail)
-    return verdict(hook, BOUND, target)

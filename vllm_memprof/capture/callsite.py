@@ -7,18 +7,12 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import FrameType
 
+from vllm_memprof.capture.attributes import NAMES
 from vllm_memprof.engines import ENGINES
 
-#: Path fragments of frames that a call chain leaves out: of memprof, of torch, of the machinery of
-#: context managers.
-_NOT_IN_CHAIN = (
-    *("/vllm_memprof/capture/", "/vllm_memprof/engines/"),
-    *("/torch/", "/torch_npu/", "/contextlib.py"),
-)
+_NOT_IN_CHAIN = NAMES["not_in_chain"]
 #: Path fragments of frames that only forward ``empty_cache``.
 FORWARDERS = (*_NOT_IN_CHAIN, *(path for row in ENGINES.values() for path in row.forwarders))
-#: Functions that a worker or a model runner runs a step in.
-_STEP = ("execute_model", "sample_tokens", "forward_batch_generation", "execute_forward")
 
 
 def find_site(
@@ -30,10 +24,10 @@ def find_site(
         frames: innermost first.
         left_out: path fragments of frames that are none.
     """
-    for frame in _without(left_out, frames):
-        file = os.path.basename(frame.f_code.co_filename)
-        return f"{file}:{frame.f_lineno}", _name_of(frame)
-    return None, None
+    frame = next(_without(left_out, frames), None)
+    if frame is None:
+        return None, None
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", _name_of(frame)
 
 
 def chain_of(frames: Iterable[FrameType], length: int) -> list[str]:
@@ -50,11 +44,6 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def in_step(frames: Iterable[FrameType]) -> bool:
-    """Return True if the call comes from inside a step of the model."""
-    return any(each.f_code.co_name in _STEP for each in frames)
 
 
 def _without(left_out: tuple[str, ...], frames: Iterable[FrameType]) -> Iterator[FrameType]:

@@ -22,29 +22,22 @@ import os
 import sys
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines import ENGINES
 
 _BUFFERS = 2 << 20  # two, in MiB
-_DEFAULT_MIB = {"HCCL_BUFFSIZE": 200, "P2P_HCCL_BUFFSIZE": 20}
-#: Operations between two ranks: torch_npu gives them communicators of their own, beside the
-#: group's.
-_P2P = ("send", "recv", "recv_anysource", "batch_isend_irecv")
-#: Modules in which engines keep their groups by name.
-_PARALLEL_STATE = [row.parallel_state for row in ENGINES.values() if row.parallel_state]
-#: Backends that never touch a device. torch_npu's is "custom" or "hccl", CUDA's is "nccl".
-_HOST_BACKENDS = ("gloo", "mpi")
 
 
 def enter(recorder: Recorder, call: Call) -> None:
     recorder.settle()
-    seen, group, operation = recorder.notes.groups_seen, call.subject, call.function.lstrip("_")
-    p2p = operation in _P2P
-    if (id(group), p2p) in seen or not _on_device(group, call.args[1:]):
+    seen, group, operation = recorder.groups_seen, call.subject, call.function.lstrip("_")
+    p2p = operation in NAMES["point_to_point"]
+    key = id(group), p2p
+    if key in seen or not _on_device(group, call.args[1:]):
         return
-    seen.add((id(group), p2p))
+    seen.add(key)
     if recorder.probe.is_ready() and not recorder.is_open("communicator"):
         detail = {**_describe(group), "op": operation, "p2p": p2p}
         if recorder.probe.backend == "npu":
@@ -53,10 +46,9 @@ def enter(recorder: Recorder, call: Call) -> None:
 
 
 def leave(recorder: Recorder, call: Call) -> None:
-    if call.token is not None and call.error is None:
-        recorder.end_queued(call.token)
-    elif call.token is not None:
-        recorder.end(call.token, call.error)
+    if call.token is not None:
+        succeeded = call.error is None
+        recorder.end_queued(call.token) if succeeded else recorder.end(call.token, call.error)
 
 
 def _on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
@@ -69,15 +61,17 @@ def _on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
             argument = argument[0]
         if (kind := reach(argument, "device.type")) is not None:
             return bool(kind != "cpu")
-    return str(group.name()) not in _HOST_BACKENDS
+    # backends that never touch a device; torch_npu's is "custom" or "hccl", CUDA's is "nccl"
+    return str(group.name()) not in ("gloo", "mpi")
 
 
-def _describe(group: Any) -> dict[str, object]:
+def _describe(group: Any) -> Fields:
     """Return the engine's names for a group (several may share a communicator), and its ranks."""
     names: list[str] = []
     ranks: Any = None
-    for module in _PARALLEL_STATE:
-        for reference in list(getattr(sys.modules.get(module), "_groups", {}).values()):
+    for row in ENGINES.values():
+        kept_by_name = reach(sys.modules.get(row.parallel_state or ""), "_groups") or {}
+        for reference in list(kept_by_name.values()):
             coordinator = reference()
             if reach(coordinator, "device_group") is group:
                 names.append(str(coordinator.unique_name))
@@ -87,24 +81,24 @@ def _describe(group: Any) -> dict[str, object]:
             ranks = sys.modules["torch"].distributed.get_process_group_ranks(group)
     if not names:
         names = [str(reach(group, "group_desc") or reach(group, "group_name") or "unnamed")]
-    ranks = None if ranks is None else [int(rank) for rank in ranks]
+    ranks = None if ranks is None else list(ranks)
     return {"group": names[0], "names": names, "ranks": ranks}
 
 
-def buffers(group: Any, p2p: bool) -> dict[str, object]:
+def buffers(group: Any, p2p: bool) -> Fields:
     """Read the configured size of a communicator's buffers of HCCL, and where it is configured.
 
     Returns:
         ``buffer_bytes`` (of all buffers together) and ``buffer_source``: hccl_config, the name of
         the environment variable, or "default".
     """
-    variable = "P2P_HCCL_BUFFSIZE" if p2p else "HCCL_BUFFSIZE"
-    sizes: dict[str, Any] = {}
+    variable, default = ("P2P_HCCL_BUFFSIZE", 20) if p2p else ("HCCL_BUFFSIZE", 200)
+    sizes: Fields = {}
     if not p2p:  # the options that the group was made with; asking makes nothing
         with contextlib.suppress(Exception):  # another backend, or a release without it
             options = group._get_backend(sys.modules["torch"].device("npu")).options
             sizes["hccl_config"] = dict(options.hccl_config).get("hccl_buffer_size")
-    sizes |= {variable: os.environ.get(variable), "default": _DEFAULT_MIB[variable]}
+    sizes |= {variable: os.environ.get(variable), "default": default}
     for source, size in sizes.items():
         if str(size).isdigit() and int(size) > 0:
             return {"buffer_bytes": _BUFFERS * int(size), "buffer_source": source}

@@ -60,47 +60,51 @@ class _Ddr(ctypes.Structure):
 
 
 def load_library() -> Any:
-    """Return the driver's library; None where there is none."""
+    """Return the driver's library.
+
+    Raises:
+        DriverError: there is none.
+    """
     for name in LIBRARIES:
         with contextlib.suppress(OSError):
             library = ctypes.CDLL(name)
             if hasattr(library, "dcmi_get_device_resource_info"):
                 return library
-    return None
+    raise DriverError(f"no {LIBRARIES[0]} here: the driver's management library")
 
 
 class DriverList:
-    """Asks the driver's library, which is initialised here.
+    """Asks the driver's library, which is loaded and initialised here.
 
     Raises:
         DriverError: it refuses; so do the methods.
     """
 
-    def __init__(self, library: Any) -> None:
-        self._library = library
+    def __init__(self) -> None:
+        self._library = load_library()
         self._rows = (Process * _CAPACITY)()
         self._ask("dcmi_init")
 
-    def _ask(self, name: str, *arguments: Any, about: str = "") -> None:
+    def _ask(self, name: str, *arguments: Any) -> None:
         function = getattr(self._library, name, None)
         if function is None:
             raise DriverError(f"{name} is not in the library")
         status = function(*arguments)
         if status != 0:
-            raise DriverError(f"{name} returned {status}{about}")
+            raise DriverError(f"{name} returned {status}")
 
     def place(self, logic_id: int) -> tuple[int, int]:
         """Return the card of a device, by the driver's number, and the chip on that card."""
         card, chip, number = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint(logic_id)
-        name, about = "dcmi_get_card_id_device_id_from_logicid", f" for {logic_id}"
-        self._ask(name, ctypes.byref(card), ctypes.byref(chip), number, about=about)
+        name = "dcmi_get_card_id_device_id_from_logicid"
+        self._ask(name, ctypes.byref(card), ctypes.byref(chip), number)
         return card.value, chip.value
 
     def processes(self, place: tuple[int, int]) -> list[tuple[int, int]]:
         """Return the pid and the bytes of every process that is listed for a chip."""
         count = ctypes.c_int(0)
         self._ask("dcmi_get_device_resource_info", *place, self._rows, ctypes.byref(count))
-        return [(row.pid, int(row.bytes)) for row in self._rows[: min(count.value, _CAPACITY)]]
+        return [(row.pid, row.bytes) for row in self._rows[: min(count.value, _CAPACITY)]]
 
     def memory(self, place: tuple[int, int]) -> tuple[int, int]:
         """Return the bytes of a chip in all and in use, both in steps of ``STEP_BYTES``."""
@@ -121,16 +125,14 @@ class DriverList:
 def read_all() -> dict[str, object]:
     """Return a row per device: ``device`` (the driver's number), ``card``, ``chip``, ``processes``,
     ``total_bytes``, ``used_bytes``, ``reasons``; what the driver does not tell is None."""
-    library = load_library()
-    if library is None:
-        return {"reason": f"no {LIBRARIES[0]} here: the driver's management library"}
     devices: list[dict[str, Any]] = []
     try:
-        driver = DriverList(library)
+        driver = DriverList()
         for device in range(_MOST_DEVICES):
             place = driver.place(device)
-            row: dict[str, Any] = {"device": device, "card": place[0], "chip": place[1]}
-            row |= {"processes": None, "total_bytes": None, "used_bytes": None, "reasons": []}
+            row: dict[str, Any] = {"device": device, "card": place[0], "chip": place[1],
+                                   "processes": None, "total_bytes": None, "used_bytes": None,
+                                   "reasons": []}  # fmt: skip
             devices.append(row)
             try:
                 row["processes"] = driver.processes(place)

@@ -14,23 +14,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import weakref
-from typing import Any
 
-from vllm_memprof.capture.attributes import reach
-from vllm_memprof.capture.callsite import FORWARDERS, chain_of, find_site, in_step, outwards
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
+from vllm_memprof.capture.callsite import FORWARDERS, chain_of, find_site, outwards
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
-#: Where a worker keeps its unfinished requests, the first that it has: model runners v1 and v2 of
-#: vLLM, a scheduler that is the worker, what an engine's actions keep of them.
-_REQUESTS = (
-    "model_runner.requests",
-    "model_runner.req_states.req_id_to_index",
-    "model_runner.input_batch.req_id_to_index",
-    "running_batch.reqs",
-    "requests",
-)
 #: Frames that a call chain lists, from the innermost outwards.
 _CHAIN_LENGTH = 8
 
@@ -38,17 +27,19 @@ _CHAIN_LENGTH = 8
 def enter(recorder: Recorder, call: Call) -> None:
     if recorder.is_open("empty_cache") or not recorder.probe.is_ready():
         return
-    detail: dict[str, object] = {
+    detail: Fields = {
         "thread": threading.current_thread().name,
         "requests": running_requests(recorder),
     }
-    own, caller = recorder.notes.own_empty_cache or (None, None)
-    if caller == threading.get_ident():
+    own = recorder.own_empty_cache
+    if own is not None:
         detail |= {"site": f"--empty-cache-at {own}", "by": "memprof", "at": own, "in_step": False}
     else:
         frames = list(outwards(sys._getframe(1)))
         detail["site"], detail["function"] = find_site(frames, FORWARDERS)
-        detail |= {"chain": chain_of(frames, _CHAIN_LENGTH), "in_step": in_step(frames)}
+        detail["chain"] = chain_of(frames, _CHAIN_LENGTH)
+        steps = NAMES["step_functions"]
+        detail["in_step"] = any(frame.f_code.co_name in steps for frame in frames)
     call.token = recorder.begin("empty_cache", call.hook.id, detail, _workspace_wanted(recorder))
     call.kept = time.perf_counter_ns()
 
@@ -65,19 +56,8 @@ def _workspace_wanted(recorder: Recorder) -> bool:
     Reading it takes milliseconds with thousands of blocks: too much while requests run, and before
     each captured graph.
     """
-    idle = not recorder.notes.serving or running_requests(recorder) == 0
+    idle = not recorder.serving or running_requests(recorder) == 0
     return idle and not recorder.is_open("graph_capture")
-
-
-def keep_worker(recorder: Recorder, worker: Any) -> None:
-    """Remember the worker whose requests are asked about, without prolonging its life."""
-    recorder.notes.worker = weakref.ref(worker)
-
-
-def worker_of(recorder: Recorder) -> Any:
-    """Return the worker that is remembered; None where there is none any more."""
-    reference = recorder.notes.worker
-    return None if reference is None else reference()
 
 
 def running_requests(recorder: Recorder) -> int | None:
@@ -86,7 +66,7 @@ def running_requests(recorder: Recorder) -> int | None:
     They were scheduled at least once and are not known to be finished. A finished request leaves
     the runner with the next schedule, which vLLM sends also when nothing else is to be done.
     """
-    found = (reach(worker_of(recorder), path) for path in _REQUESTS)
+    found = (reach(recorder.worker(), path) for path in NAMES["running_requests"])
     return next((len(held) for held in found if hasattr(held, "__len__")), None)
 
 
@@ -94,8 +74,8 @@ def call_after(recorder: Recorder, phase: str) -> None:
     """Empty the cache, as memprof's own call, at the end of a phase that the user named."""
     asked = phase in recorder.empty_cache_at and not recorder.is_open("empty_cache")
     if asked and recorder.probe.is_ready():
-        recorder.notes.own_empty_cache = phase, threading.get_ident()
+        recorder.own_empty_cache = phase
         try:
             recorder.probe.runtime.empty_cache()
         finally:
-            recorder.notes.own_empty_cache = None
+            recorder.own_empty_cache = None

@@ -12,17 +12,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.callsite import chain_of, find_site, outwards
-from vllm_memprof.capture.empty_cache import worker_of
 from vllm_memprof.capture.hook import Call
-from vllm_memprof.capture.items import describe_one
+from vllm_memprof.capture.items import describe
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.sampler import clean_id
 from vllm_memprof.engines import ENGINES
@@ -32,8 +31,6 @@ from vllm_memprof.units import one_line
 
 #: Loggers of the engine's modules that catch a failed step and log it with its exception.
 LOGGERS = ("vllm.v1.executor.multiproc_executor", "vllm.v1.engine.core")
-#: Variables of the allocator, by torch_npu and torch; the engine may have set one itself.
-_SETTINGS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 #: Readings of one process: an engine that goes on after a failure may fail many times.
 MOST_READINGS = 8
 #: Requests and multimodal items of a step that are listed.
@@ -43,25 +40,39 @@ _MOST_CAUSES = 16
 _CHAIN_LENGTH = 32
 
 
-class Watch(logging.Filter):
-    """A filter that lets every record pass, and reads the failure that one of them carries."""
+def observe(recorder: Recorder) -> None:
+    """Attach to failed allocations, once, and to the logs in which an engine discards them."""
+    if recorder.observes_oom:
+        return
+    recorder.observes_oom = True
 
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
+    def note(device: int, requested: int, total: int, free: int) -> None:
+        """Write a failed allocation from inside it: counters only."""
+        try:
+            detail: Fields = {
+                "device": device,
+                "requested_bytes": requested,
+                "device_total_bytes": total,
+                "device_free_bytes": free,
+                "moment": recorder.sampler.moment(),
+            }
+            snapshot = recorder.probe.snapshot(free=False)
+            recorder.oom = recorder.mark("oom", "oom.observer", snapshot, detail), requested
+        except Exception as error:
+            recorder.error("oom observer", error)
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    # where the allocator takes a function that it calls when an allocation has failed
+    attach = recorder.probe.function("attach_out_of_memory_observer")
+    if attach is not None:
+        attach(note)
+
+    def read_failure(record: logging.LogRecord) -> bool:
         if isinstance(record.exc_info, tuple):
-            read(self._recorder, record.exc_info[1])
-        return True
+            read(recorder, record.exc_info[1])
+        return True  # every record passes
 
-
-def watch_logs(recorder: Recorder) -> None:
-    """Read failures that the engine's processes log before they discard the exception."""
     for name in LOGGERS:
-        logger = logging.getLogger(name)
-        if not any(isinstance(each, Watch) for each in logger.filters):
-            logger.addFilter(Watch(recorder))
+        logging.getLogger(name).addFilter(read_failure)
 
 
 def enter_failed_step(recorder: Recorder, call: Call) -> None:
@@ -77,55 +88,50 @@ def read(recorder: Recorder, error: BaseException | None) -> None:
         error: as it arrives at a hook or at the engine's log.
     """
     try:
-        chain = list(_causes(error))
-        said = [at for at, each in enumerate(chain)
-                if is_out_of_memory(type(each).__name__, str(each))]  # fmt: skip
-        seen = recorder.notes.failures
+        chain: list[BaseException] = []
+        while error is not None and len(chain) < _MOST_CAUSES:
+            chain.insert(0, error)
+            error = error.__cause__ or error.__context__
+        said = [each for each in chain if is_out_of_memory(type(each).__name__, str(each))]
+        seen = recorder.failures
         # an engine core hears of its workers' failures, and has no device itself
         if not said or len(seen) >= MOST_READINGS or not recorder.probe.is_ready():
             return
-        cause = chain[said[-1]]  # at the origin
+        cause = said[0]  # at the origin
         if id(cause) not in seen:
             seen.add(id(cause))
-            passed = [tuple(walk_tb(each.__traceback__))[::-1] for each in chain[said[-1] :: -1]]
-            frames = [frame for each in passed for frame, _ in each]
-            frames += outwards(sys._getframe(1))  # through which they passed, and those around
+            frames: list[FrameType] = []  # through which they passed, and those around
+            for each in chain[chain.index(cause) :]:
+                frames += [frame for frame, _ in walk_tb(each.__traceback__)][::-1]
+            frames += outwards(sys._getframe(1))
             recorder.emit("failure", **_describe(recorder, cause, list(dict.fromkeys(frames))))
     except Exception as exc:
         recorder.error("reading after a failed allocation", exc)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(_MOST_CAUSES):
-        if error is not None:
-            yield error
-            error = error.__cause__ or error.__context__
-
-
-def _describe(
-    recorder: Recorder, cause: BaseException, frames: Sequence[FrameType]
-) -> dict[str, object]:
+def _describe(recorder: Recorder, cause: BaseException, frames: Sequence[FrameType]) -> Fields:
     """Return the fields of the event; frames are those of the failure, innermost first."""
     snapshot = recorder.probe.snapshot(workspace=True)
-    observed, recorder.notes.oom = recorder.notes.oom, None
+    observed, recorder.oom = recorder.oom, None
     if observed is None:  # of an allocator that tells no observer, or of the runtime
         asked = asked_for(" ".join(str(cause).split()))  # its end may tell
         device = {name: snapshot[name] for name in ("device_total_bytes", "device_free_bytes")}
         number = recorder.mark("oom", "oom.raised", snapshot, {**asked, **device})
         observed = number, asked["requested_bytes"]
+    settings = map(os.environ.get, NAMES["allocator_settings"])
     return {
         "message": one_line(redact_text(f"{type(cause).__name__}: {cause}")),
         "oom": observed[0],
         "site": find_site(frames)[0],
         "chain": chain_of(frames, _CHAIN_LENGTH),
         "requests": _requests(recorder, frames),
-        "allocator_settings": next(filter(None, map(os.environ.get, _SETTINGS)), ""),
+        "allocator_settings": next(filter(None, settings), ""),
         "snapshot": snapshot,
         "pools": recorder.probe.pools(snapshot["reserved_bytes"], observed[1]),
     }
 
 
-def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str, object]] | None:
+def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[Fields] | None:
     """Return the requests of the step that failed, never a prompt; None outside a step."""
     named = [frame for frame in frames if "scheduler_output" in frame.f_code.co_varnames]
     outputs: list[Any] = [frame.f_locals.get("scheduler_output") for frame in named]
@@ -133,12 +139,12 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str,
     if not steps:
         module, _, name = (ENGINES[recorder.engine].failed_requests or "").partition(":")
         return getattr(import_module(module), name)(frames) if module else None
-    runner: Any = reach(worker_of(recorder), "model_runner")
+    runner: Any = reach(recorder.worker(), "model_runner")
     states = reach(runner, "requests")
     states = states if isinstance(states, Mapping) else {}
     encoded = reach(steps[0], "scheduled_encoder_inputs") or {}
     config = reach(runner, "model_config.hf_config")
-    found: list[dict[str, object]] = []
+    found: list[Fields] = []
     for name, tokens in list(steps[0].num_scheduled_tokens.items())[:MOST_REQUESTS]:
         prompt = reach(states.get(name), "prompt_token_ids")
         features = reach(states.get(name), "mm_features") or []
@@ -146,10 +152,10 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str,
         found.append(
             {
                 "id": clean_id(name),
-                "scheduled_tokens": int(tokens),
+                "scheduled_tokens": tokens,
                 "prompt_tokens": None if prompt is None else len(prompt),
                 "items": [
-                    {**describe_one(feature, config), "encoded": at in now}
+                    {**describe(feature, config), "encoded": at in now}
                     for at, feature in enumerate(features[:_MOST_ITEMS])
                 ],
             }

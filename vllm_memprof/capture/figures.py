@@ -15,43 +15,20 @@ step changes the budget, its figures are kept; where it does not, there are none
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import NAMES, reach
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.kv_plan import specs_of
 from vllm_memprof.capture.recorder import Recorder
 
 _FIXED_SIZE = "cache_config.kv_cache_memory_bytes"
-#: FIGURES name -> attribute path from the worker, or several of different releases; the first that
-#: is there counts.
-_OF_WORKER = {
-    "device_total_bytes": "init_snapshot.total_memory",
-    "initial_free_bytes": "init_snapshot.free_memory | init_npu_memory",
-    "initial_non_torch_bytes": "init_snapshot.non_torch_memory",
-    "gpu_memory_utilization": "cache_config.gpu_memory_utilization",
-    "requested_bytes": "requested_memory",
-    "weights_bytes": "model_runner.model_memory_usage",
-    "kv_cache_memory_bytes_arg": _FIXED_SIZE,
-}
-
-#: FIGURES name -> attribute path from the MemoryProfilingResult.
-_OF_RESULT = {
-    "peak_activation_bytes": "torch_peak_increase",
-    "non_torch_increase_bytes": "non_torch_increase",
-    "profile_before_allocated_peak_bytes": "before_profile.torch_peak",
-    "profile_before_non_torch_bytes": "before_profile.non_torch_memory",
-    "profile_after_allocated_peak_bytes": "after_profile.torch_peak",
-    "profile_after_non_torch_bytes": "after_profile.non_torch_memory",
-    "profile_after_free_bytes": "after_profile.free_memory",
-}
 
 
-def read_worker(recorder: Recorder, worker: Any, paths: Mapping[str, str] = _OF_WORKER) -> None:
+def read_worker(recorder: Recorder, worker: Any, names: str = "worker_figures") -> None:
     """Take over the figures that the worker holds; the others stay unknown."""
-    for name, choices in paths.items():
-        found = (_number(reach(worker, path)) for path in choices.split(" | "))
+    for name, paths in NAMES[names].items():
+        found = (_number(reach(worker, path)) for path in paths)
         known = next((value for value in found if value is not None), recorder.figures[name])
         recorder.figures[name] = known
 
@@ -59,8 +36,8 @@ def read_worker(recorder: Recorder, worker: Any, paths: Mapping[str, str] = _OF_
 def read_profile(recorder: Recorder, worker: Any, granted: Any) -> None:
     """Take over the terms of the equation that granted so many bytes of KV cache."""
     read_worker(recorder, worker)
-    read_worker(recorder, recorder.notes.profile_result, _OF_RESULT)
-    recorder.notes.profile_result = None
+    read_worker(recorder, recorder.profile_result, "profile_figures")
+    recorder.profile_result = None
     recorder.figures["kv_cache_bytes"] = _number(granted)
     # (physical layers, buffers, logical over physical bytes); a factor of 1 changes nothing
     reuse = reach(worker, "_gva_layerwise_memory_info")
@@ -69,7 +46,7 @@ def read_profile(recorder: Recorder, worker: Any, granted: Any) -> None:
 
 
 def _number(value: Any) -> int | float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return value if isinstance(value, (int, float)) else None
 
 
 def enter_startup_plan(recorder: Recorder, call: Call) -> None:
@@ -83,7 +60,7 @@ def leave_startup_plan(recorder: Recorder, call: Call) -> None:
 
 
 def keep_groups(recorder: Recorder, call: Call) -> None:
-    recorder.notes.kv_groups = None if call.error is not None else call.result
+    recorder.kv_groups = None if call.error is not None else call.result
 
 
 def leave_multi_group(recorder: Recorder, call: Call) -> None:
@@ -91,7 +68,7 @@ def leave_multi_group(recorder: Recorder, call: Call) -> None:
 
     The pages are added up here from the engine's groups, as its buffers are made: per layer.
     """
-    groups, recorder.notes.kv_groups = recorder.notes.kv_groups or (), None
+    groups, recorder.kv_groups = recorder.kv_groups or (), None
     pages = [sum(int(spec.page_size_bytes) for spec in specs_of(group).values())
              for group in groups]  # fmt: skip
     if pages and call.error is None and call.result != call.argument("available_memory"):

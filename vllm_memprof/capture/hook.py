@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.recorder import Recorder
 
 #: Meaning of a row without a target: a finding; nothing; expected, so that a target found makes the
 #: row "stale".
-REQUIRED, OPTIONAL, EXPECTED_ABSENT = "required", "optional", "expected_absent"
-
+Need = Literal["required", "optional", "expected_absent"]
 #: Moments at which rows are judged or removed, in their order in a worker's or an engine core's
 #: life.
-DEVICE_READY, MODEL_READY, ENGINE_READY, PROFILED, FIRST_STEPS, END = (
-    "device_ready",
-    "model_ready",
-    "engine_ready",
-    "profiled",
-    "first_steps",
-    "end",
-)
+Moment = Literal["device_ready", "model_ready", "engine_ready", "profiled", "first_steps", "end"]
+
+
+#: hook, phase, need, target, detail, and state: of a binding, or absent_ok, never_called, stale;
+#: against the installed sources found, missing, absent_ok, stale, compiled.
+Verdict = dict[str, "str | None"]
 
 
 class StopAfterPlan(SystemExit):
     """The engine was started for its KV plan only, and has it.
 
-    A SystemExit of status 0, because engine cores pass that on without a traceback.
+    A SystemExit, of status 0, because engine cores pass that on without a traceback.
     """
-
-    def __init__(self) -> None:
-        super().__init__(0)
 
 
 class StrictFailure(RuntimeError):
@@ -48,7 +43,7 @@ class Call:
     hook: Hook
     function: str  # name of the hooked function
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    kwargs: Fields
     result: Any = None
     error: BaseException | None = None
     token: Any = None  # what the entering half hands to the leaving half: the phase it opened
@@ -82,15 +77,20 @@ class Hook:
     targets: tuple[str, ...]
     enter: Half | None = None  # run before the engine's call
     leave: Half | None = None  # run after it, also when it raised
-    need: str = REQUIRED  # REQUIRED | OPTIONAL | EXPECTED_ABSENT
+    need: Need = "required"
     #: worker | engine_core | api | detokenizer: in which process it is expected to bind
     role: str = "worker"
-    kind: str = "around"  # around (function, method) | context (returns a context manager) | async
+    becomes: bool = False  # a process that makes the call has that role from then on
     backends: tuple[str, ...] = ("npu", "cuda")
-    versions: str = ">=0.11"  # of the engine
-    engine: str | None = "vllm"  # None: of every engine
+    versions: str = ""  # of the engine; "": every one
+    engine: str | None = None  # None: of every engine
     after: str | None = None  # module whose import makes the target final, if not its own module
     least_calls: int = 0  # by the moment named in due
-    due: str = MODEL_READY
-    until: str | None = None  # moment at which the wrapper is taken off again; None keeps it
+    due: Moment = "model_ready"
+    until: Moment | None = None  # moment at which the wrapper is taken off again; None keeps it
     sampling: bool = False  # in force only where the run is sampled: it is in the path of a token
+
+    def verdict(self, state: str, target: str, detail: str | None = None) -> Verdict:
+        """Return the state of the row at one moment, as a ``hook`` event."""
+        return {"hook": self.id, "phase": self.phase, "need": self.need, "state": state,
+                "target": target, "detail": detail}  # fmt: skip

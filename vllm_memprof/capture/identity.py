@@ -8,9 +8,10 @@ from __future__ import annotations
 import multiprocessing
 import re
 import sys
+from contextlib import suppress
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.recorder import Recorder
 
 _ENGINE_NAME = re.compile(r"EngineCore_DP(\d+)")
@@ -28,7 +29,7 @@ def tell(
         world_size: ranks of its replica.
         ranks: that are known: rank, local_rank, dp_rank, pp_rank, tp_rank, ep_rank.
     """
-    recorder.probe.device, recorder.notes.label = device, label
+    recorder.probe.device, recorder.label = device, label
     runtime = recorder.probe.runtime
     soc = None if runtime is None or device is None else str(runtime.get_device_name(device))
     recorder.emit(
@@ -43,31 +44,33 @@ def tell_role(recorder: Recorder, role: str) -> None:
     recorder.emit("identity", **_role(recorder))
 
 
-def _role(recorder: Recorder) -> dict[str, object]:
+def _role(recorder: Recorder) -> Fields:
     return {"role": recorder.role, "roles": sorted(recorder.roles)}
 
 
 def tell_worker(recorder: Recorder, worker: Any) -> None:
     """Write who a worker of vLLM is, once the parallel groups exist."""
     parallel = reach(worker, "parallel_config")
-    tp, pp, pcp, ep = (_rank_in(f"get_{name}_group") for name in ("tp", "pp", "pcp", "ep"))
+    state, ranks = sys.modules.get("vllm.distributed.parallel_state"), {}
+    for name in ("tp", "pp", "pcp", "ep"):
+        # vLLM asserts that the group exists; a dense model has no expert group
+        with suppress(Exception):
+            ranks[name] = getattr(state, f"get_{name}_group")().rank_in_group
     dp, dp_known = data_parallel_rank(parallel)
     tell(
         recorder,
         reach(worker, "device.index"),
         label(
             dp if dp_known else None,
-            pp if _has_several(parallel, "pipeline") else None,
-            pcp if _has_several(parallel, "prefill_context") else None,
-            tp,
+            ranks.get("pp") if _has_several(parallel, "pipeline") else None,
+            ranks.get("pcp") if _has_several(parallel, "prefill_context") else None,
+            ranks.get("tp"),
         ),
         reach(parallel, "world_size"),
         rank=reach(worker, "rank"),
         local_rank=reach(worker, "local_rank"),
         dp_rank=dp,
-        pp_rank=pp,
-        tp_rank=tp,
-        ep_rank=ep,
+        **{f"{name}_rank": ranks.get(name) for name in ("pp", "tp", "ep")},
     )
 
 
@@ -100,11 +103,3 @@ def data_parallel_rank(parallel: Any) -> tuple[int | None, bool]:
 
 def _has_several(parallel: Any, kind: str) -> bool:
     return int(reach(parallel, f"{kind}_parallel_size") or 1) > 1
-
-
-def _rank_in(getter: str) -> int | None:
-    state = sys.modules.get("vllm.distributed.parallel_state")
-    try:
-        return int(getattr(state, getter)().rank_in_group)
-    except Exception:  # vLLM asserts that the group exists; a dense model has no expert group
-        return None

@@ -12,20 +12,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.versions import in_range
 
-#: One layer type of a KV cache group: type (class of the engine's spec), layers, block_size (in
-#: tokens), page_size_bytes (one block of one layer), bytes_per_token (all these layers; None: it
-#: does not grow with tokens), dtype, layout.
-Group = dict[str, Any]
 #: Modules that may have the functions of vLLM's KV plan; the second is there from 0.33 on.
 _PLANNERS = ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning")
 #: Replaces vLLM's planner of layers with several page sizes.
 _TUPLES = "vllm_ascend.patch.platform.patch_kv_cache_utils"
 
 
-def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, object]:
+def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
     """Return the keys of a kv_plan event.
 
     Args:
@@ -38,9 +34,9 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
     groups = [row for group in first.kv_cache_groups for row in describe_group(group)]
     per_token = [group["bytes_per_token"] for group in groups]
     block_size = min((group["block_size"] for group in groups), default=None)
-    blocks = min(int(config.num_blocks) for config in configs)
+    blocks = min(config.num_blocks for config in configs)
     shared_by = math.prod(  # the ranks over which the tokens of one request are spread
-        int(reach(vllm_config, f"parallel_config.{kind}_context_parallel_size") or 1)
+        reach(vllm_config, f"parallel_config.{kind}_context_parallel_size") or 1
         for kind in ("decode", "prefill")
     )
     # requests of full length that fit, by the engine's own (pure) function
@@ -56,9 +52,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         tokens = blocks // len(first.kv_cache_groups) * block_size * shared_by
     elif not by_blocks and concurrency is not None:
         tokens = int(concurrency * max_model_len)
-    step_tokens = reach(vllm_config, "max_in_flight_tokens")
-    if step_tokens is None:
-        step_tokens = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
+    scheduled = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
     drafts = reach(vllm_config, "speculative_config") is not None
     return {
         "blocks": blocks,
@@ -66,7 +60,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         "tokens": tokens,
         "max_model_len": max_model_len,
         "max_concurrency": concurrency,
-        "available_bytes": [int(available) for available in available_bytes],
+        "available_bytes": [*map(int, available_bytes)],
         "planned_bytes": [planned_bytes(config.kv_cache_tensors) for config in configs],
         # None where a layer's state does not grow
         "bytes_per_token": None if not groups or None in per_token else sum(per_token),
@@ -76,7 +70,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         "group_count": len(first.kv_cache_groups),
         "tokens_rule": "blocks" if by_blocks else "concurrency",
         "context_parallel": shared_by,
-        "max_num_batched_tokens": step_tokens,
+        "max_num_batched_tokens": reach(vllm_config, "max_in_flight_tokens") or scheduled,
         "mamba_cache_mode": reach(cache, "mamba_cache_mode"),
         "kv_transfer": reach(vllm_config, "kv_transfer_config") is not None,
         "shared_backing": shares_backing(first.kv_cache_tensors),
@@ -85,13 +79,13 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
     }
 
 
-def specs_of(group: Any) -> dict[str, Any]:
+def specs_of(group: Any) -> Fields:
     """Return the spec of each layer of a group, which may hold layers of several page sizes."""
     members = reach(group, "kv_cache_spec.kv_cache_specs")
     return members or dict.fromkeys(group.layer_names, group.kv_cache_spec)
 
 
-def layer_bytes(config: Any) -> dict[str, int | None]:
+def layer_bytes(config: Any) -> Fields:
     """Return the bytes of each layer of a plan by its name; None where another shares them.
 
     Layers of several groups lie over each other: a tensor is then no single layer's.
@@ -99,13 +93,13 @@ def layer_bytes(config: Any) -> dict[str, int | None]:
     tensors, groups = config.kv_cache_tensors, config.kv_cache_groups
     if not shares_backing(tensors):
         return {
-            name: int(tensor.size) if len(tensor.shared_by) == 1 else None
+            name: tensor.size if len(tensor.shared_by) == 1 else None
             for tensor in tensors
             for name in tensor.shared_by
         }
     alone = len(groups) == 1 and not reach(groups[0], "host_resident")
     return {
-        name: int(spec.page_size_bytes) * int(config.num_blocks) if alone else None
+        name: spec.page_size_bytes * config.num_blocks if alone else None
         for group in groups
         for name, spec in specs_of(group).items()
     }
@@ -125,7 +119,7 @@ def planned_bytes(tensors: Sequence[Any]) -> int:
 
     Tensors that name sizes that differ are in allocations of their own.
     """
-    sizes = [int(tensor.size) for tensor in tensors if not reach(tensor, "host_resident")]
+    sizes = [tensor.size for tensor in tensors if not reach(tensor, "host_resident")]
     return sum(set(sizes) if shares_backing(tensors) else sizes)
 
 
@@ -142,26 +136,29 @@ def divisor_bytes(config: Any) -> int | None:
     if _TUPLES not in sys.modules or len(groups) < 2 or not tuples or shares_backing(tensors):
         return None
     drafts = [tensor for tensor in tensors if any("mtp" in name for name in tensor.shared_by)]
-    others = Counter(int(tensor.size) for tensor in tensors if tensor not in drafts)
+    others = Counter(tensor.size for tensor in tensors if tensor not in drafts)
     page_sizes = groups[0].kv_cache_spec.get_page_sizes()
     return int(sum(page_sizes) * (max(others.values(), default=0) + len(drafts)))
 
 
-def describe_group(group: Any) -> list[Group]:
-    """Return one row per layer type of a group, which may hold layers of several page sizes."""
-    rows: dict[tuple[Any, ...], Group] = {}
+def describe_group(group: Any) -> list[Fields]:
+    """Return one row per layer type of a group, which may hold layers of several page sizes.
+
+    Its keys: type (class of the engine's spec), layers, block_size (in tokens), page_size_bytes
+    (one block of one layer), bytes_per_token (all these layers; None: it does not grow with
+    tokens), dtype, layout.
+    """
+    rows: dict[tuple[Any, ...], Fields] = {}
     for spec in specs_of(group).values():
         dtype = reach(spec, "dtype")
-        row: Group = {
+        row: Fields = {
             "type": type(spec).__name__,
-            "block_size": int(spec.block_size),
-            "page_size_bytes": int(spec.page_size_bytes),
+            "block_size": spec.block_size,
+            "page_size_bytes": spec.page_size_bytes,
             "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         }
-        key = tuple(row.values())
-        row = rows.setdefault(key, {**row, "layers": 0, "bytes_per_token": None})
-        row["layers"] += 1
-        row["layout"] = layout(spec)
+        more = {"layers": 0, "bytes_per_token": None, "layout": layout(spec)}
+        rows.setdefault(tuple(row.values()), row | more)["layers"] += 1
     for row in rows.values():
         if "Mamba" not in row["type"] and row["block_size"] > 0:
             size = row["layers"] * row["page_size_bytes"] / row["block_size"]
@@ -169,32 +166,9 @@ def describe_group(group: Any) -> list[Group]:
     return list(rows.values())
 
 
-#: Attributes of the engine's specs that a page and the blocks of a request are made of.
-_LAYOUT = (
-    "num_kv_heads",
-    "head_size",
-    "head_size_v",
-    "sliding_window",
-    "attention_chunk_size",
-    "extra_retained_tokens",
-    "num_prefill_checkpoint_blocks",
-    "page_size_padded",
-    "cache_dtype_str",
-    "compress_ratio",
-    "model_version",
-    "num_speculative_blocks",
-    "kv_quant_mode",  # an enumeration
-    # of vllm-ascend's latent attention
-    "scale_dim",
-    "cache_sparse_sfa_c8",
-    "cache_sparse_li_c8",
-    "sfa_dcp_replicated_indexer_size",
-)
-
-
-def layout(spec: Any) -> dict[str, int | str]:
+def layout(spec: Any) -> Fields:
     """Return the numbers and words of a spec from which a page can be recomputed."""
-    values = {name: reach(spec, name) for name in _LAYOUT}
+    values = {name: reach(spec, name) for name in NAMES["kv_layout"]}
     values["dtype_bytes"] = reach(spec, "dtype.itemsize")
     sizes = [reach(dtype, "itemsize") for dtype in reach(spec, "dtypes") or ()]
     shapes = reach(spec, "shapes") or ()

@@ -11,49 +11,34 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vllm_memprof.capture import failure
-from vllm_memprof.capture.binder import BOUND, Binder, judge
+from vllm_memprof.capture.binder import STATES, Binder
 from vllm_memprof.capture.callsite import outwards
-from vllm_memprof.capture.hook import (
-    ENGINE_READY,
-    MODEL_READY,
-    REQUIRED,
-    Call,
-    Half,
-    Hook,
-    StopAfterPlan,
-    StrictFailure,
-)
+from vllm_memprof.capture.hook import Call, Half, Hook, StopAfterPlan, StrictFailure, Verdict
 from vllm_memprof.capture.hooks.table import rows_in_force
-from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.schema import ENV_STRICT
 
 
-class Observer:
+class Observer(Binder):
     """The hooks of one process.
 
     Args:
         recorder: records what the actions read.
         hooks: rows in force.
-        engine: of this process.
     """
 
-    def __init__(self, recorder: Recorder, hooks: tuple[Hook, ...], engine: str = "vllm") -> None:
+    def __init__(self, recorder: Recorder, hooks: tuple[Hook, ...]) -> None:
         self.recorder = recorder
-        self.logger = logging.getLogger(ENGINES[engine].logger)
+        self.logger = logging.getLogger(ENGINES[recorder.engine].logger)
         self.hooks = hooks
-        self.strict = os.environ.get(ENV_STRICT) == "1"
-        self.binder = Binder(hooks, self.wrap, recorder.error)
-        self.release = self.binder.release
+        super().__init__(hooks, self.wrap, recorder.error)
         recorder.hooks = self
         self._forget()
 
@@ -61,7 +46,6 @@ class Observer:
         self._reported: dict[str, str | None] = {}  # hook id -> last state written
         self.calls: Counter[str] = Counter()  # by hook id, seen in this process
         self.failed: set[str] = set()  # hooks that raised and are out of the way
-        self._observes_oom = False
 
     def after_fork(self) -> None:
         self.recorder.after_fork()
@@ -77,21 +61,7 @@ class Observer:
                 call.result = function(*args, **kwargs)
             return call.result
 
-        @functools.wraps(function)
-        async def memprof_async(*args: Any, **kwargs: Any) -> Any:
-            with _Observed(hook, name, args, kwargs, observer=self) as call:
-                call.result = await function(*args, **kwargs)
-            return call.result
-
-        @functools.wraps(function)
-        @contextmanager
-        def memprof_context(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            call = _Observed(hook, name, args, kwargs, observer=self)
-            with call, function(*args, **kwargs) as call.result:
-                yield call.result
-
-        kinds = {"around": memprof_wrapper, "async": memprof_async, "context": memprof_context}
-        return kinds[hook.kind]
+        return memprof_wrapper
 
     def run(self, half: Half, call: Call) -> None:
         """Run one half of a row; if it fails, record that once and never run this row again."""
@@ -107,22 +77,6 @@ class Observer:
             why = f"{type(error).__name__}: {error}"
             self.logger.warning("memprof: hook %s failed and is off: %s", call.hook.id, why)
 
-    def bind_instance(self, instance: object | None) -> None:
-        """Bind what the class really used overrides, and what appeared since."""
-        self.binder.bind_pending()
-        self.binder.bind_overrides(instance)
-
-    def bind_model(self, runner: object | None) -> None:
-        """Bind what is hooked on the model, below whatever the runner has wrapped around it."""
-        get_model = getattr(runner, "get_model", None)
-        model = getattr(runner, "model", None) if get_model is None else get_model()
-        if model is not None:
-            self.binder.bind_live("<loaded>:model.", model)
-
-    def is_bound(self, hook_id: str) -> bool:
-        """Return True if any target of a row has its wrapper."""
-        return any(each.hook.id == hook_id and each.state == BOUND for each in self.binder.bindings)
-
     def self_check(self, moment: str) -> None:
         """Judge the rows that are due, write the changes, in strict mode fail on a required row.
 
@@ -130,60 +84,46 @@ class Observer:
             StrictFailure: MEMPROF_STRICT is set and a required hook is not bound.
         """
         recorder = self.recorder
-        self.binder.check()
+        self.check()
         required, failing = 0, []
         for hook in self.hooks:
             if hook.role not in recorder.roles:
                 continue
-            reported = self._reported.get(hook.id)
-            verdict = judge(
-                hook,
-                self.binder.bindings,
-                calls=self.calls[hook.id],
-                due=moment == hook.due or reported == "never_called",
-                failed=hook.id in self.failed,
-            )
+            verdict, reported = self._judge(hook, moment), self._reported.get(hook.id)
             state = self._reported[hook.id] = verdict["state"]
             if state != reported:
                 recorder.emit("hook", **verdict)
-            if hook.need == REQUIRED:
+            if hook.need == "required":
                 required += 1
-                if state != BOUND:
+                if state != "bound":
                     failing.append(f"{state}: {hook.id} ({verdict['target']})")
         found = f"{required - len(failing)}/{required} required hooks bound"
-        summary = "; ".join(filter(None, (found, ", ".join(failing))))
-        if moment not in (MODEL_READY, ENGINE_READY):
+        summary = "; ".join([found, *failing])
+        if moment not in ("model_ready", "engine_ready"):
             return
-        if moment == ENGINE_READY or "engine_core" not in recorder.roles:  # else it follows
-            self.logger.info("memprof: %s: %s", recorder.notes.label or recorder.role, summary)
-        if self.strict and failing:
+        if moment == "engine_ready" or "engine_core" not in recorder.roles:  # else it follows
+            self.logger.info("memprof: %s: %s", recorder.label or recorder.role, summary)
+        if failing and os.environ.get(ENV_STRICT) == "1":
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
 
-    def observe_oom(self) -> None:
-        """Attach to failed allocations, once; the allocator's callback reads counters only."""
-        if self._observes_oom:
-            return
-        self._observes_oom = True
-        # where the allocator takes a function that it calls when an allocation has failed
-        attach = self.recorder.probe.function("attach_out_of_memory_observer")
-        if attach is not None:
-            attach(self._on_oom)
-        failure.watch_logs(self.recorder)
-
-    def _on_oom(self, device: int, requested: int, total: int, free: int) -> None:
-        recorder = self.recorder
-        try:
-            detail: dict[str, object] = {
-                "device": device,
-                "requested_bytes": requested,
-                "device_total_bytes": total,
-                "device_free_bytes": free,
-                "moment": recorder.sampler.moment(),
-            }
-            snapshot = recorder.probe.snapshot(free=False)
-            recorder.notes.oom = recorder.mark("oom", "oom.observer", snapshot, detail), requested
-        except Exception as error:
-            recorder.error("oom observer", error)
+    def _judge(self, hook: Hook, moment: str) -> Verdict:
+        """Return the verdict on one row, whose role is one of this process's."""
+        found = {each.state: each for each in reversed(self.bindings) if each.hook.id == hook.id}
+        first = next(found[state] for state in STATES if state in found)
+        is_there, absent = first.owner is not None, hook.need == "expected_absent"
+        outdated = "expected to be absent in this version: the hook table is out of date"
+        due = moment == hook.due or self._reported.get(hook.id) == "never_called"
+        calls, least = self.calls[hook.id], hook.least_calls
+        verdicts = (
+            (absent and is_there, "stale", outdated),
+            (absent, "absent_ok", None),
+            (not is_there or first.state == "overwritten", first.state, first.detail),
+            (hook.id in self.failed, "error", "the hook failed and is off; see the error event"),
+            (due and calls < least, "never_called", f"{calls} calls, expected at least {least}"),
+            (True, "bound", None),
+        )
+        state, detail = next((state, detail) for applies, state, detail in verdicts if applies)
+        return hook.verdict(state, first.target, detail)
 
 
 @dataclass(slots=True)
@@ -195,13 +135,13 @@ class _Observed(Call):
     def __enter__(self) -> _Observed:
         hook = self.hook
         self.observer.calls[hook.id] += 1
+        if hook.becomes:
+            self.observer.recorder.roles.add(hook.role)
         if hook.enter is not None:
             self.observer.run(hook.enter, self)
         return self
 
-    def __exit__(
-        self, kind: object, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self.error = error
             failure.read(self.observer.recorder, error)
@@ -209,10 +149,9 @@ class _Observed(Call):
             self.observer.run(self.hook.leave, self)
 
 
-def start(run_dir: Path, engine: str = "vllm") -> Recorder:
+def start(run_dir: Path, engine: str) -> Recorder:
     """Record this process of an engine into a run folder."""
     recorder = Recorder(run_dir)
-    recorder.probe.backend = detect_backend()
     recorder.engine = engine
     known = ENGINES[engine].roles
     # by the module that loads plugins; forked children learn their role from later calls
@@ -224,7 +163,7 @@ def start(run_dir: Path, engine: str = "vllm") -> Recorder:
             break
     version = getattr(sys.modules.get(f"{ENGINES[engine].package}.version"), "__version__", None)
     rows = rows_in_force(recorder.probe.backend, version, recorder.sampled, engine)
-    observer = Observer(recorder, rows, engine)
-    observer.binder.install()
+    observer = Observer(recorder, rows)
+    observer.install()
     os.register_at_fork(after_in_child=observer.after_fork)
     return recorder

@@ -21,7 +21,8 @@ import ctypes
 import os
 from typing import Any
 
-from vllm_memprof.capture.driver_list import LIBRARIES, DriverError, DriverList, load_library
+from vllm_memprof.capture.attributes import Fields
+from vllm_memprof.capture.driver_list import DriverError, DriverList
 
 #: "0": do not load the driver's management library.
 ENV_DCMI = "MEMPROF_DCMI"
@@ -53,17 +54,12 @@ class Owners:
         self._rows, self._count = (_Row * _CAPACITY)(), ctypes.c_size_t()
         self._driver: DriverList | None = None
         self._refusal: str | None = None  # of the driver, which is then not asked again
-        self._places: dict[int, tuple[int, int]] = {}  # torch's device index -> card, chip
 
-    def components(self, device: int) -> dict[str, Any]:
+    def components(self, device: int) -> Fields:
         """Return the counters of this process; a module that never held anything has none."""
+        self._function = self._function or getattr(loaded_library(), _COUNTERS, None)
         if self._function is None:
-            library = loaded_library()
-            if library is None:
-                raise DriverError(f"{_RUNTIME} is not loaded in this process")
-            self._function = getattr(library, _COUNTERS, None)
-            if self._function is None:
-                raise DriverError(f"{_RUNTIME} does not export {_COUNTERS}: an older CANN")
+            raise DriverError(f"no {_COUNTERS} here: {_RUNTIME} is of an older CANN, or not loaded")
         self._count.value = 0
         status = self._function(
             ctypes.c_int32(device),
@@ -81,7 +77,7 @@ class Owners:
             }
         }
 
-    def processes(self, device: int) -> dict[str, Any]:
+    def processes(self, device: int) -> Fields:
         """Return the bytes of this process and of all others on its device."""
         try:
             listed = self._listed(device)
@@ -109,18 +105,13 @@ class Owners:
         if self._driver is None:
             if os.environ.get(ENV_DCMI) == "0":
                 raise DriverError(f"{ENV_DCMI}=0")
-            library = load_library()
-            if library is None:
-                raise DriverError(f"no {LIBRARIES[0]} here: the driver's management library")
-            self._driver = DriverList(library)
-        if device not in self._places:
-            logic_id = _told("aclrtGetLogicDevIdByUserDevId", ctypes.c_int32(device))
-            if logic_id is None:
-                visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",")
-                known = visible[device].strip() if device < len(visible) else ""
-                logic_id = int(known) if known.isdigit() else device
-            self._places[device] = self._driver.place(logic_id)
-        return self._driver.processes(self._places[device])
+            self._driver = DriverList()
+        logic_id = _told("aclrtGetLogicDevIdByUserDevId", ctypes.c_int32(device))
+        if logic_id is None:
+            visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",")
+            known = visible[device].strip() if device < len(visible) else ""
+            logic_id = int(known) if known.isdigit() else device
+        return self._driver.processes(self._driver.place(logic_id))
 
 
 def loaded_library(name: str = _RUNTIME) -> ctypes.CDLL | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,14 +45,6 @@ def emit(kind: str, **fields: object) -> None:
         RECORDER.emit(kind, **fields)
 
 
-def __getattr__(name: str) -> Callable[[], None]:
-    """Return ``register_<engine>``, the entry point of an engine but vLLM."""
-    for engine in ENGINES:
-        if name == f"register_{engine.replace('-', '_')}":
-            return partial(_start, engine)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 def _start(engine: str) -> None:
     global RECORDER
     run_dir = os.environ.get(ENV_RUN_DIR)
@@ -71,3 +62,7 @@ def _start(engine: str) -> None:
             f"memprof: not recording process {os.getpid()}: {type(error).__name__}: {error}",
             file=sys.stderr,
         )
+
+
+#: ``register_<engine>``: the entry point of each engine.
+globals().update({f"register_{name.replace('-', '_')}": partial(_start, name) for name in ENGINES})

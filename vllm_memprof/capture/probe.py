@@ -18,12 +18,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.driver_list import DriverError
 from vllm_memprof.capture.owners import Owners
 from vllm_memprof.capture.segments import divide, pools_of
@@ -49,7 +50,6 @@ _OUTSIDE_TORCH = (
 #: that were dropped because free memory moved under them. Values are bytes or None; ``components``
 #: has bytes and peak_bytes by counter of the runtime, ``npu_workspace_streams`` and
 #: ``other_processes`` bytes by stream and by process.
-SnapshotDict = dict[str, Any]
 _NAMES = (*SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS, "read_again")
 
 
@@ -65,22 +65,21 @@ class Probe:
     """Readings of one process, with the peaks kept across the engine's own peak resets.
 
     Attributes:
-        backend: of ``PACKAGES``; "" until one is known.
+        backend: of ``PACKAGES``; "": none.
         device: the worker's device index; None means the current device of the calling thread.
         unmapped_bytes: what reserved counts and the device does not hold (sleep mode); None before
             the first sleep.
         unmapped_known: whether that is so; else its size is unknown, and so is non-torch memory.
-        on_unread: called with what and why, once each, of a reading that this process does not get.
+        on_unread: called with what and why of a reading that this process does not get.
     """
 
-    backend: str = ""
+    backend: str = field(default_factory=detect_backend)
     device: int | None = None
     unmapped_bytes: int | None = None
     unmapped_known: bool = True
-    on_unread: Callable[[str, str], None] = lambda what, reason: None
+    on_unread: Callable[..., None] = lambda what, reason: None
     owners: Owners = field(default_factory=Owners)
-    _unread: set[tuple[str, str]] = field(default_factory=set)
-    _run_peaks: dict[str, int] = field(default_factory=dict)
+    _run_peaks: Counter[str] = field(default_factory=Counter)
 
     def torch(self, path: str) -> Any:
         """Return what torch's package for the device has at a path; None: nothing."""
@@ -104,26 +103,26 @@ class Probe:
     def index(self) -> int:
         return int(self.function("getDevice")()) if self.device is None else self.device
 
-    def counters(self) -> SnapshotDict:
+    def counters(self) -> Fields:
         """Read the allocator's counters of a device that is ready."""
         stats = self.function("memoryStats")(self.index)
-        figures: SnapshotDict = {
+        figures: Fields = {
             "t_ns": time.monotonic_ns(),
-            "allocated_total_bytes": stats["allocated_bytes"]["all"].get("allocated"),
             "alloc_retries": stats.get("num_alloc_retries"),
             "ooms": stats.get("num_ooms"),
         }
         for kind in ("allocated", "reserved"):
             known = stats[f"{kind}_bytes"]["all"]
-            self._run_peaks[kind] = max(self._run_peaks.get(kind, 0), known["peak"])
-            figures[f"{kind}_bytes"] = known["current"]
-            figures[f"{kind}_peak_bytes"] = known["peak"]
-            figures[f"{kind}_run_peak_bytes"] = self._run_peaks[kind]
+            self._run_peaks[kind] = max(self._run_peaks[kind], known["peak"])
+            figures |= {
+                f"{kind}_bytes": known["current"],
+                f"{kind}_peak_bytes": known["peak"],
+                f"{kind}_run_peak_bytes": self._run_peaks[kind],
+                f"{kind}_total_bytes": known.get("allocated"),  # handed out so far
+            }
         return figures
 
-    def snapshot(
-        self, workspace: bool = False, owners: bool = True, free: bool = True
-    ) -> SnapshotDict:
+    def snapshot(self, workspace: bool = False, owners: bool = True, free: bool = True) -> Fields:
         """Read the memory of this process and its device.
 
         Args:
@@ -140,7 +139,7 @@ class Probe:
             host alone where the device is not initialised.
         """
         t_ns = time.monotonic_ns()
-        figures: SnapshotDict = {}
+        figures: Fields = {}
         if self.is_ready():
             if not free:
                 figures = self.counters() | self._outside_torch(False)
@@ -151,11 +150,11 @@ class Probe:
         known = {name: figures.get(name) for name in _NAMES}
         return {**known, "t_ns": t_ns, "host_rss_bytes": host_memory()[0]}
 
-    def _whole(self, workspace: bool, owners: bool) -> SnapshotDict:
+    def _whole(self, workspace: bool, owners: bool) -> Fields:
         """Read the figures of one moment: while free memory stands still, if it does."""
         index, npu = self.index, self.backend == "npu"
         for again in range(_MOST_READINGS):
-            free, total = map(int, self.runtime.mem_get_info(index))
+            free, total = self.runtime.mem_get_info(index)
             figures = self.counters() | {
                 "device_free_bytes": free,
                 "device_total_bytes": total,
@@ -170,32 +169,31 @@ class Probe:
                         figures |= divide(self.runtime.memory_snapshot(), index, reserved)
             if owners:
                 figures |= self._outside_torch(workspace)
-            if not (owners or workspace) or int(self.runtime.mem_get_info(index)[0]) == free:
+            if not (owners or workspace) or self.runtime.mem_get_info(index)[0] == free:
                 break
         return figures
 
-    def _outside_torch(self, processes: bool) -> SnapshotDict:
+    def _outside_torch(self, processes: bool) -> Fields:
         """Read the owners of memory outside torch, as far as runtime and driver know them."""
-        figures: SnapshotDict = {}
-        readings = {"components": self.owners.components, "processes": self.owners.processes}
-        for what, read in readings.items():
-            if self.backend == "npu" and (processes or what == "components"):
-                try:
-                    figures |= read(self.index)
-                except DriverError as error:
-                    if (what, str(error)) not in self._unread:
-                        self._unread.add((what, str(error)))
-                        self.on_unread(what, str(error))
+        figures: Fields = {}
+        readings = {"components": self.owners.components}
+        if processes:
+            readings["processes"] = self.owners.processes
+        for what, read in readings.items() if self.backend == "npu" else ():
+            try:
+                figures |= read(self.index)
+            except DriverError as error:
+                self.on_unread(what=what, reason=str(error))
         return figures
 
-    def pools(self, reserved: int | None, requested: int | None) -> list[dict[str, object]] | None:
+    def pools(self, reserved: int | None, requested: int | None) -> list[Fields] | None:
         """Read the allocator's segments, which it keeps on the host, by pool and stream."""
         if reserved is None:
             return None
         return pools_of(self.runtime.memory_snapshot(), self.index, reserved, requested)
 
 
-def with_later(snapshot: SnapshotDict, later: SnapshotDict) -> SnapshotDict:
+def with_later(snapshot: Fields, later: Fields) -> Fields:
     """Return a snapshot with the figures of a later one for memory outside torch.
 
     Free, the process's own figure and the counter that holds torch's segments follow the reserved
@@ -225,6 +223,6 @@ def with_later(snapshot: SnapshotDict, later: SnapshotDict) -> SnapshotDict:
 def host_memory() -> tuple[int | None, int | None]:
     """Return the resident set of this process, and what of it is of files or shared."""
     with suppress(OSError), open("/proc/self/statm", "rb", buffering=0) as file:
-        _, resident, shared, *_ = file.read().split()
-        return int(resident) * _PAGE_BYTES, int(shared) * _PAGE_BYTES
+        sizes = [int(pages) * _PAGE_BYTES for pages in file.read().split()]
+        return sizes[1], sizes[2]
     return None, None

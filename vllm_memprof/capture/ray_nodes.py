@@ -24,24 +24,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.callsite import outwards
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.writer import EventWriter, process_name
-from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.schema import (
     ENV_NODE_DIR,
     ENV_RAY_SHIP,
     ENV_RUN_ID,
-    EVENTS_DIR,
     RUN_FILE,
-    SAMPLES_DIR,
     TRAVELS,
 )
 from vllm_memprof.redact import redact_text
@@ -52,23 +48,16 @@ PACKAGE = Path(__file__).resolve().parent.parent
 #: What capture imports: modules, and packages of modules. All of it needs the standard library
 #: alone.
 PARTS = (
-    *("__init__.py", "errors.py", "files.py", "options.py", "short_options.json", "redact.py"),
-    *("units.py", "version.py"),
-    *("capture", "capture/hooks", "record"),
-    *("engines", *(f"engines/{name.replace('-', '_')}" for name in ENGINES)),
+    *("__init__.py", "errors.py", "files.py", "options.py", "redact.py"),
+    *("short_options.json", "units.py", "version.py", "capture", "engines", "record"),
 )
 _METADATA = f"{PACKAGE.name}-{__version__}.dist-info"
-_ENTRY_POINT = "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
 #: Ray's own variable: the job that runs this process has a runtime environment already, and a
 #: second one with the same field is refused.
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-_PREFIX = "MEMPROF_"
-_MESSAGE_LENGTH = 300
-#: Seconds in which a node takes a connection, and a short call of the collector is answered; that
-#: workers have for their last lines, when the engine ends.
+#: Seconds in which a node takes a connection; that workers have for their last lines, when the
+#: engine ends.
 _ANSWER_S, _FINISH_S = 2.0, 3.0
-#: Name of the collector among the actors of this run.
-_COLLECTOR = "memprof-{}"
 #: Reason of a ``ray_lost`` event that is about a whole node.
 NODE_LOST = "the node does not answer"
 #: Files of a run folder that a worker may add to.
@@ -87,7 +76,7 @@ _MOST_FAILURES = 3
 
 def enter_executor(recorder: Recorder, call: Call) -> None:
     """Prepare the job that the engine is about to open."""
-    keep_at_home()
+    keep_at_home(call.subject)
     ray: Any = sys.modules.get("ray")
     if ray is None or os.environ.get(ENV_RAY_SHIP) == "0":
         return
@@ -97,7 +86,7 @@ def enter_executor(recorder: Recorder, call: Call) -> None:
         return
     config = call.subject.parallel_config
     given, call.token = config.ray_runtime_env or {}, stage()
-    recorder.notes.ray_job = config, config.ray_runtime_env
+    recorder.ray_job = config, config.ray_runtime_env
     modules = [str(call.token / name) for name in (PACKAGE.name, _METADATA)]
     modules = [*(given.get("py_modules") or ()), *modules]
     config.ray_runtime_env = {**given, "py_modules": modules}
@@ -112,46 +101,45 @@ def leave_executor(recorder: Recorder, call: Call) -> None:
 
 def _restore(recorder: Recorder) -> None:
     """Take back what ``enter_executor`` changed; the job keeps its runtime environment."""
-    if recorder.notes.ray_job is not None:
-        config, given = recorder.notes.ray_job
+    if recorder.ray_job is not None:
+        config, given = recorder.ray_job
         config.ray_runtime_env = given
 
 
 def stage() -> Path:
     """Write this package and the metadata by which vLLM finds it into a new folder."""
     staged = Path(tempfile.mkdtemp(prefix="memprof-ray-"))
-    for part in PARTS:
-        source = PACKAGE / part
-        for module in source.iterdir() if source.is_dir() else (source,):
-            if module.suffix not in (".py", ".json"):
-                continue
-            target = staged / module.relative_to(PACKAGE.parent)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(module, target)
-    metadata = staged / _METADATA
+    left_out = shutil.ignore_patterns("__pycache__", ".*", "*.md", "*.toml")
+    package, metadata = staged / PACKAGE.name, staged / _METADATA
+    package.mkdir()
     metadata.mkdir()
+    for part in PARTS:
+        if (PACKAGE / part).is_dir():
+            shutil.copytree(PACKAGE / part, package / part, ignore=left_out)
+        else:
+            shutil.copy(PACKAGE / part, package / part)
     (metadata / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: vllm-memprof\nVersion: {__version__}\n"
     )
-    (metadata / "entry_points.txt").write_text(_ENTRY_POINT)
+    (metadata / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
+    )
     return staged
 
 
-def keep_at_home() -> None:
+def keep_at_home(executor: Any) -> None:
     """Keep the variables of this host and of its simulated device from travelling with Ray.
 
     vLLM has a set of names that it does not copy; from 0.13 on, in ``vllm.ray.ray_env``. What a run
     is asked for travels: vLLM 0.23 copies every variable, or those with a prefix that the launcher
     named; a release before that copies by name, and is given the names.
     """
-    left_out = getattr(sys.modules.get("vllm.ray.ray_env"), "RAY_NON_CARRY_OVER_ENV_VARS", None)
+    left_out = reach(sys.modules.get("vllm.ray.ray_env"), "RAY_NON_CARRY_OVER_ENV_VARS")
     if isinstance(left_out, set):
-        left_out |= {name for name in os.environ if name.startswith(_PREFIX)} - {*TRAVELS}
-    for module in ("vllm.v1.executor.ray_executor", "vllm.v1.executor.ray_distributed_executor"):
-        executor = getattr(sys.modules.get(module), "RayDistributedExecutor", None)
-        names = getattr(executor, "ADDITIONAL_ENV_VARS", None)
-        if isinstance(names, set):
-            names |= {*TRAVELS}
+        left_out |= {name for name in os.environ if name.startswith("MEMPROF_")} - {*TRAVELS}
+    named = reach(executor, "ADDITIONAL_ENV_VARS")
+    if isinstance(named, set):
+        named |= {*TRAVELS}
 
 
 def enter_workers(recorder: Recorder, call: Call) -> None:
@@ -161,62 +149,47 @@ def enter_workers(recorder: Recorder, call: Call) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    name = _COLLECTOR.format(os.environ.get(ENV_RUN_ID, ""))
-    options = {"name": name, "num_cpus": 0, "scheduling_strategy": here, "get_if_exists": True}
+    options = {
+        "name": _collector_name(),
+        "num_cpus": 0,
+        "scheduling_strategy": here,
+        "get_if_exists": True,
+    }
     actor = ray.remote(Collector).options(**options).remote(str(recorder.run_dir.absolute()))
-    recorder.notes.collector = actor  # it lives as long as somebody holds it
+    recorder.collector = actor  # it lives as long as somebody holds it
+
+
+def _collector_name() -> str:
+    """Return the name of the collector among the actors of this run."""
+    return f"memprof-{os.environ.get(ENV_RUN_ID, '')}"
 
 
 def enter_shutdown(recorder: Recorder, call: Call) -> None:
     """Say which workers are gone, before the executor ends the others; let these send the rest."""
-    executor, collector = call.subject, recorder.notes.collector
+    executor, collector = call.subject, recorder.collector
     ray: Any = sys.modules.get("ray")
     if getattr(executor, "shutting_down", False) or collector is None:
         return
     if not getattr(executor, "is_failed", False):
-        if ray.is_initialized():
-            ray.get(collector.end.remote(), timeout=_ANSWER_S)
-            until_s = time.monotonic() + _FINISH_S
-            while time.monotonic() < until_s:
-                if not ray.get(collector.unfinished.remote(), timeout=_ANSWER_S):
-                    break
-                time.sleep(0.05)
+        with suppress(Exception):  # it is late, or gone
+            ray.get(collector.end.remote(), timeout=_FINISH_S)
         return
-    nodes = {node["NodeID"]: node for node in ray.nodes()}
-    answers: dict[str, bool] = {}
+    lost = ray.get(collector.look.remote(), timeout=_CALL_S)
     for handle in getattr(executor, "ray_worker_handles", []):
         node, run = handle.node_id, handle.run_ref
-        if run is None or not ray.wait([run], timeout=0)[0]:
-            continue
-        if node not in answers:
-            answers[node] = node_answers(nodes.get(node))
-            if not answers[node]:
-                recorder.emit("ray_lost", node=node, rank=None, reason=NODE_LOST)
-        if answers[node]:
+        if run is not None and node not in lost and ray.wait([run], timeout=0)[0]:
             reason = "its work ended"
             try:
                 ray.get(run, timeout=0)
             except Exception as error:
-                reason = one_line(redact_text(f"{type(error).__name__}: {error}"), _MESSAGE_LENGTH)
+                reason = one_line(redact_text(f"{type(error).__name__}: {error}"))
             recorder.emit("ray_lost", node=node, rank=handle.rank, reason=reason)
-
-
-def node_answers(node: Mapping[str, Any] | None) -> bool:
-    """Return whether a node of ``ray.nodes()`` takes connections; Ray itself needs many seconds to
-    see that one does not."""
-    with suppress(OSError):
-        if node is not None and node["Alive"]:
-            address = (node["NodeManagerAddress"], node["NodeManagerPort"])
-            socket.create_connection(address, _ANSWER_S).close()
-            return True
-    return False
 
 
 # --- a worker's process ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The folder that a process records into."""
 
     folder: Path
@@ -232,15 +205,14 @@ def find_place(run_dir: Path) -> Place:
         if ray.is_initialized():
             context = ray.get_runtime_context()
             node = None if context.get_actor_id() is None else str(context.get_node_id())
-    run_id, given = os.environ.get(ENV_RUN_ID, ""), os.environ.get(ENV_NODE_DIR)
     if node is None:
         return Place(run_dir)
+    run_id, given = os.environ.get(ENV_RUN_ID), os.environ.get(ENV_NODE_DIR)
     with suppress(OSError, ValueError):
         info = json.loads((run_dir / RUN_FILE).read_text(encoding="utf-8"))
-        is_here = bool(run_id) and info.get("id") == run_id
-        if is_here and not given and os.access(run_dir, os.W_OK | os.X_OK):
+        if info["id"] == run_id and not given and os.access(run_dir, os.W_OK | os.X_OK):
             return Place(run_dir, node)
-    own = Path(given or tempfile.gettempdir()) / f"memprof-{run_id}" / process_name()
+    own = Path(given or tempfile.gettempdir()) / _collector_name() / process_name()
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     return Place(own, node, sent=True)
 
@@ -259,7 +231,7 @@ def send_back(recorder: Recorder, place: Place) -> None:
         if hasattr(type(subject), "__ray_actor_class__"):
             recorder.hooks.bind_instance(subject)
             break
-    sender = Sender(sys.modules["ray"], recorder, place)
+    sender = Sender(recorder, place)
     if place.sent:
         recorder.writer.written = sender.news.set
         os.register_at_fork(after_in_child=lambda: setattr(recorder.writer, "written", None))
@@ -271,84 +243,66 @@ class Sender:
     """Sends what is new in this process's folder, in a thread of its own.
 
     Args:
-        ray: the module.
         recorder: told once of a failure; its lines stay in the folder.
         place: of this process.
     """
 
-    def __init__(self, ray: Any, recorder: Recorder, place: Place) -> None:
-        self._ray, self._recorder, self._place = ray, recorder, place
+    def __init__(self, recorder: Recorder, place: Place) -> None:
+        self._ray: Any = sys.modules["ray"]
+        self._recorder, self._place = recorder, place
         self.news = threading.Event()  # there are new lines
-        self._ending = threading.Event()
-        self._sent: dict[Path, tuple[int, int]] = {}  # file -> inode, bytes
+        self._sent: dict[Path, int] = {}  # file -> bytes
 
     def run(self) -> None:
-        failures, place = 0, self._place
+        node, folder = self._place.node, self._place.folder
         try:
-            collector = self._find_collector()
-            self._call(collector.greet, place.node, process_name(), place.sent)
-            if place.sent:
-                collector.end_asked.remote().future().add_done_callback(self._end)
+            until_s, collector = time.monotonic() + _APPEAR_S, None
+            while collector is None:
+                try:
+                    collector = self._ray.get_actor(_collector_name())
+                except ValueError:  # not there yet
+                    if time.monotonic() > until_s:
+                        raise
+                    time.sleep(1.0)
+            self._call(collector.greet, node, process_name(), self._place.sent)
+            if self._place.sent:
+                asked = collector.end_asked.remote().future()
+                asked.add_done_callback(lambda _: self.news.set())
             while self._place.sent:
                 if self.news.wait(_LOOK_S):
                     self.news.clear()
                     time.sleep(_GATHER_S)
-                try:
-                    ending = self._ending.is_set()
-                    self.send_news(collector)
-                    if ending:
-                        self._ending.clear()
-                        self._call(collector.finished, process_name())
-                    failures = 0
-                except Exception:
-                    failures += 1
-                    if failures == _MOST_FAILURES:
-                        raise
+                ending = asked.done()
+                self.send_news(collector)
+                if ending:
+                    self._call(collector.greet, node, process_name(), False)
         except Exception as error:
             with suppress(Exception):
                 self._recorder.writer.written = None
-                self._recorder.error(f"lines are kept in {place.folder}", error)
-
-    def _end(self, asked: object) -> None:
-        self._ending.set()
-        self.news.set()
+                self._recorder.error(f"lines are kept in {folder}", error)
 
     def send_news(self, collector: Any) -> None:
         """Send the whole lines that were added since the last time, batch by batch."""
         folder = self._place.folder
-        for directory in (EVENTS_DIR, SAMPLES_DIR):
-            for path in sorted((folder / directory).rglob("*.jsonl")):
-                with suppress(FileNotFoundError):
-                    self._send_file(collector, path, path.relative_to(folder).as_posix())
-
-    def _send_file(self, collector: Any, path: Path, name: str) -> None:
-        with path.open("rb") as file:
-            stat = os.fstat(file.fileno())
-            inode, sent = self._sent.get(path, (stat.st_ino, 0))
-            if inode != stat.st_ino or sent > stat.st_size:
-                sent = 0  # another file of that name: samples have a bounded number of files
-            file.seek(sent)
-            while data := file.read(BATCH_BYTES) + file.readline():
-                lines = data[: data.rfind(b"\n") + 1]
-                if not lines:
-                    return
-                sent = self._call(collector.append, name, sent, lines)
-                self._sent[path] = (stat.st_ino, sent)
+        for path in sorted(folder.rglob("*.jsonl")):
+            sent, name = self._sent.get(path, 0), path.relative_to(folder).as_posix()
+            # one of a bounded number of files may have gone
+            with suppress(FileNotFoundError), path.open("rb") as file:
                 file.seek(sent)
+                while b"\n" in (data := file.read(BATCH_BYTES) + file.readline()):
+                    lines = data[: data.rfind(b"\n") + 1]
+                    sent = self._sent[path] = self._call(collector.append, name, sent, lines)
+                    file.seek(sent)
 
     def _call(self, method: Any, *args: object) -> Any:
-        return self._ray.get(method.remote(*args), timeout=_CALL_S)
-
-    def _find_collector(self) -> Any:
-        name = _COLLECTOR.format(os.environ.get(ENV_RUN_ID, ""))
-        until_s = time.monotonic() + _APPEAR_S
+        failures = 0
         while True:
             try:
-                return self._ray.get_actor(name)
-            except ValueError:  # not there yet
-                if time.monotonic() > until_s:
+                return self._ray.get(method.remote(*args), timeout=_CALL_S)
+            except Exception:
+                failures += 1
+                if failures == _MOST_FAILURES:
                     raise
-                time.sleep(1.0)
 
 
 # --- the collector's process ----------------------------------------------------------------------
@@ -357,7 +311,7 @@ class Sender:
 class Collector:
     """Keeps what the workers of other nodes send: their lines become the same files in the folder.
 
-    It also looks every second whether the nodes of the run's workers are alive: an engine may not
+    It also looks every second whether the nodes of the run's workers answer: an engine may not
     notice that one is gone until its next request.
 
     Args:
@@ -367,16 +321,18 @@ class Collector:
     def __init__(self, run_dir: str) -> None:
         self._run_dir = Path(run_dir)
         self._writer = EventWriter(self._run_dir, lambda: "collector")
-        self._nodes: set[str] = set()  # that are not known to be gone
+        self._nodes: dict[str, bool] = {}  # id -> it is gone
         self._unfinished: set[str] = set()  # processes that send their lines here
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._watch, name="memprof-nodes", daemon=True)
 
     def greet(self, node: str, process: str, sends: bool) -> None:
-        """Note a node that a process of the run is on, and whether it sends its lines here."""
+        """Note a node that a process of the run is on, and whether it has lines to send here."""
         if sends:
             self._unfinished.add(process)
-        self._nodes.add(node)
+        else:
+            self._unfinished.discard(process)
+        self._nodes.setdefault(node, False)
         if self._thread.ident is None:
             self._thread.start()
 
@@ -385,16 +341,10 @@ class Collector:
         await self._end.wait()
 
     async def end(self) -> None:
-        """Ask all senders for their last lines."""
+        """Ask all senders for their last lines, and return when they have come."""
         self._end.set()
-
-    def finished(self, process: str) -> None:
-        """Note that a process has sent its last lines."""
-        self._unfinished.discard(process)
-
-    def unfinished(self) -> int:
-        """Return how many processes have not."""
-        return len(self._unfinished)
+        while self._unfinished:
+            await asyncio.sleep(0.05)
 
     def append(self, name: str, offset: int, lines: bytes) -> int:
         """Add whole lines to a file of the run folder.
@@ -422,12 +372,24 @@ class Collector:
             return size
 
     def _watch(self) -> None:
-        ray: Any = sys.modules["ray"]
         while True:
             time.sleep(_LOOK_S)
             with suppress(Exception):  # Ray is about to end
-                dead = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
-                for node in self._nodes & dead:
-                    self._nodes.discard(node)
-                    fields = {"node": node, "rank": None, "reason": NODE_LOST}
-                    self._writer.emit("ray_lost", fields)
+                self.look()
+
+    def look(self) -> list[str]:
+        """Write which nodes do not take connections any more, and return them.
+
+        Ray itself needs many seconds to see that one does not.
+        """
+        ray: Any = sys.modules["ray"]
+        for node in ray.nodes():
+            if self._nodes.get(node["NodeID"]) is False:
+                address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+                try:
+                    socket.create_connection(address, _ANSWER_S).close()
+                except OSError:
+                    self._nodes[node["NodeID"]] = True
+                    lost = node["NodeID"]
+                    self._writer.emit("ray_lost", node=lost, rank=None, reason=NODE_LOST)
+        return [node for node, is_gone in self._nodes.items() if is_gone]

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_memprof.capture.probe import Probe, SnapshotDict, with_later
+from vllm_memprof.capture.attributes import Fields
+from vllm_memprof.capture.probe import Probe, with_later
 from vllm_memprof.capture.sampler import Pace, Sampler, parse_pace
 from vllm_memprof.capture.writer import EventWriter
 from vllm_memprof.record.schema import (
@@ -39,8 +41,8 @@ class OpenPhase:
     phase: str
     hook: str
     parent: int | None
-    detail: dict[str, object]
-    before: SnapshotDict
+    detail: Fields
+    snapshot: Fields  # at its begin
 
 
 @dataclass
@@ -48,21 +50,22 @@ class ProcessNotes:
     """Facts about this process that one hook leaves for another."""
 
     label: str | None = None  # of the rank, e.g. "TP0"
-    worker: weakref.ref[Any] | None = None  # its life is not prolonged by it
+    worker: Callable[[], Any] = lambda: None  # a weak reference: its life is not prolonged
     serving: bool = False  # the worker is warm
     model_ready: bool = False  # announced
+    observes_oom: bool = False  # failed allocations are observed
     oom: tuple[int, int] | None = None  # event id and bytes of one that no exception came of yet
     failures: set[int] = field(default_factory=set)  # ids of exceptions that were read
     profile_result: Any = None  # of the engine's memory_profiling, until the figures are read
     kv_groups: Any = None  # the engine's KV cache groups, while it scales its budget by them
     captured_bytes: int | None = None  # measured by the inherited capture_model
-    own_empty_cache: tuple[str, int] | None = None  # phase and thread of memprof's own call
+    own_empty_cache: str | None = None  # phase after which memprof itself is calling it
     groups_seen: set[tuple[int, bool]] = field(default_factory=set)  # id of a group, point to point
-    awake_tags: set[str] = field(default_factory=set)  # of the sleeping pool
-    device_thread: threading.Thread | None = None
+    awake_tags: set[str] | None = field(default_factory=set)  # of the sleeping pool; None: all
+    has_thread: bool = False  # that reads the device while it serves
     merged_in_profile: bool = False  # the profile run merged multimodal embeddings
-    requests: dict[str, Any] = field(default_factory=dict)  # id -> of a scheduler that is sampled
-    engine: Any = None  # what the actions of its engine alone keep
+    requests: Fields = field(default_factory=dict)  # id -> of a scheduler that is sampled
+    kept: Any = None  # by the actions of its engine alone
     ray_job: tuple[Any, Any] | None = None  # configuration, and the environment it was given with
     collector: Any = None  # actor of Ray that keeps what other nodes send
 
@@ -74,11 +77,10 @@ class HooksInForce(Protocol):
     def bind_model(self, runner: object | None) -> None: ...
     def release(self, moment: str) -> None: ...
     def self_check(self, moment: str) -> None: ...
-    def observe_oom(self) -> None: ...
     def is_bound(self, hook_id: str) -> bool: ...
 
 
-class Recorder:
+class Recorder(ProcessNotes):
     """Records one process.
 
     Args:
@@ -91,8 +93,9 @@ class Recorder:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.writer = EventWriter(run_dir, lambda: self.role)
+        self.emit = self.writer.emit
         self.stop_after = os.environ.get(ENV_STOP_AFTER)
-        self.empty_cache_at = frozenset(os.environ.get(ENV_EMPTY_CACHE_AT, "").split(","))
+        self.empty_cache_at = os.environ.get(ENV_EMPTY_CACHE_AT, "").split(",")
         self.trace_allocations = int(os.environ.get(ENV_TRACE_ALLOCATIONS, "0"))
         every = os.environ.get(ENV_SAMPLE)
         self.sampled = bool(every)
@@ -102,21 +105,19 @@ class Recorder:
     def after_fork(self) -> None:
         """Become the child: nothing of the parent's record, roles or phases is its own."""
         self.writer.after_fork()
-        self.sampler.files.close()
-        self._begin(self.probe.backend)
+        self._begin()
 
-    def _begin(self, backend: str = "") -> None:
-        self.probe = Probe(backend, on_unread=self._tell_unread)
+    def _begin(self) -> None:
+        super().__init__()
+        self.probe = Probe(on_unread=cache(partial(self.emit, "unread")))
         self.roles: set[str] = set()
         self.figures: dict[str, int | float | None] = dict.fromkeys(FIGURES)
-        self.notes = ProcessNotes()
         #: Phases whose calls returned before their non-torch bytes appeared, with the snapshot
         #: of the return: their work is queued.
-        self.late: list[tuple[OpenPhase, SnapshotDict]] = []
+        self.late: list[tuple[OpenPhase, Fields]] = []
         self._ids = count(1)
-        self._stacks = threading.local()
-        #: Phases under way, in all threads.
-        self.under_way: set[int] = set()
+        #: Open phases by thread, outermost first.
+        self._stacks: dict[int, list[OpenPhase]] = defaultdict(list)
         #: With --trace-allocations: ends the tracing of a kind of memory.
         self.end_tracing: dict[str, Callable[[], None]] = {}
         #: It writes where the run is sampled: its rows are in force there alone.
@@ -126,9 +127,6 @@ class Recorder:
     def role(self) -> str:
         return max(self.roles, key=_ROLE_ORDER.index, default="unknown")
 
-    def emit(self, kind: str, **fields: object) -> None:
-        self.writer.emit(kind, fields)
-
     def error(self, where: str, error: BaseException) -> None:
         self.emit("error", where=where, message=f"{type(error).__name__}: {error}")
 
@@ -136,14 +134,15 @@ class Recorder:
         """Write every figure of the engine known so far."""
         self.emit("figures", source=source, values=dict(self.figures))
 
-    def _tell_unread(self, what: str, reason: str) -> None:
-        self.emit("unread", what=what, reason=reason)
-
     @property
     def stack(self) -> list[OpenPhase]:
         """Open phases of the calling thread, outermost first."""
-        phases: list[OpenPhase] = vars(self._stacks).setdefault("phases", [])
-        return phases
+        return self._stacks[threading.get_ident()]
+
+    @property
+    def is_in_phase(self) -> bool:
+        """Whether a phase is under way, in any thread."""
+        return any(list(self._stacks.values()))
 
     def opened(self, phase: str) -> OpenPhase | None:
         """Return the open phase of that name of the calling thread."""
@@ -156,7 +155,7 @@ class Recorder:
         self,
         phase: str,
         hook: str,
-        detail: dict[str, object] | None = None,
+        detail: Fields | None = None,
         workspace: bool = True,
         device: bool = True,
     ) -> OpenPhase:
@@ -170,11 +169,10 @@ class Recorder:
             device: False where it must not be read yet; the snapshot has host figures only.
         """
         self.settle(force=True)
-        before = (self.probe if device else Probe()).snapshot(workspace)
+        before = (self.probe if device else Probe("")).snapshot(workspace)
         opened = OpenPhase(next(self._ids), phase, hook, self._parent, detail or {}, before)
         self._emit_edge(opened, "before", before)
         self.stack.append(opened)
-        self.under_way.add(opened.id)
         return opened
 
     def end(
@@ -185,7 +183,6 @@ class Recorder:
         while any(open_phase is opened for open_phase in self.stack):
             ended = self.stack.pop()
             self._emit_edge(ended, "after", self.probe.snapshot(workspace), error)
-            self.under_way.discard(ended.id)
 
     def end_queued(self, opened: OpenPhase) -> None:
         """Close a phase whose call only queued its work, as soon as its non-torch bytes are there.
@@ -195,7 +192,6 @@ class Recorder:
         phase edge at the latest.
         """
         self.stack.remove(opened)
-        self.under_way.discard(opened.id)
         self.late.append((opened, self.probe.snapshot(workspace=True)))
         self.settle()
 
@@ -204,7 +200,7 @@ class Recorder:
         if not self.late:
             return
         seen = None if force else self.probe.snapshot(owners=False)["non_torch_bytes"]
-        due = [each for each in self.late if force or seen != each[0].before["non_torch_bytes"]]
+        due = [each for each in self.late if force or seen != each[0].snapshot["non_torch_bytes"]]
         if due:
             now = self.probe.snapshot(workspace=True)  # one reading for all that are due
             for late in due:
@@ -215,7 +211,7 @@ class Recorder:
                 self._emit_edge(opened, "after", with_later(after, now))
                 now["read_again"] = 0  # said once, by the first of them
 
-    def mark(self, phase: str, hook: str, snapshot: SnapshotDict, detail: dict[str, object]) -> int:
+    def mark(self, phase: str, hook: str, snapshot: Fields, detail: Fields) -> int:
         """Record a phase that is a moment, with the snapshot given, and return its id."""
         moment = OpenPhase(next(self._ids), phase, hook, self._parent, detail, snapshot)
         self._emit_edge(moment, "after", snapshot)
@@ -226,13 +222,8 @@ class Recorder:
         return self.stack[-1].id if self.stack else None
 
     def _emit_edge(
-        self,
-        opened: OpenPhase,
-        edge: str,
-        snapshot: SnapshotDict,
-        error: BaseException | None = None,
+        self, opened: OpenPhase, edge: str, snapshot: Fields, error: BaseException | None = None
     ) -> None:
         message = None if error is None else f"{type(error).__name__}: {error}"
-        self.emit("phase", phase=opened.phase, edge=edge, id=opened.id, parent=opened.parent,
-                  hook=opened.hook, snapshot=snapshot, error=message,
-                  detail=opened.detail or None)  # fmt: skip
+        fields = {**vars(opened), "snapshot": snapshot}
+        self.emit("phase", **fields, edge=edge, error=message)

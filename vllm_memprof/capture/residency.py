@@ -12,53 +12,39 @@ calls of the worker.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from contextlib import suppress
 
 from vllm_memprof.capture.actions import begin_phase, finish
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
 
-def enter_pool_sleep(recorder: Recorder, call: Call) -> None:
-    """Set the unmapped bytes early: the engine unmaps first and empties the cache then."""
-    _set_unmapped(recorder, call)
-
-
-def leave_pool_sleep(recorder: Recorder, call: Call) -> None:
-    if call.error is not None:
-        _set_unmapped(recorder, call)  # how far it came is not known
-
-
 def leave_pool_wake_up(recorder: Recorder, call: Call) -> None:
-    awake, tags = recorder.notes.awake_tags, call.argument("tags")
-    if tags is None and call.error is None:
-        awake.clear()
-        recorder.probe.unmapped_bytes, recorder.probe.unmapped_known = 0, True
-        return
-    awake.update(tags or ())
-    _set_unmapped(recorder, call, awake)
+    tags, awake = call.argument("tags"), recorder.awake_tags or ()
+    recorder.awake_tags = None if tags is None else {*awake, *tags}
+    note_unmapped(recorder, call)
 
 
-def _set_unmapped(recorder: Recorder, call: Call, awake: Collection[str] = ()) -> None:
-    """Set what a sleep unmaps of the pool and a wake-up of these tags has not mapped again.
+def note_unmapped(recorder: Recorder, call: Call) -> None:
+    """Set what a sleep unmaps of the pool and a wake-up has not mapped again; unknown if it failed.
 
+    Before a sleep as well: the engine unmaps first and empties the cache then.
     vllm_ascend/device_allocator/camem.py::CaMemAllocator, 0.23.0, and
     vllm/device_allocator/cumem.py: ``handle[1]`` is the aligned size; the persistent tag stays
     mapped.
     """
-    pool, size = call.subject, None
-    kept = {getattr(pool, "sleep_persistent_tag", None), *awake}
-    try:
-        if call.error is None:
-            held = pool.pointer_to_data.values()
+    pool, awake, size = call.subject, recorder.awake_tags, None
+    if call.error is None:
+        with suppress(AttributeError, TypeError, IndexError):
+            held = pool.pointer_to_data.values() if awake is not None else ()
+            kept = {getattr(pool, "sleep_persistent_tag", None), *(awake or ())}
             size = sum(int(data.handle[1]) for data in held if data.tag not in kept)
-    except (AttributeError, TypeError, IndexError):
-        pass
     recorder.probe.unmapped_bytes, recorder.probe.unmapped_known = size, size is not None
 
 
 def enter_sleep(recorder: Recorder, call: Call) -> None:
-    recorder.notes.awake_tags.clear()
+    recorder.awake_tags = set()
     _begin(recorder, call, {"level": call.argument("level", default=1)})
 
 
@@ -88,6 +74,6 @@ def leave_update_finish(recorder: Recorder, call: Call) -> None:
     finish(recorder, recorder.opened("weight_update"), call.error)
 
 
-def _begin(recorder: Recorder, call: Call, detail: dict[str, object]) -> None:
+def _begin(recorder: Recorder, call: Call, detail: Fields) -> None:
     if recorder.probe.is_ready():
         begin_phase(recorder, call, detail)

@@ -10,12 +10,12 @@ level is still there, thinned, at the next. Nothing is buffered.
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.capture.writer import EventWriter, LineFile, encode, line_of, process_name
 from vllm_memprof.record.schema import (
     FILES,
@@ -24,8 +24,6 @@ from vllm_memprof.record.schema import (
     REQUESTS_BYTES,
     SAMPLES_DIR,
 )
-
-Figures = Mapping[str, "int | None"]
 
 
 class _Ring:
@@ -51,28 +49,20 @@ class _Ring:
         """
         file = self._file
         if file is None or file.written + len(line) > self._file_bytes:
-            file = self._next_file()
+            if file is not None:
+                file.close()
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if len(self._kinds) == FILES:
+                self._numbered(self._number - FILES).unlink(missing_ok=True)
+                self.gone += self._kinds.pop(0)
+            self._file = file = LineFile(self._numbered(self._number))
+            self._number += 1
+            self._kinds.append(Counter())
         file.append(line)
         self._kinds[-1][kind] += 1
 
-    def _next_file(self) -> LineFile:
-        self.close()
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if len(self._kinds) == FILES:
-            self._numbered(self._number - FILES).unlink(missing_ok=True)
-            self.gone += self._kinds.pop(0)
-        self._file = file = LineFile(self._numbered(self._number))
-        self._number += 1
-        self._kinds.append(Counter())
-        return file
-
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}-{number}.jsonl")
-
-    def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
 
 
 class SampleFiles:
@@ -88,7 +78,7 @@ class SampleFiles:
         self,
         run_dir: Path,
         losses: EventWriter,
-        largest: Callable[[], Sequence[Mapping[str, object]]] = lambda: (),
+        largest: Callable[[], Sequence[Fields]],
     ) -> None:
         folder = run_dir / SAMPLES_DIR / process_name()
         self._largest = largest
@@ -97,11 +87,11 @@ class SampleFiles:
         self._levels = [_Ring(folder / str(n), size) for n, size in enumerate(LEVEL_BYTES)]
         self._requests = _Ring(folder / "requests", REQUESTS_BYTES)
         #: By kind and level: lines with their lowest and highest figures, on their way to the next.
-        self._parts: dict[tuple[str, int], list[tuple[dict[str, Any], Figures, Figures]]] = {}
+        self._parts: dict[tuple[str, int], list[tuple[Fields, Fields, Fields]]] = defaultdict(list)
         self._dropped: Counter[str] = Counter()  # that was said
 
     def sample(
-        self, kind: str, t_ns: int, step: int | None, steps: int, figures: Figures, **more: object
+        self, kind: str, t_ns: int, step: int | None, steps: int, figures: Fields, **more: object
     ) -> None:
         """Write one sample.
 
@@ -115,32 +105,29 @@ class SampleFiles:
         """
         row = {"kind": kind, "t_ns": t_ns, "step": step, "steps": steps}
         with self._lock:
-            self._write(0, row, figures, figures, figures, more)
+            self._write(0, row, figures, more)
 
-    def _write(self, level: int, row: dict[str, Any], last: Figures, low: Figures, high: Figures,
-               more: Mapping[str, object]) -> None:  # fmt: skip
+    def _write(self, level: int, row: Fields, figures: Fields, more: Fields) -> None:
         """Write a line of one level; where that completes the sum of the next, that as well."""
-        kind, line = str(row["kind"]), f"{encode({**row, **last, **more})}\n".encode()
+        kind, line = str(row["kind"]), f"{encode({**row, **figures, **more})}\n".encode()
         if not self._attempt(self._levels[level].write, kind, line):
             return
-        parts = self._parts.setdefault((kind, level), [])
-        parts.append((row, low, high))
-        if len(parts) < FOLD:
-            return
-        del self._parts[kind, level]
-        if level + 1 < len(self._levels):
+        parts = self._parts[kind, level]
+        parts.append((row, more.get("low", figures), more.get("high", figures)))
+        if len(parts) == FOLD:
             rows, lows, highs = zip(*parts, strict=True)
-            row = {
-                **row,
-                "since_ns": rows[0].get("since_ns", rows[0]["t_ns"]),
-                "folded": sum(each.get("folded", 1) for each in rows),
-                "steps": sum(each["steps"] for each in rows),
-            }
-            last = {name: value for name, value in last.items() if value is not None}
-            low, high = _each(min, lows), _each(max, highs)
-            self._write(level + 1, row, last, low, high, {"low": low, "high": high})
+            parts.clear()
+            if level + 1 < len(self._levels):
+                whole = {
+                    **row,
+                    "since_ns": rows[0].get("since_ns", rows[0]["t_ns"]),
+                    "folded": sum(each.get("folded", 1) for each in rows),
+                    "steps": sum(each["steps"] for each in rows),
+                }
+                bounds = {"low": _each(min, lows), "high": _each(max, highs)}
+                self._write(level + 1, whole, figures, bounds)
 
-    def event(self, kind: str, fields: Mapping[str, object]) -> None:
+    def event(self, kind: str, fields: Fields) -> None:
         """Write a stage or an edge of a request."""
         with self._lock:
             self._append(kind, fields)
@@ -150,21 +137,17 @@ class SampleFiles:
             # say what has gone, and write the largest again
             self._dropped = Counter(gone)
             kept = self._largest()
-            latest = max((t for each in kept if isinstance(t := each.get("t_ns"), int)), default=0)
-            kinds = {name: lines for name, lines in gone.items() if name not in ("dropped", "")}
-            self._append("dropped", {"t_ns": latest, "kinds": kinds})
+            kinds = {name: lines for name, lines in gone.items() if name}
+            latest = max((each["t_ns"] for each in kept), default=0)
+            self._append("", {"kind": "dropped", "t_ns": latest, "kinds": kinds})
             for each in kept:
                 self._append("", {"kind": "request_memory", **each, "again": True})
 
-    def _append(self, kind: str, fields: Mapping[str, object]) -> None:
+    def _append(self, kind: str, fields: Fields) -> None:
         self._attempt(self._requests.write, kind, line_of({"kind": kind, **fields}))
 
-    def close(self) -> None:
-        for ring in (*self._levels, self._requests):
-            ring.close()
 
-
-def _each(choose: Callable[..., int], rows: Sequence[Figures]) -> dict[str, int]:
+def _each(choose: Callable[..., int], rows: Sequence[Fields]) -> Fields:
     """Return the lowest or the highest of what is known, by figure."""
     columns = {
         name: {row.get(name) for row in rows} - {None} for name in dict.fromkeys(chain(*rows))

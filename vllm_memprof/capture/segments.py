@@ -9,13 +9,12 @@ first and are as large as what it says it has reserved.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-Segment = Mapping[str, Any]
+from vllm_memprof.capture.attributes import Fields
 
 
-def divide(segments: Iterable[Segment], device: int, reserved: int) -> dict[str, Any]:
+def divide(segments: Iterable[Fields], device: int, reserved: int) -> Fields:
     """Return the figures of a snapshot that only the segments have.
 
     Args:
@@ -33,7 +32,7 @@ def divide(segments: Iterable[Segment], device: int, reserved: int) -> dict[str,
     whole = not reserved  # the caching allocator's own add up to what it has reserved
     for segment in segments:
         if segment["device"] == device:
-            size = int(segment["total_size"])
+            size = segment["total_size"]
             if whole:
                 streams[str(segment.get("stream", 0))] += size
             elif is_private(segment):
@@ -48,13 +47,13 @@ def divide(segments: Iterable[Segment], device: int, reserved: int) -> dict[str,
     }
 
 
-def is_private(segment: Segment) -> bool:
+def is_private(segment: Fields) -> bool:
     return tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
 
 
 def pools_of(
-    segments: Iterable[Segment], device: int, reserved: int, requested: int | None
-) -> list[dict[str, object]] | None:
+    segments: Iterable[Fields], device: int, reserved: int, requested: int | None
+) -> list[Fields] | None:
     """Add up the caching allocator's segments of a device, by pool and stream.
 
     Args:
@@ -68,18 +67,18 @@ def pools_of(
         segments cannot be told from others. Free blocks are those that no tensor and no stream
         holds; ``pending_bytes`` wait for a stream's work before they are free.
     """
-    pools: dict[tuple[bool, bool, str], list[Segment]] = defaultdict(list)
+    pools: dict[tuple[bool, bool, str], list[Fields]] = defaultdict(list)
     for segment in segments:
         if segment["device"] == device and reserved != 0:
             small, stream = segment.get("segment_type") == "small", str(segment.get("stream", 0))
             pools[is_private(segment), small, stream].append(segment)
-            reserved -= int(segment["total_size"])
-    rows: list[dict[str, object]] = []
+            reserved -= segment["total_size"]
+    rows: list[Fields] = []
     for (private, small, stream), members in pools.items():
         sizes: dict[str, list[int]] = defaultdict(list)
         for segment in members:
             for block in segment["blocks"]:
-                sizes[block["state"]].append(int(block["size"]))
+                sizes[block["state"]].append(block["size"])
         allocated, free = sizes.pop("active_allocated", []), sizes.pop("inactive", [])
         pending = sum(map(sum, sizes.values()))  # by its spellings
         rows.append({
@@ -87,7 +86,7 @@ def pools_of(
             "small": small,
             "stream": stream,
             "expandable": any(segment.get("is_expandable") for segment in members),
-            "total_bytes": sum(int(segment["total_size"]) for segment in members),
+            "total_bytes": sum(segment["total_size"] for segment in members),
             "allocated_bytes": sum(allocated),
             "pending_bytes": pending,
             "free_bytes": sum(free),

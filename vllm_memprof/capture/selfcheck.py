@@ -2,7 +2,7 @@
 
 Reads the installed packages with ``ast``, importing none of them, and says which rows of the hook
 table have their place there. That a class is the one instantiated, and a method is called, only a
-run can tell (see binder.py).
+run can tell (see observer.py).
 """
 
 from __future__ import annotations
@@ -14,46 +14,41 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from vllm_memprof.capture.binder import Verdict, verdict
-from vllm_memprof.capture.hook import EXPECTED_ABSENT, Hook
+from vllm_memprof.capture.hook import Hook, Verdict
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import PACKAGES
 from vllm_memprof.engines import ENGINES, VLLM
 
 
-def check_installed(path: list[str]) -> tuple[dict[str, str], list[Verdict]]:
-    """Check the rows that would be in force here.
+def check_installed(path: list[str]) -> list[Verdict]:
+    """Return one row per hook that would be in force here.
 
     Args:
         path: folders to look for packages in.
-
-    Returns:
-        Versions of the engines and of torch, as far as they are installed, and one row per hook in
-        force.
     """
-    engines = {row.package: row for row in ENGINES.values()}
     versions = {
         name: distribution.version
-        for name in (*engines, *PACKAGES.values())
+        for name in (*(row.package for row in ENGINES.values()), *PACKAGES.values())
         for distribution in [*importlib.metadata.distributions(name=name, path=path)][:1]
     }
     backend = next((name for name, package in PACKAGES.items() if package in versions), "")
-    engine = next((row for name, row in engines.items() if name in versions), VLLM)
-    rows = rows_in_force(backend, versions.get(engine.package), sampling=True, engine=engine.name)
-    return versions, [_check_row(hook, path) for hook in rows]
+    engine = next((row for row in ENGINES.values() if row.package in versions), VLLM)
+    version = versions.get(engine.package)
+    rows = rows_in_force(backend, version, sampling=True, engine=engine.name)
+    return [_check_row(hook, path) for hook in rows]
 
 
 def _check_row(hook: Hook, path: list[str]) -> Verdict:
-    absent = hook.need == EXPECTED_ABSENT
-    answers = {_defined(target, path): target for target in reversed(hook.targets)}
-    for answer, state in ((True, "stale" if absent else "found"), (None, "compiled")):
-        if answer in answers and not (absent and answer is None):
-            return verdict(hook, state, answers[answer])
-    return verdict(hook, "absent_ok" if absent else "missing", hook.targets[0])
+    answers = {target: _defined(target, path) for target in hook.targets}
+    best = max(answers, key=answers.__getitem__)
+    states = ("missing", "compiled", "found")
+    if hook.need == "expected_absent":
+        states = ("absent_ok", "absent_ok", "stale")
+    return hook.verdict(states[answers[best]], best)
 
 
-def _defined(target: str, path: list[str]) -> bool | None:
-    """Return True if a target exists in source; None where its module is compiled."""
+def _defined(target: str, path: list[str]) -> int:
+    """Return 2 if a target exists in source; 1 where its module is compiled, 0 without it."""
     module_name, _, attributes = target.partition(":")
     spec = None
     for part in module_name.split("."):  # a folder without __init__.py asks for an imported parent
@@ -62,32 +57,28 @@ def _defined(target: str, path: list[str]) -> bool | None:
             break  # a compiled module makes its submodules itself
         path = list(spec.submodule_search_locations)
     if spec is None or not spec.origin:
-        return False
+        return 0
     if not spec.origin.endswith(".py"):
-        return None
+        return 1
     body: list[ast.stmt] = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
     *parents, name = attributes.split(".")
     for parent in parents:
         classes = [node for node in body if isinstance(node, ast.ClassDef) and node.name == parent]
         if not classes:  # it may come from elsewhere: that source would be followed
-            conditional = any(isinstance(node, ast.If) for node in body)
-            imported = [node for node in body if isinstance(node, ast.ImportFrom)]
-            names = [name for node in imported for name in _bound(node)]
-            return None if conditional or parent in names else False
+            return any(isinstance(node, ast.If) or parent in _bound(node) for node in body)
         body = classes[-1].body
-    return any(name in _bound(node) for node in body)
+    # that of a dataclass is in no source
+    is_there = name == "__init__" or any(name in _bound(node) for node in body)
+    return 2 if is_there else 0
 
 
-def _bound(node: ast.stmt) -> list[str]:
-    """Return the names that a statement binds."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [alias.asname or alias.name for alias in node.names]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return []
+def _bound(node: ast.stmt) -> set[str | None]:
+    """Return the names that a definition, an import or an assignment binds."""
+    aliases, targets = getattr(node, "names", ()), getattr(node, "targets", ())
+    imported = [alias.asname or alias.name for alias in aliases]
+    assigned = [getattr(target, "id", None) for target in targets]
+    return {getattr(node, "name", None), *imported, *assigned}
 
 
 if __name__ == "__main__":
-    print(json.dumps({"rows": check_installed(sys.path)[1]}))
+    print(json.dumps({"rows": check_installed(sys.path)}))

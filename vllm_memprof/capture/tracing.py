@@ -20,12 +20,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.capture.sampler import CoreSteps, Sampler
 from vllm_memprof.capture.writer import process_name
 from vllm_memprof.record.schema import ALLOCATIONS_DIR
 
 #: Live memory by call stack, which has (file, line, function) from the innermost frame outwards:
-#: blocks and bytes.
+#: blocks and bytes. Without frames: what was allocated before tracing began.
 Alive = dict[tuple[tuple[str, int, str], ...], tuple[int, int]]
 
 #: Events of torch's history: tens of MiB of host memory.
@@ -43,7 +45,6 @@ class LiveBlocks:
     def __init__(self, history: Any, device: int | None, folder: Path) -> None:
         self._history, self._device, self._folder = history, device, folder
         self._last: Any = None
-        self.untraced_bytes: int | None = None
 
     def start(self) -> None:
         self._history._record_memory_history(
@@ -51,18 +52,15 @@ class LiveBlocks:
         )
 
     def alive(self) -> Alive:
-        self._last, self.untraced_bytes = self._history._snapshot(), 0
-        found: Alive = {}
-        for segment in self._last["segments"]:
-            for block in segment["blocks"]:
-                elsewhere = self._device not in (None, segment.get("device", self._device))
-                if elsewhere or block["state"] != "active_allocated":
-                    continue
-                size, frames = int(block["size"]), block.get("frames") or ()
-                stack = tuple((f["filename"], f["line"], f["name"]) for f in frames[:MOST_FRAMES])
+        self._last = self._history._snapshot()
+        found: Alive = {(): (0, 0)}
+        here = [each for each in self._last["segments"] if self._device in (None, each["device"])]
+        for block in (block for segment in here for block in segment["blocks"]):
+            if block["state"] == "active_allocated":
+                frames = (block.get("frames") or ())[:MOST_FRAMES]
+                stack = tuple((f["filename"], f["line"], f["name"]) for f in frames)
                 blocks, total = found.get(stack, (0, 0))
-                found[stack] = blocks + 1, total + size
-        _, self.untraced_bytes = found.pop((), (0, 0))
+                found[stack] = blocks + 1, total + block["size"]
         return found
 
     def stop(self) -> str | None:
@@ -81,30 +79,23 @@ class LiveBlocks:
 class Host:
     """Live memory of this process that Python allocated, by stack."""
 
-    untraced_bytes: int | None = None
-    _started = False
-
     def start(self) -> None:
-        if not tracemalloc.is_tracing():  # the user's own tracing stays as it is
+        self._is_ours = not tracemalloc.is_tracing()  # the user's own tracing stays as it is
+        if self._is_ours:
             tracemalloc.start(_HOST_FRAMES)
-            self._started = True
 
     def alive(self) -> Alive:
         ours = [tracemalloc.Filter(False, each, all_frames=True)
                 for each in (tracemalloc.__file__, __file__)]  # fmt: skip
-        taken = tracemalloc.take_snapshot().filter_traces(ours).statistics("traceback")
-        return {
-            tuple((f.filename, f.lineno, "") for f in reversed(each.traceback)): (
-                each.count,
-                each.size,
-            )
-            for each in taken
-        }
+        found: Alive = {}
+        for each in tracemalloc.take_snapshot().filter_traces(ours).statistics("traceback"):
+            stack = tuple((f.filename, f.lineno, "") for f in reversed(each.traceback))
+            found[stack] = each.count, each.size
+        return found
 
-    def stop(self) -> str | None:
-        if self._started:
+    def stop(self) -> None:
+        if self._is_ours:
             tracemalloc.stop()
-        return None
 
 
 Source = LiveBlocks | Host
@@ -120,97 +111,97 @@ class Tracer:
     """
 
     def __init__(self, recorder: Recorder, memory: str, source: Callable[[], Source | str]) -> None:
-        self._recorder, self._memory, self._source = recorder, memory, source
+        self._recorder, self._source = recorder, source
         self._live: Source | None = None
         self._half: Alive = {}
-        self._half_requests: int | None = None
-        self._requests = 0
         self._over = False
+        self._event: Fields = {
+            "memory": memory,
+            "asked": recorder.trace_allocations,
+            "requests": 0,
+            "half_requests": None,
+            "reason": "no request had ended when the process did",
+        }
 
     def request_ended(self) -> None:
         """Count a request; begin with the first, and write what stays after the last."""
+        event, live = self._event, self._live
         if self._over:
             return
         with self._guarded():
-            if self._live is None:
-                source = self._source()
-                if isinstance(source, str):
-                    self._write(source)
-                    return
-                source.start()
-                self._live = source
+            if live is not None:
+                event["requests"] += 1
+                if event["requests"] >= event["asked"]:
+                    self.close()
+                elif event["requests"] == event["asked"] // 2:
+                    self._half, event["half_requests"] = live.alive(), event["requests"]
                 return
-            self._requests += 1
-            asked = self._recorder.trace_allocations
-            if self._requests >= asked:
-                self._write()
-            elif self._requests == asked // 2:
-                self._half, self._half_requests = self._live.alive(), self._requests
+            source = self._source()
+            if isinstance(source, str):
+                event["reason"] = source
+                self.close()
+                return
+            source.start()
+            self._live, event["reason"] = source, None
 
     def close(self) -> None:
-        """Write what is known, because the process ends."""
-        if not self._over:
-            with self._guarded():
-                self._write("no request had ended when the process did")
+        """Write what is known, because tracing or the process ends."""
+        if self._over:
+            return
+        self._over = True
+        event, live = self._event, self._live
+        with self._guarded():
+            if live is not None:
+                alive = live.alive()
+                _, untraced = alive.pop((), (0, None))
+                rows = [(stack, *now, *self._half.get(stack, (0, 0)))
+                        for stack, now in alive.items()]  # fmt: skip
+                rows.sort(key=lambda row: (row[4] - row[2], -row[2]))
+                names = ("frames", "blocks", "bytes", "half_blocks", "half_bytes")
+                event |= {
+                    "stacks": [dict(zip(names, row, strict=True)) for row in rows[:MOST_STACKS]],
+                    "other_bytes": sum(row[2] for row in rows[MOST_STACKS:]),
+                    "untraced_bytes": untraced,
+                    "snapshot": live.stop(),
+                }
+            self._recorder.emit("allocations", **event)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self._recorder.error(f"tracing of {self._memory} allocations", error)
             self._over = True
-            if self._live is not None:
-                with suppress(Exception):
+            self._recorder.error(f"tracing of {self._event['memory']} allocations", error)
+            with suppress(Exception):
+                if self._live is not None:
                     self._live.stop()
-
-    def _write(self, reason: str | None = None) -> None:
-        """Write what is alive now; without a source, the reason why nothing was traced."""
-        self._over = True
-        event: dict[str, object] = {
-            "memory": self._memory,
-            "asked": self._recorder.trace_allocations,
-            "requests": self._requests,
-            "half_requests": self._half_requests,
-        }
-        if self._live is None:
-            event["reason"] = reason
-        else:
-            rows = [(stack, *now, *self._half.get(stack, (0, 0)))
-                    for stack, now in self._live.alive().items()]  # fmt: skip
-            rows.sort(key=lambda row: (row[4] - row[2], -row[2]))
-            names = ("frames", "blocks", "bytes", "half_blocks", "half_bytes")
-            event |= {
-                "stacks": [dict(zip(names, row, strict=True)) for row in rows[:MOST_STACKS]],
-                "other_bytes": sum(row[2] for row in rows[MOST_STACKS:]),
-                "untraced_bytes": self._live.untraced_bytes,
-                "snapshot": self._live.stop(),
-            }
-        self._recorder.emit("allocations", **event)
 
 
 def trace_device(recorder: Recorder) -> None:
     """Trace device memory over requests of this worker."""
 
     def source() -> Source | str:
-        probe = recorder.probe
-        memory = getattr(probe.runtime, "memory", None)
+        memory = reach(recorder.probe.runtime, "memory")
         if hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot"):
-            return LiveBlocks(memory, probe.device, recorder.run_dir / ALLOCATIONS_DIR)
+            return LiveBlocks(memory, recorder.probe.device, recorder.run_dir / ALLOCATIONS_DIR)
         return "torch has no memory history for this device"
 
-    if recorder.trace_allocations and "device" not in recorder.end_tracing:
-        tracer = Tracer(recorder, "device", source)
-        recorder.end_tracing["device"] = tracer.close
-        recorder.sampler.on_request_end = tracer.request_ended
+    _trace(recorder, "device", source, recorder.sampler)
 
 
 def trace_host(recorder: Recorder) -> None:
     """Trace Python memory over requests of this engine core."""
-    if recorder.trace_allocations and "host" not in recorder.end_tracing:
-        tracer = Tracer(recorder, "host", Host)
-        recorder.end_tracing["host"] = tracer.close
-        recorder.sampler.core.on_request_end = tracer.request_ended
+    _trace(recorder, "host", Host, recorder.sampler.core)
+
+
+def _trace(
+    recorder: Recorder, memory: str, source: Callable[[], Source | str], steps: Sampler | CoreSteps
+) -> None:
+    if recorder.trace_allocations and memory not in recorder.end_tracing:
+        tracer = Tracer(recorder, memory, source)
+        recorder.end_tracing[memory] = tracer.close
+        steps.on_request_end = tracer.request_ended
 
 
 def close(recorder: Recorder) -> None:

@@ -20,10 +20,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from vllm_memprof.capture.attributes import Fields
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import EVENTS_BYTES, EVENTS_DIR, EVENTS_SCHEMA
@@ -79,7 +79,7 @@ class EventWriter:
         self._file = None
         self._room_at: int | None = None  # offset of the room in the first line
         #: The ``lost`` event of the lines that cannot be written, while they cannot.
-        self.loss: dict[str, object] | None = None
+        self.loss: Fields | None = None
         self._lost = self._retry_ns = 0
         self._dropped: Counter[str] = Counter()
         self._lock = threading.RLock()
@@ -88,7 +88,7 @@ class EventWriter:
     def path(self) -> Path:
         return self._events_dir / f"{process_name()}.jsonl"
 
-    def emit(self, kind: str, fields: Mapping[str, object]) -> None:
+    def emit(self, kind: str, **fields: object) -> None:
         """Write one event of a kind of the record schema; ``t_ns`` is added when missing.
 
         Raises:
@@ -125,32 +125,36 @@ class EventWriter:
 
     def _open(self) -> LineFile:
         self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = LineFile(self.path)
-        first = line_of(
-            {
-                "kind": "process",
-                "t_ns": time.monotonic_ns(),
-                "schema": EVENTS_SCHEMA,
-                "host": host_name(),
-                "pid": os.getpid(),
-                "ppid": os.getppid(),
-                "role": self._role(),
-                "wall": time.time(),
-                "argv": redact_command(sys.argv),
-                "python": sys.version.split()[0],
-                "versions": _loaded_versions(),
-            }
-        )
+        file, versions = LineFile(self.path), {}
+        for package, name in _VERSIONED.items():
+            if (module := sys.modules.get(name)) is not None:
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    version = getattr(module, "__version__", None)
+                    versions[package] = str(version or importlib.metadata.version(package))
+        event = {
+            "kind": "process",
+            "t_ns": time.monotonic_ns(),
+            "schema": EVENTS_SCHEMA,
+            "host": host_name(),
+            "pid": os.getpid(),
+            "ppid": os.getppid(),
+            "role": self._role(),
+            "wall": time.time(),
+            "argv": redact_command(sys.argv),
+            "python": sys.version.split()[0],
+            "versions": versions,  # of the engine's packages that are imported already
+        }
+        first = line_of(event)[:-1]
         try:
-            file.append(first[:-1] + b" " * _ROOM_BYTES + b"\n")
+            file.append(first + b" " * _ROOM_BYTES + b"\n")
         except OSError:
             os.ftruncate(file.fd, 0)  # the first line is whole, or not there
             file.close()
             raise
-        self._file, self._room_at = file, len(first) - 1
+        self._file, self._room_at = file, len(first)
         return file
 
-    def _write(self, event: Mapping[str, object]) -> None:
+    def _write(self, event: Fields) -> None:
         """Write an event, or count it where the file has no room for it."""
         file = self._file or self._open()
         line, kind = line_of(event), str(event["kind"])
@@ -212,20 +216,9 @@ class LineFile:
             os.close(self.fd)
 
 
-def line_of(event: Mapping[str, Any]) -> bytes:
+def line_of(event: Fields) -> bytes:
     """Return an event as a line of JSON, without secrets."""
     line = encode(event)
     if may_hold_secret(line):  # an exception's message may quote an argument
         line = encode(redact_data(json.loads(line)))
     return f"{line}\n".encode()
-
-
-def _loaded_versions() -> dict[str, str]:
-    """Return the versions of the engine's packages that this process has imported already."""
-    versions: dict[str, str] = {}
-    for package, name in _VERSIONED.items():
-        if (module := sys.modules.get(name)) is not None:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                version = getattr(module, "__version__", None)
-                versions[package] = str(version or importlib.metadata.version(package))
-    return versions

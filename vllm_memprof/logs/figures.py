@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from math import ceil
 
 from vllm_memprof.engines.line_format import UNITS, LineFormat
@@ -187,19 +187,16 @@ def figures_in(
         if row.anchor not in present or row.when not in (None, context):
             continue
         for match in row.regex.finditer(text):
-            spans = [match.span(place.name) for place in row.placeholders]
+            spans = {place.name: match.span(place.name) for place in row.placeholders}
             numbers = _numbers(row, match)
-            if (
-                numbers is None
-                or any(
-                    begin == begins or (begin < last and first < end)
-                    for begin, end in spans
-                    for first, last in (*taken, (0, 0))
-                )
-                or (ends, True) in ((match.end(p.name), p.ends_line) for p in row.placeholders)
+            if numbers is None or any(
+                begin == begins
+                or (end == ends and any(p.name == name and p.ends_line for p in row.placeholders))
+                or any(begin < last and first < end for first, last in taken)
+                for name, (begin, end) in spans.items()
             ):
                 continue
-            taken += spans
+            taken += spans.values()
             flags = {**dict.fromkeys(row.sets, (1, 0)), **dict.fromkeys(row.clears, (0, 0))}
             groups, (begin, end) = match.groupdict(), _extent(row, match, text)
             found += [
@@ -243,14 +240,9 @@ def _numbers(row: LineFormat, match: re.Match[str]) -> dict[str, tuple[int | flo
 def _extent(row: LineFormat, match: re.Match[str], text: str) -> tuple[int, int]:
     """Return (begin, end) of a format: its literal may stand before or behind its numbers."""
     begin, end = match.span()
-    size = len(row.anchor)
-    places = [text.rfind(row.anchor, 0, end), text.find(row.anchor, begin)]
-    nearest = min(
-        (at for at in places if at >= 0),
-        key=lambda at: max(0, begin - at - size, at - end),
-        default=begin,
-    )
-    return min(begin, nearest), max(end, nearest + size)
+    at = text.rfind(row.anchor, 0, end)
+    at = text.find(row.anchor, begin) if at < 0 else at
+    return min(begin, at), max(end, at + len(row.anchor))
 
 
 def parse_lines(lines: Iterable[LogLine]) -> Iterator[ParsedLine]:
@@ -323,37 +315,28 @@ def _join(
     if len(pieces) == 1:
         return (), 0
     width = max(len(piece) for piece in pieces)
-    breaks = len(pieces) - 1
     ways = (
-        (pieces, ["" if len(piece) == width else " " for piece in pieces[:-1]]),
-        (pieces, [""] * breaks),
-        (pieces, [" "] * breaks),
-        # a terminal's rows may be filled up with spaces
-        ([piece.rstrip() for piece in pieces], [""] * breaks),
+        [piece if len(piece) == width else f"{piece} " for piece in pieces],
+        pieces,
+        [f"{piece} " for piece in pieces],
+        [piece.rstrip() for piece in pieces],  # a terminal's rows may be filled up with spaces
     )
-    alone = {
-        (one.name, one.text) for piece in pieces for one in figures_in(piece, line.number, context)
-    }
-    for parts, separators in ways:
-        whole, ends = parts[0], [len(parts[0])]
-        for separator, piece in zip(separators, parts[1:], strict=True):
-            if separator and _may_be_torn(whole, piece):
-                break
-            whole += separator + piece
-            ends.append(len(whole))
-        if len(ends) < len(parts):
+    for parts in ways:
+        if any(
+            len(part) > len(piece) and _may_be_torn(piece, after)
+            for part, piece, after in zip(parts, pieces, pieces[1:], strict=False)
+        ):
             continue
+        ends = list(accumulate(map(len, parts)))
         figures = [
             figure
-            for figure in figures_in(whole, line.number, context, torn=torn)
+            for figure in figures_in("".join(parts), line.number, context, torn=torn)
             # the end of one line and the beginning of an unrelated one make a longer number, too
             if any(figure.text in piece for piece in parts)
-            or (figure.name, True)
-            not in ((p.name, p.ends_line) for p in figure.format.placeholders)
+            or all(p.name != figure.name or not p.ends_line for p in figure.format.placeholders)
         ]
-        crossing = [figure for figure in figures if (figure.name, figure.text) not in alone]
         last = 0
-        while last < breaks and any(one.begin < ends[last] < one.end for one in crossing):
+        while last < len(ends) - 1 and any(one.begin < ends[last] < one.end for one in figures):
             last += 1
         if last:
             return tuple(figure for figure in figures if figure.end <= ends[last]), last

@@ -169,6 +169,11 @@ class EngineStart:
         return log_of(next(iter(self.engines), given))
 
     @property
+    def printed(self) -> list[Figure]:
+        """The figures of all its workers."""
+        return [figure for worker in self.workers.values() for figure in worker.figures.values()]
+
+    @property
     def drafts(self) -> bool:
         """Whether a second model is loaded beside the one that serves."""
         given = self.config.given
@@ -191,6 +196,10 @@ class EngineStart:
         return bool(self.engines and engines - self.engines) or not all(
             same_lines(form, other) for form in forms if form for other in self.equations
         )
+
+    def has(self, prefix: Prefix | None) -> bool:
+        """Return whether a process is one of its own."""
+        return prefix is not None and self.members.get(prefix.label) == prefix
 
     def distance(self, prefix: Prefix | None) -> int | None:
         """Return how far below a process the closest one of this start is; None: there is none.
@@ -274,8 +283,9 @@ class StartSorter:
         if self.starts and not line.figures:
             up = any(text in line.text for text in _UP)
             broken = any(text in line.text for text in _BROKEN)
-            if up or broken:
-                start = self._speaking(line.prefix)
+            if up or broken:  # of the start whose process this is; the newest where none is known
+                mine = (each for each in self.starts[-OPEN_STARTS:] if each.has(line.prefix))
+                start = next(reversed([*mine]), self.starts[-1])
                 start.finished, start.broken = start.finished or up, start.broken or broken
         if VLLM.name not in self.spoken:  # it is in most lines; another counts where it is in none
             self.spoken.update(name for name, own in _SPEAKS.items() if own.search(line.text))
@@ -283,15 +293,6 @@ class StartSorter:
         self.notes.read(line.text)
         if line.figures:
             self._add_figures(line)
-
-    def _speaking(self, prefix: Prefix | None) -> EngineStart:
-        """Return the start whose process this is; the newest where none is known to be."""
-        own = (
-            start
-            for start in reversed(self.starts[-OPEN_STARTS:])
-            if prefix is not None and start.members.get(prefix.label) == prefix
-        )
-        return next(own, self.starts[-1])
 
     # --- set-up
 
@@ -404,7 +405,7 @@ class StartSorter:
             for start in reversed(candidates):
                 if began_again & start.members.items():
                     break  # the same process ids, as in a container: this start is over
-                if start.members.get(prefix.label) == prefix and not start.anonymous:
+                if start.has(prefix) and not start.anonymous:
                     return start
                 began_again |= start.members.items()
         near = None if pending is None else pending.distance(prefix)
@@ -413,8 +414,7 @@ class StartSorter:
         newest = self.starts[-1]
         if prefix is None or prefix.pid is None or (prefix.is_worker and prefix.short is None):
             return newest if pending is None else self._new_start(pending)
-        known = newest.members.get(prefix.label)
-        if known == prefix and pending is None:
+        if newest.has(prefix) and pending is None:
             return newest
         beside = [
             (distance, -order)
@@ -425,7 +425,8 @@ class StartSorter:
         ]
         if beside and (near is None or min(beside)[0] < near):
             return candidates[min(beside)[1] - 1]
-        return newest if pending is None and known is None else self._new_start(pending)
+        other = pending is not None or prefix.label in newest.members
+        return self._new_start(pending) if other else newest
 
     def _new_start(self, pending: EngineStart | None = None) -> EngineStart:
         """Open a start that waits; without one begin a start with the set-up of the one before."""

@@ -15,6 +15,7 @@ from functools import partial
 from io import BufferedReader
 from itertools import chain
 from math import ceil, inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,14 +23,8 @@ from vllm_memprof.causes.reader import CauseReader, Words
 from vllm_memprof.engines import VLLM, row_of_run
 from vllm_memprof.engines.line_format import (
     ASCEND,
-    CAPTURE,
     CUDA,
-    GRANT,
-    LOAD,
     OOM,
-    PLAN,
-    PROFILE,
-    READY,
     PrintedRank,
 )
 from vllm_memprof.errors import RunRecordError
@@ -90,16 +85,12 @@ _SNAPSHOTS = (
     ("empty_cache", BEFORE, "profile_end"),
     ("empty_cache", AFTER, "profile_after"),
 )
-#: Stage of the last lines before an OOM -> the phase that had come to its end, of those that tell
-#: whether the KV cache was there.
-_LAST_SEEN = {
-    LOAD: "weight_load",
-    PROFILE: "profile_run",
-    GRANT: "kv_cache_plan",
-    PLAN: "kv_cache_plan",
-    CAPTURE: "graph_capture",
-    READY: "warm_up",
-}
+#: By the stage of the last lines before an OOM: the phase that had come to its end, of those that
+#: tell whether the KV cache was there. The last is of none.
+_LAST_SEEN = (
+    *(None, "weight_load", "profile_run", "kv_cache_plan", "kv_cache_plan", "graph_capture"),
+    *("warm_up", None),
+)
 #: A figure of a start that failed -> why.
 _REFUSED = {figure: why for log in LOGS.values() for figure, why in log.refused.items()}
 #: Field of a snapshot -> what the message of an OOM says of it.
@@ -279,6 +270,9 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
     if log.notes is not None:
         notes += log.notes(start.drafts, {name for each in workers for name in each.unknown})
     status, reason = _status(start)
+    device = None if config.given is None else config.given.device
+    if engine is None and any(figure.format.engine == CUDA for figure in start.printed):
+        device = "cuda"  # else its name tells
     versions = {VLLM.name: config.vllm_version, ASCEND: config.ascend_version}
     eager = config.enforce_eager and "--enforce-eager" not in config.arguments
     info = RunInfo(
@@ -290,44 +284,27 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
         versions={package: release for package, release in versions.items() if release},
         engine=engine,
         engine_version=version,
-        device=_device(start, engine),
+        device=device,
         status=status,
         exit_reason=reason,
         notes=notes,
     )
-    processes = [_worker_process(start, worker, name) for worker in workers]
-    if not start.kv_plans and log.pool_tokens is not None:
-        start.kv_plans.update(_pools(start, log.pool_tokens))
-    _complete(start, workers, processes)
-    # by replica and rank, not by their lines
-    processes.sort(key=lambda each: _place(each.identity))
+    forms = list(start.equations)
+    names = {figure.name for figure in start.printed}
+    if not forms and engine is not None and "non_kv_cache_bytes" in names:
+        # the summary of memory_profiling belongs to one of these
+        forms = ["E4" if engine == ASCEND else "E6" if "consumed_bytes" in names else "E5"]
+    plans = start.kv_plans or _pools(start)
     return Run(
         folder=Path(info.id),
         info=info,
         processes=[
-            *processes,
-            *(_core_process(dp, plan, config, name) for dp, plan in start.kv_plans.items()),
+            *_worker_processes(start, workers, name),
+            *(_core_process(dp, plan, config, name) for dp, plan in plans.items()),
         ],
         source="log",
-        forms=_equations(start, engine),
+        forms=forms,
     )
-
-
-def _place(who: Identity) -> tuple[int, bool, int]:
-    return who.dp_rank or 0, who.rank is None, who.rank or 0
-
-
-def _equations(start: EngineStart, engine: str | None) -> list[str]:
-    """Return the equations whose lines were seen.
-
-    The summary of memory_profiling belongs to E4, E5 or E6, by the engine and its figures.
-    """
-    names = {name for worker in start.workers.values() for name in worker.figures}
-    if start.equations or engine is None or "non_kv_cache_bytes" not in names:
-        return list(start.equations)
-    if engine == ASCEND:
-        return ["E4"]
-    return ["E6" if "consumed_bytes" in names else "E5"]
 
 
 def _engine(start: EngineStart, spoken: Set[str]) -> tuple[str | None, str | None, list[str]]:
@@ -339,7 +316,7 @@ def _engine(start: EngineStart, spoken: Set[str]) -> tuple[str | None, str | Non
     config = start.config
     if start.log is not LOGS[VLLM.name]:
         return start.log.engine, None, []
-    if VLLM.name not in spoken and all(figure.format.stage == OOM for figure in _printed(start)):
+    if VLLM.name not in spoken and all(figure.format.stage == OOM for figure in start.printed):
         return next(iter(sorted(spoken)), None), None, []
     named = config.engine or config.around
     if ASCEND in start.engines or (named == ASCEND and CUDA not in start.engines):
@@ -353,29 +330,15 @@ def _engine(start: EngineStart, spoken: Set[str]) -> tuple[str | None, str | Non
     return None, None, []
 
 
-def _printed(start: EngineStart) -> Iterator[Figure]:
-    """Yield the figures of all workers of a start."""
-    return (figure for worker in start.workers.values() for figure in worker.figures.values())
-
-
-def _device(start: EngineStart, engine: str | None) -> str | None:
-    """Return the kind of device, of a start whose engine does not tell it by its name."""
-    if engine is None:
-        on_cuda = any(figure.format.engine == CUDA for figure in _printed(start))
-        return "cuda" if on_cuda else None
-    given = start.config.given
-    return None if given is None else given.device
-
-
 def _status(start: EngineStart) -> tuple[str, str | None]:
     """Return (status of the run, reason where it failed)."""
-    names = {figure.name for figure in _printed(start)}
+    names = {figure.name for figure in start.printed}
     if any(name.startswith("oom_") for name in names):
         return "oom", None
     for figure, why in _REFUSED.items():
         if figure in names:
             return "failed", why
-    granted = [figure.value for figure in _printed(start) if figure.name == "kv_cache_bytes"]
+    granted = [figure.value for figure in start.printed if figure.name == "kv_cache_bytes"]
     if min(granted, default=1) <= 0:
         return "failed", f"the KV cache is {'negative' if min(granted) < 0 else 0}"
     if start.broken and not start.finished:
@@ -395,23 +358,27 @@ def _noted_usage(worker: Worker) -> list[str]:
     return [f"npu-smi: used, MiB: {', '.join(used)}{total}"] if used else []
 
 
-def _worker_process(start: EngineStart, worker: Worker, name: str) -> ProcessRecord:
-    config, dims = start.config, worker.dims
-    index = (worker.device or "").rpartition(":")[2]
-    inner = config.pipeline_parallel_size, config.prefill_context_parallel_size
-    several = max(config.world_size, len(start.workers)) > 1
-    figures, half_units = _figures(worker)
-    utilization = config.gpu_memory_utilization
-    if utilization is not None and _agrees(utilization, worker.figures):
-        figures.setdefault("gpu_memory_utilization", utilization)
-    if config.kv_cache_memory_bytes is not None:
-        figures.setdefault("kv_cache_memory_bytes_arg", config.kv_cache_memory_bytes)
-    if "startup_plan_bytes" in figures:  # to the byte; the line that follows rounds it
-        figures["kv_cache_memory_bytes_arg"] = figures["startup_plan_bytes"]
-        half_units.pop("kv_cache_memory_bytes_arg", None)
-    return ProcessRecord(
-        file=f"{name}:{worker.label or 'worker'}",
-        identity=Identity(
+def _worker_processes(start: EngineStart, workers: list[Worker], name: str) -> list[ProcessRecord]:
+    """Return the records of the workers, by replica and rank.
+
+    The engine's equation may take more from all ranks that agree on one KV cache. A start that no
+    line of its own names may have had another set-up than the one before it.
+    """
+    config, log = start.config, start.log
+    several = (config.tensor_parallel_size or 1) > 1 or len(workers) > 1
+    of_one = (config.pipeline_parallel_size, config.prefill_context_parallel_size) == (None, None)
+    found = []
+    groups: dict[int | None, list[PrintedRank]] = {}
+    for worker in workers:
+        dims, rank = worker.dims, _printed_rank(worker, config)
+        if several and not dims:  # lines of which rank, and of how many, is not known
+            for each in log.figures.keys() & rank.figures.keys():
+                del rank.figures[each]
+                rank.half_units.pop(each, None)
+        index = (worker.device or "").rpartition(":")[2]
+        lines = worker.first_line, worker.last_line
+        unnamed = worker.label is None and max(config.world_size, len(start.workers)) > 1
+        who = Identity(
             pid=worker.pid,
             role="worker",
             roles=frozenset({"worker"}),
@@ -422,53 +389,44 @@ def _worker_process(start: EngineStart, worker: Worker, name: str) -> ProcessRec
             ep_rank=dims.get("ep"),
             device_index=int(index) if index.isdigit() else None,
             label=worker.label or _described(start, worker),
-            lines=(worker.first_line, worker.last_line)
-            if worker.label is None and several
-            else None,
-            world_size=config.tensor_parallel_size if inner == (None, None) else config.world_size,
-        ),
-        phases=_phases(worker, figures),
-        figures=figures,
-        figures_half_units=half_units,
-        sleeps=worker.sleeps,
-    )
-
-
-def _complete(start: EngineStart, workers: list[Worker], found: list[ProcessRecord]) -> None:
-    """Add what the engine's equation takes from all ranks that agree on one KV cache.
-
-    A start that no line of its own names may have had another set-up than the one before it.
-    """
-    several = (start.config.tensor_parallel_size or 1) > 1 or len(workers) > 1
-    groups: dict[int | None, list[PrintedRank]] = {}
-    for worker, process in zip(workers, found, strict=True):
-        if several and not worker.dims:  # lines of which rank, and of how many, is not known
-            for name in start.log.figures.keys() & process.figures.keys():
-                del process.figures[name]
-                process.figures_half_units.pop(name, None)
-        place = process.identity.rank if worker.dims.keys() & WITHIN_CORE.keys() else None
-        rank = PrintedRank(process.figures, process.figures_half_units, place)
-        groups.setdefault(process.identity.dp_rank, []).append(rank)
+            lines=lines if unnamed else None,
+            world_size=config.tensor_parallel_size if of_one else config.world_size,
+        )
+        rank.place = who.rank if dims.keys() & WITHIN_CORE.keys() else None
+        groups.setdefault(who.dp_rank, []).append(rank)
+        process = ProcessRecord(
+            file=f"{name}:{worker.label or 'worker'}",
+            identity=who,
+            phases=_phases(worker, rank.figures),
+            figures=rank.figures,
+            figures_half_units=rank.half_units,
+            sleeps=worker.sleeps,
+        )
+        found.append(((who.dp_rank or 0, who.rank is None, who.rank or 0), process))
     for ranks in groups.values():
-        if start.log.complete is not None:
-            start.log.complete(ranks, None if start.inferred else start.config.given)
+        if log.complete is not None:
+            log.complete(ranks, None if start.inferred else config.given)
+    return [process for _, process in sorted(found, key=itemgetter(0))]
 
 
-def _pools(start: EngineStart, name: str) -> dict[int | None, dict[str, Figure]]:
+def _pools(start: EngineStart) -> dict[int | None, dict[str, Figure]]:
     """Return the tokens of the ranks' pools, where no line says how many are served.
 
     The ranks of a start have as many each; where one has others, none counts.
     """
-    found: dict[int | None, dict[str, Figure]] = {}
+    name = start.log.pool_tokens or ""
+    found: dict[int | None, list[Figure]] = {}
     spoilt: set[int | None] = set()
     for worker in start.workers.values():
-        dp, pool = worker.dims.get("dp"), worker.figures.get(name)
-        if pool is None:
-            continue
-        known = found.setdefault(dp, {}).setdefault("tokens", pool)
-        if name in worker.unknown or known.value != pool.value:
-            spoilt.add(dp)
-    return {dp: plan for dp, plan in found.items() if dp not in spoilt}
+        if name in worker.figures:
+            found.setdefault(worker.dims.get("dp"), []).append(worker.figures[name])
+        if name in worker.unknown:
+            spoilt.add(worker.dims.get("dp"))
+    return {
+        dp: {"tokens": pools[0]}
+        for dp, pools in found.items()
+        if dp not in spoilt and len({pool.value for pool in pools}) == 1
+    }
 
 
 def _described(start: EngineStart, worker: Worker) -> str:
@@ -498,49 +456,41 @@ def _rank(dims: dict[str, int], config: Config) -> int | None:
     return rank if dims.keys() & WITHIN_CORE.keys() else None
 
 
-def _figures(worker: Worker) -> tuple[dict[str, int | float | None], dict[str, int]]:
-    """Return (figures, half-units) of one worker; reserved at an OOM may be a sum of two."""
-    printed = {name: each for name, each in worker.figures.items() if name not in worker.unknown}
-    figures: dict[str, int | float | None] = {name: each.value for name, each in printed.items()}
-    half_units = {name: half for name, each in printed.items() if (half := each.half_unit_bytes)}
-    estimate = _estimate_by_utilizations(worker.figures)
-    if estimate is not None and "graph_estimate_bytes" not in figures:
-        figures["graph_estimate_bytes"], half_units["graph_estimate_bytes"] = estimate
-    parts = [printed.get(f"oom_{name}_bytes") for name in ("unallocated", "allocated")]
-    known = [each for each in parts if each is not None]
-    if len(known) == len(parts) and "oom_reserved_bytes" not in figures:
-        figures["oom_reserved_bytes"] = sum(int(each.value) for each in known)
-        half_units["oom_reserved_bytes"] = sum(each.half_unit_bytes for each in known)
-    return figures, half_units
-
-
-def _estimate_by_utilizations(figures: dict[str, Figure]) -> tuple[int, int] | None:
-    """Return (bytes, half-unit) of the graph estimate that two printed utilizations differ by.
-
-    The engine prints utilization and utilization - estimate / device total, to four digits each.
-    (vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory, 0.18 to 0.33)
-    Where the two are not of one line, or the device's size is of a release without that line,
-    a paste holds several starts: None.
-    """
-    names = ("gpu_memory_utilization", "equivalent_utilization", "device_total_bytes")
-    known = [figures[name] for name in names if name in figures]
-    if len(known) < len(names):
-        return None
-    asked, equivalent, total = known
-    if asked.line != equivalent.line or total.format.equation in ("E0", "E0a"):
-        return None
-    share = asked.value - equivalent.value
-    half = total.value * 1e-4 + share * total.half_unit_bytes
-    return round(share * total.value), ceil(half)
-
-
-def _agrees(utilization: float, figures: dict[str, Figure]) -> bool:
-    """Return True where a utilization of the set-up fits the device and the request printed."""
-    total, requested = figures.get("device_total_bytes"), figures.get("requested_bytes")
-    if total is None or requested is None:
-        return 0 < utilization <= 1
-    slack = total.half_unit_bytes * utilization + requested.half_unit_bytes + 2
-    return abs(total.value * utilization - requested.value) <= slack
+def _printed_rank(worker: Worker, config: Config) -> PrintedRank:
+    """Return the figures of a worker, with those that follow from them and from the set-up."""
+    found = {name: each for name, each in worker.figures.items() if name not in worker.unknown}
+    total, requested = found.get("device_total_bytes"), found.get("requested_bytes")
+    asked, equivalent = (found.get(f"{name}_utilization") for name in ("gpu_memory", "equivalent"))
+    if total and asked and equivalent and asked.line == equivalent.line:
+        # the engine prints the utilization, and it less the graph estimate / the device's total, to
+        # four digits each. (vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory, 0.18
+        # to 0.33) A size of an older release means that a paste holds several starts
+        share = asked.value - equivalent.value
+        half = ceil(total.value * 1e-4 + share * total.half_unit_bytes)
+        if total.format.equation not in ("E0", "E0a"):
+            estimate = replace(total, value=round(share * total.value), half_unit_bytes=half)
+            found.setdefault("graph_estimate_bytes", estimate)
+    free, used = (found.get(f"oom_{name}_bytes") for name in ("unallocated", "allocated"))
+    if free and used:
+        half = free.half_unit_bytes + used.half_unit_bytes
+        reserved = replace(used, value=int(free.value + used.value), half_unit_bytes=half)
+        found.setdefault("oom_reserved_bytes", reserved)
+    if "startup_plan_bytes" in found:  # to the byte; the line that follows rounds it
+        found["kv_cache_memory_bytes_arg"] = found["startup_plan_bytes"]
+    figures: dict[str, int | float | None] = {name: each.value for name, each in found.items()}
+    ratio = config.gpu_memory_utilization
+    if ratio is not None and 0 < ratio <= 1:
+        # one of another start does not fit the device and the request printed
+        off, slack = 0.0, 0.0
+        if total and requested:
+            off = abs(total.value * ratio - requested.value)
+            slack = total.half_unit_bytes * ratio + requested.half_unit_bytes + 2
+        if off <= slack:
+            figures.setdefault("gpu_memory_utilization", ratio)
+    if config.kv_cache_memory_bytes is not None:
+        figures.setdefault("kv_cache_memory_bytes_arg", config.kv_cache_memory_bytes)
+    half_units = {name: half for name, each in found.items() if (half := each.half_unit_bytes)}
+    return PrintedRank(figures, half_units)
 
 
 def _core_process(
@@ -567,10 +517,7 @@ def _phases(worker: Worker, figures: Mapping[str, int | float | None]) -> list[S
     The time of a phase is the number of its line.
     """
     spans: dict[str, Span] = {}
-    with_end = any(name.startswith("profile_end_") for name in worker.figures)
     for phase, side, prefix in _SNAPSHOTS:
-        if phase == "empty_cache" and not with_end:
-            continue
         known = {
             field: worker.figures[f"{prefix}_{field}"]
             for field in ("reserved_bytes", "allocated_peak_bytes", "non_torch_bytes")
@@ -579,7 +526,7 @@ def _phases(worker: Worker, figures: Mapping[str, int | float | None]) -> list[S
         initial = worker.figures.get("initial_non_torch_bytes")
         if prefix == "distributed_before" and known and initial is not None:
             known["non_torch_bytes"] = initial
-        if not known:
+        if not known or (phase == "empty_cache" and side == AFTER and phase not in spans):
             continue
         outer = None if phase in ("hccl_init", "profile_run") else spans.get("profile_run")
         parent, depth = (None, 0) if outer is None else (outer.order, 1)
@@ -619,7 +566,7 @@ def _oom_span(
             **said,
             "device": worker.device,
             "phase": failed.phase,
-            "last_stage": _LAST_SEEN.get(oom.stage),
+            "last_stage": _LAST_SEEN[oom.stage],
             "failures": oom.failures,
             "stage": stage_of(reversed(failed.chain)),
             "site": failed.site,

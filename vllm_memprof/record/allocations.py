@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from vllm_memprof.record.codec import one_of
+from vllm_memprof.record.schema import Count
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class TraceTotals:
     memory: Annotated[str, one_of("device", "host")]
     asked: int  # requests, as --trace-allocations says
     requests: int  # that ended while it was traced; fewer where the process ended before
-    half_requests: int | None  # that had ended at the reading half-way; None: there was none
+    half_requests: Count  # that had ended at the reading half-way; None: there was none
     other_bytes: int = 0  # of stacks that the record does not list
-    untraced_bytes: int | None = None  # alive, allocated before tracing began; None of host memory
+    untraced_bytes: Count = None  # alive, allocated before tracing began; None of host memory
     snapshot: str | None = None  # in the run folder, for PyTorch's memory viewer
     reason: str | None = None  # why nothing was traced
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.schema import Count, Snapshot
 
 #: Words of an exception that says that device memory was not to be had: torch, torch_npu (its
 #: caching and its workspace allocator), the CANN runtime (EL0004), and the simulated device in its
@@ -61,18 +61,18 @@ class Pool:
     free_bytes: int
     free_blocks: int  # a count
     largest_free_bytes: int
-    fitting_bytes: int | None  # in free blocks as large as what was asked for
+    fitting_bytes: Count  # in free blocks as large as what was asked for
 
 
 @dataclass(frozen=True)
-class StepItem:
-    """A multimodal item of a request in the step that failed. Unknown is None."""
+class Item:
+    """A multimodal item, as the engine has it. Unknown is None."""
 
-    modality: str | None = None
-    tokens: int | None = None  # of the language model that it stands for
+    modality: str | None = None  # image | video | audio ...
+    tokens: Count = None  # of the language model that it stands for
     size: list[int] | None = None  # width, height: pixels after the engine's resizing
-    frames: int | None = None  # of a video
-    encoded: bool | None = None  # the encoder got it in this step
+    frames: Count = None  # of a video
+    encoded: bool | None = None  # of a step that failed: the encoder got it there
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class StepRequest:
     """A request of the step that failed; never its prompt."""
 
     id: str
-    scheduled_tokens: int | None = None
-    prompt_tokens: int | None = None
-    items: list[StepItem] = field(default_factory=list)
+    scheduled_tokens: Count = None
+    prompt_tokens: Count = None
+    items: list[Item] = field(default_factory=list)
 
 
 #: Moment of a reading that was taken while the engine profiled.
@@ -96,7 +96,7 @@ class StepReading:
     moment: str  # PROFILE, or the name of a request, e.g. image1
     stage: str  # of STAGE_OF
     bytes: int  # more than was allocated before it
-    allocated_bytes: int | None = None  # in all, then
+    allocated_bytes: Count = None  # in all, then
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Failure:
     """What was read of a failed allocation after the engine's exception."""
 
     message: str
-    oom: int | None = None  # id of the phase event that the allocator's observer wrote
+    oom: Count = None  # id of the phase event that the allocator's observer wrote
     site: str | None = None  # file:line, outside torch
     chain: list[str] = field(default_factory=list)  # module:function, innermost first
     requests: list[StepRequest] | None = None  # None: not in a step, or not known

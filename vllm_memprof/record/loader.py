@@ -27,6 +27,7 @@ from vllm_memprof.record.schema import (
     RUN_FILE,
     RUN_SCHEMA,
     SAMPLES_DIR,
+    Count,
     RunInfo,
     Snapshot,
 )
@@ -40,22 +41,22 @@ class Identity:
     """Identity of a process. A rank alone is none: under data parallelism several are rank 0."""
 
     host: str | None = None
-    pid: int | None = None
-    ppid: int | None = None
+    pid: Count = None
+    ppid: Count = None
     role: str = "unknown"  # the last role that the process claimed
     roles: frozenset[str] = (
         frozenset()
     )  # every role it claimed: one process may be engine core and worker
-    rank: int | None = None
-    local_rank: int | None = None
-    dp_rank: int | None = None
-    pp_rank: int | None = None
-    tp_rank: int | None = None
-    ep_rank: int | None = None
-    device_index: int | None = None
+    rank: Count = None
+    local_rank: Count = None
+    dp_rank: Count = None
+    pp_rank: Count = None
+    tp_rank: Count = None
+    ep_rank: Count = None
+    device_index: Count = None
     label: str | None = None  # as the process calls itself, e.g. TP0
     soc: str | None = None
-    world_size: int | None = None
+    world_size: Count = None
     lines: tuple[int, int] | None = None  # of a log: the first and last of a worker without a name
 
 
@@ -76,8 +77,8 @@ class Loss:
     """A time in which a process could not write its events."""
 
     since_t_ns: int  # CLOCK_MONOTONIC
-    until_t_ns: int | None  # None: to the end of its record
-    events: int | None  # that were not written; None: not known
+    until_t_ns: Count  # None: to the end of its record
+    events: Count  # that were not written; None: not known
     reason: str  # the operating system's, e.g. No space left on device
 
 
@@ -105,7 +106,7 @@ class ProcessRecord:
     errors: list[str] = field(default_factory=list)  # "where: message" of hooks that failed
     #: What became ready -> time.monotonic_ns().
     ready_t_ns: dict[str, int] = field(default_factory=dict)
-    last_t_ns: int | None = None
+    last_t_ns: Count = None
     dropped_lines: int = 0  # lines that were not a whole JSON object
     figures_half_units: dict[str, int] = field(
         default_factory=dict
@@ -119,7 +120,7 @@ class ProcessRecord:
     sleeps: list[PrintedSleep] = field(default_factory=list)  # from logs
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
     wall: float | None = None  # time.time() of the first event, s
-    t_ns: int | None = None  # CLOCK_MONOTONIC at the same moment
+    t_ns: Count = None  # CLOCK_MONOTONIC at the same moment
 
     @property
     def is_worker(self) -> bool:
@@ -186,18 +187,13 @@ class Run:
 
     def first_ready(self, host: str | None) -> int | None:
         """Return when the first thing but a plan was ready, by a host's clock; None: nothing."""
-        first = self._first_ready
-        return None if first is None else first + self.clock_offsets.get(host, 0)
-
-    @cached_property
-    def _first_ready(self) -> int | None:
         times = [
             t_ns - self.clock_offsets.get(each.identity.host, 0)
             for each in self.processes
             for what, t_ns in each.ready_t_ns.items()
             if what != "plan"
         ]
-        return min(times, default=None)
+        return min(times) + self.clock_offsets.get(host, 0) if times else None
 
     @cached_property
     def pids(self) -> dict[str | None, frozenset[str]]:
@@ -299,7 +295,7 @@ class _First:
 
     versions: dict[str, str] = field(default_factory=dict)
     wall: float | None = None
-    t_ns: int | None = None
+    t_ns: Count = None
 
 
 @dataclass(frozen=True)
@@ -308,9 +304,9 @@ class _PhaseEdge:
 
     phase: str = ""
     edge: str = BEFORE
-    id: int | None = None
-    parent: int | None = None
-    t_ns: int | None = None
+    id: Count = None
+    parent: Count = None
+    t_ns: Count = None
     snapshot: Snapshot | None = None
     error: str | None = None
     detail: dict[str, object] | None = None
@@ -320,9 +316,9 @@ class _PhaseEdge:
 class _PlannedGroup:
     """The figures of a group of layers in a ``kv_plan`` event."""
 
-    layers: int | None = None
-    block_size: int | None = None
-    page_size_bytes: int | None = None
+    layers: Count = None
+    block_size: Count = None
+    page_size_bytes: Count = None
     bytes_per_token: float | None = None
 
 
@@ -330,10 +326,10 @@ class _PlannedGroup:
 class _PlannedKv:
     """The figures of a ``kv_plan`` event."""
 
-    blocks: int | None = None
-    block_size: int | None = None
-    tokens: int | None = None
-    max_model_len: int | None = None
+    blocks: Count = None
+    block_size: Count = None
+    tokens: Count = None
+    max_model_len: Count = None
     bytes_per_token: float | None = None
     max_concurrency: float | None = None
     available_bytes: list[int | None] | None = None

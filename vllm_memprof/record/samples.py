@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.failures import Item
 from vllm_memprof.record.lines import Event, parse_events
 from vllm_memprof.record.schema import (
     DEVICE_SAMPLE_FIGURES,
@@ -19,6 +20,7 @@ from vllm_memprof.record.schema import (
     SAMPLE_FIGURES,
     SAMPLES_DIR,
     STAGE_FIGURES,
+    Count,
 )
 
 SAMPLE, KV_SAMPLE, DEVICE_SAMPLE = "sample", "kv_sample", "device_sample"
@@ -37,27 +39,14 @@ _FIGURES = {
 class Sample:
     """One line of samples: a single reading, or several that were thinned to min and max."""
 
-    kind: str  # sample | kv_sample | device_sample
     t_ns: int  # time.monotonic_ns() of the last reading
     since_ns: int  # of the first one; the same for a single reading
     folded: int  # readings
     figures: Mapping[str, int | None]  # of the last reading: schema.SAMPLE_FIGURES etc.
     low: Mapping[str, int | None]  # lowest and highest by figure, all readings
     high: Mapping[str, int | None]
-    step: int | None = None  # of the last reading; None for a device sample
+    step: Count = None  # of the last reading; None for a device sample
     steps: int = 0  # of the engine that it covers
-
-
-@dataclass(frozen=True)
-class Item:
-    """A multimodal item, as the engine has it. Unknown is None."""
-
-    modality: str | None = None  # image | video | audio ...
-    tokens: int | None = None  # of the language model that it stands for
-    size: tuple[int, int] | None = None  # width, height: pixels after the engine's resizing
-    frames: int | None = None  # of a video
-    bytes: int | None = None  # of its output in the encoder cache
-    request: str | None = None  # id; of a stage alone
 
 
 @dataclass(frozen=True)
@@ -65,12 +54,9 @@ class MediaStage:
     """One passage of a worker through a multimodal stage."""
 
     stage: str  # of schema.STAGES
-    begin_ns: int
-    t_ns: int  # its end
-    step: int | None
-    requests: tuple[str, ...]
-    items: tuple[Item, ...]
-    figures: Mapping[str, int | None]  # schema.STAGE_FIGURES
+    requests: tuple[str, ...] = ()
+    items: tuple[Item, ...] = ()
+    figures: Mapping[str, int | None] = field(default_factory=dict)  # schema.STAGE_FIGURES
     error: str | None = None  # the exception that left it
 
 
@@ -79,11 +65,11 @@ class RequestRecord:
     """A request as the engine core knows it."""
 
     id: str
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None  # None: it never ended
+    prompt_tokens: Count = None
+    output_tokens: Count = None  # None: it never ended
     items: tuple[Item, ...] = ()
-    begin_ns: int | None = None  # the engine core took it in; None: the line is dropped
-    end_ns: int | None = None
+    begin_ns: Count = None  # the engine core took it in; None: the line is dropped
+    end_ns: Count = None
     reason: str | None = None  # why it ended, as the engine names it
 
 
@@ -92,29 +78,29 @@ class RequestFigures:
     """What a worker read of a request. Bytes unless the name says otherwise; unknown is None."""
 
     id: str
-    prompt_tokens: int | None = None
-    sampled_steps: int | None = None  # steps that had it and were read
+    prompt_tokens: Count = None
+    sampled_steps: Count = None  # steps that had it and were read
     #: Most other requests that were in a step with it; the memory is that of all of them.
-    others: int | None = None
-    allocated_before_bytes: int | None = None
-    allocated_peak_bytes: int | None = None  # highest that is known of the steps that had it
+    others: Count = None
+    allocated_before_bytes: Count = None
+    allocated_peak_bytes: Count = None  # highest that is known of the steps that had it
     #: Whether the allocator's peak rose in them; else it is the highest reading.
     peak_exact: bool = False
     #: mm_encoder, mm_merge, mm_cache_insert, mm_cache_evict, or step for the rest of a step; None
     #: where no reading was.
     peak_stage: str | None = None
     #: Allocated after it less before it; of all that happened meanwhile.
-    left_allocated_bytes: int | None = None
-    left_reserved_bytes: int | None = None
+    left_allocated_bytes: Count = None
+    left_reserved_bytes: Count = None
 
 
 @dataclass(frozen=True)
 class RequestMemory(RequestFigures):
     """A request as one worker knows it."""
 
-    begin_ns: int | None = None  # before the first step that had it
-    end_ns: int | None = None  # of the first reading without it
-    allocated_run_peak_bytes: int | None = None  # by the end: no step of it was above
+    begin_ns: Count = None  # before the first step that had it
+    end_ns: Count = None  # of the first reading without it
+    allocated_run_peak_bytes: Count = None  # by the end: no step of it was above
     finished: bool = True  # False: the process failed or ended with it
     items: tuple[Item, ...] = ()
 

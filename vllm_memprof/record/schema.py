@@ -52,8 +52,8 @@ kv_sample               a step of an engine core: step, steps, KV_SAMPLE_FIGURES
 device_sample           of a thread, not of a step; every process: DEVICE_SAMPLE_FIGURES, and
                         ``runtime.<module>``, the bytes of the runtime's counters
 stage                   a STAGES passage of a worker: stage, begin_ns, step, items
-                        (samples.Item), requests [id], STAGE_FIGURES, error
-request                 engine core. edge begin: id, prompt_tokens, items (samples.Item); edge
+                        (failures.Item), requests [id], STAGE_FIGURES, error
+request                 engine core. edge begin: id, prompt_tokens, items (failures.Item); edge
                         end: id, output_tokens, reason
 request_memory          worker, when a request has ended: samples.RequestMemory
 dropped                 kinds {kind: lines}: no longer in any file, because of the bound
@@ -69,6 +69,9 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from vllm_memprof.units import minus
+
+#: Bytes unless a name says otherwise. None is unknown, never 0.
+Count = int | None
 
 RUN_SCHEMA = "memprof.run/1"
 EVENTS_SCHEMA = "memprof.events/1"
@@ -243,8 +246,8 @@ class HoldsMore:
     #: token_embedding | lm_head | layers | experts | contexts (of the runtime, of other ranks on
     #: its device)
     what: str
-    count: int | None  # layers; experts in each layer; contexts
-    bytes: int | None  # as the model's sizes give it
+    count: Count  # layers; experts in each layer; contexts
+    bytes: Count  # as the model's sizes give it
 
 
 @dataclass(frozen=True)
@@ -266,10 +269,10 @@ class ModalityStep:
     """The largest batch of one kind of items (images, video, audio) that a plan ran."""
 
     modality: str
-    items: int | None  # encoded in one step; None: none was
-    encoder_tokens: int | None  # that the encoder gave in that step
-    encoder_budget: int | None  # tokens that it may give in one
-    step_tokens: int | None  # of that step
+    items: Count  # encoded in one step; None: none was
+    encoder_tokens: Count  # that the encoder gave in that step
+    encoder_budget: Count  # tokens that it may give in one
+    step_tokens: Count  # of that step
     not_run: str | None  # why
 
 
@@ -277,9 +280,9 @@ class ModalityStep:
 class FullStep:
     """The largest batches that a plan ran, and what bounds them."""
 
-    prefill_tokens: int | None  # of the largest step; None: none was run
-    decode_requests: int | None  # together in a step, each with one token
-    decode_length: int | None  # tokens of the shortest of them
+    prefill_tokens: Count  # of the largest step; None: none was run
+    decode_requests: Count  # together in a step, each with one token
+    decode_length: Count  # tokens of the shortest of them
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
@@ -294,36 +297,27 @@ class FullStep:
 class Snapshot:
     """One reading of one device by one process. Integers of bytes; None is unknown, never 0."""
 
-    t_ns: int | None = None  # time.monotonic_ns(); None: not known, as in logs
-    device_total_bytes: int | None = None  # aclrtGetMemInfo / cudaMemGetInfo
-    device_free_bytes: int | None = None
-    allocated_bytes: int | None = None  # allocated_bytes.all.current
-    allocated_peak_bytes: int | None = (
-        None  # allocated_bytes.all.peak: since the engine last reset it
-    )
-    allocated_run_peak_bytes: int | None = (
-        None  # the same, folded over resets: since the process began
-    )
-    reserved_bytes: int | None = None  # reserved_bytes.all.current
-    reserved_peak_bytes: int | None = None
-    reserved_run_peak_bytes: int | None = None
-    npu_workspace_bytes: int | None = None  # operator workspace of all streams, outside reserved
-    graph_pool_bytes: int | None = (
-        None  # segments of private pools (captured graphs), inside reserved
-    )
-    non_torch_bytes: int | None = (
-        None  # (total - free) - reserved + unmapped; all processes on the device
-    )
-    unmapped_bytes: int | None = (
-        None  # counted by reserved, not on the device: sleep mode; None before any sleep
-    )
-    process_bytes: int | None = (
-        None  # dcmi_get_device_resource_info: all that this process holds, context included
-    )
-    other_processes_bytes: int | None = None  # the same of all other processes on the device
-    host_rss_bytes: int | None = None  # resident set of this process
-    alloc_retries: int | None = None  # num_alloc_retries (a count)
-    ooms: int | None = None  # num_ooms (a count)
+    t_ns: Count = None  # time.monotonic_ns(); None: not known, as in logs
+    device_total_bytes: Count = None  # aclrtGetMemInfo / cudaMemGetInfo
+    device_free_bytes: Count = None
+    allocated_bytes: Count = None  # allocated_bytes.all.current
+    allocated_peak_bytes: Count = None  # allocated_bytes.all.peak: since the engine last reset it
+    allocated_run_peak_bytes: Count = None  # the same, folded over resets: since the process began
+    reserved_bytes: Count = None  # reserved_bytes.all.current
+    reserved_peak_bytes: Count = None
+    reserved_run_peak_bytes: Count = None
+    npu_workspace_bytes: Count = None  # operator workspace of all streams, outside reserved
+    graph_pool_bytes: Count = None  # segments of private pools (captured graphs), inside reserved
+    #: (total - free) - reserved + unmapped; all processes on the device.
+    non_torch_bytes: Count = None
+    #: Counted by reserved, not on the device: sleep mode; None before any sleep.
+    unmapped_bytes: Count = None
+    #: dcmi_get_device_resource_info: all that this process holds, context included.
+    process_bytes: Count = None
+    other_processes_bytes: Count = None  # the same of all other processes on the device
+    host_rss_bytes: Count = None  # resident set of this process
+    alloc_retries: Count = None  # num_alloc_retries (a count)
+    ooms: Count = None  # num_ooms (a count)
     components: dict[str, dict[str, int]] | None = (
         None  # aclrtGetMemUsageInfo, this process: module -> {"bytes", "peak_bytes"}
     )
@@ -355,12 +349,12 @@ class DeploymentPart:
     #: Engines with a budget of their own within it, as prefill and decode; None: there is one.
     group: str | None = None
     headless: bool = False  # no API server here
-    nodes: int | None = None  # hosts that one engine core spans; None: one
-    node_rank: int | None = None  # among those
-    dp_size: int | None = None  # engine cores of the deployment
-    dp_start: int | None = None  # the first of them that runs here
-    dp_local: int | None = None  # how many run here
-    world_size: int | None = None  # workers of an engine core
+    nodes: Count = None  # hosts that one engine core spans; None: one
+    node_rank: Count = None  # among those
+    dp_size: Count = None  # engine cores of the deployment
+    dp_start: Count = None  # the first of them that runs here
+    dp_local: Count = None  # how many run here
+    world_size: Count = None  # workers of an engine core
 
 
 @dataclass
@@ -384,9 +378,9 @@ class RunInfo:
     started: str | None = None  # ISO 8601 UTC
     ended: str | None = None
     seconds: float | None = None
-    start_t_ns: int | None = None  # CLOCK_MONOTONIC at launch, same clock as the events
+    start_t_ns: Count = None  # CLOCK_MONOTONIC at launch, same clock as the events
     status: str = "running"
-    exit_code: int | None = None
+    exit_code: Count = None
     exit_reason: str | None = (
         None  # e.g. "worker TP1 (pid 123) was killed by SIGKILL in weight_load"
     )

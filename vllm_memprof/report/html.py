@@ -27,7 +27,7 @@ from vllm_memprof.document import (
     Section,
 )
 from vllm_memprof.report.documents import Found, document
-from vllm_memprof.report.language import ENGLISH, Language, language
+from vllm_memprof.report.language import ENGLISH, Language, language, titles
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
 from vllm_memprof.report.sections.base import Paper, draw, sentences_of
 from vllm_memprof.report.sections.starts import starts_section
@@ -42,11 +42,6 @@ if TYPE_CHECKING:
 #: Tables scroll sideways: every column is wanted.
 _WIDE = 200
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
-_EDGES = {"before": text("before"), "after": text("after")}
-_PEAKS = {
-    "in use": text("in use {where} up to {bytes:gib} GiB"),
-    "allocated": text("allocated {where} up to {bytes:gib} GiB"),
-}
 #: Words that the scripts say, by their English template.
 _SAID = re.compile(r'\bsay\("((?:[^"\\]|\\.)*)"')
 
@@ -223,7 +218,7 @@ def timeline_text(view: RankView) -> str:
         "moments": len(line.moments),
         "seconds": line.moments[-1].seconds - line.moments[0].seconds,
     }
-    peaks = [text(_PEAKS[peak.what], peak) for peak in line.peaks]
+    peaks = [sentences_of("peak", vars(peak) | {peak.what: True}) for peak in line.peaks]
     return join("; ", [sentences_of("timeline", figures), *peaks])
 
 
@@ -245,7 +240,7 @@ def timeline_table(view: RankView) -> Section | None:
         columns=columns,
         seconds=lambda at: f"{line.moments[at].seconds:.3f}",
         phase=lambda at: line.moments[at].phase,
-        edge=lambda at: _EDGES[line.moments[at].edge],
+        edge=lambda at: titles("edges")[line.moments[at].edge],
         in_use=line.in_use.__getitem__,
     )
 

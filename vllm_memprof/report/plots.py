@@ -18,9 +18,11 @@ from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report, RequestRow
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.record.spans import edges_of
+from vllm_memprof.report.language import titles
+from vllm_memprof.report.sections.base import labels_of
 from vllm_memprof.report.sections.budget import BUDGET_TITLES, term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
-from vllm_memprof.tables import foremost, group_ranks, labels_of, modelled
+from vllm_memprof.tables import foremost, group_ranks, modelled
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib, minus
 
@@ -28,8 +30,6 @@ from vllm_memprof.units import GIB, format_gib, minus
 MOST_VIEWS = 24
 #: Bars at most; of more requests those with the highest peaks are drawn.
 MOST_BARS = 400
-#: Figure of a point in time -> title of its curve.
-CURVES = {"reserved_bytes": text("reserved"), "allocated_bytes": text("allocated")}
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def serving_of(rank: RankReport) -> ServingMemory | None:
                 [point.low.get(name) for point in points],
                 [point.high.get(name) for point in points],
             )
-            for name, title in CURVES.items()
+            for name, title in titles("curves").items()
             if any(name in point.high for point in points)
         ],
         bars=_bars(drawn),

@@ -44,10 +44,11 @@ class Toy:
         bare, module = ModuleType("torch_npu._C"), ModuleType("torch_npu")
         vars(bare).update(
             _npu_getDevice=lambda: 0, _npu_memoryStats=statistics, _npu_emptyCache=lambda: None,
-            _npu_memorySnapshot=lambda: {"segments": []},
+            _npu_resetPeakMemoryStats=lambda device: None,
         )  # fmt: skip
         vars(module).update(_C=bare, npu=SimpleNamespace(
             is_initialized=lambda: self.ready, is_current_stream_capturing=lambda: False,
+            memory_snapshot=list,
             mem_get_info=lambda device: (free(), TOTAL), get_device_name=lambda device: "ToyNPU",
         ))  # fmt: skip
         sys.modules.update({"torch_npu": module, "torch_npu._C": bare})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vllm_memprof.capture import identity
 from vllm_memprof.capture.actions import begin_device_init, end_phase
-from vllm_memprof.capture.hook import DEVICE_READY, ENGINE_READY, MODEL_READY, Call
+from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.hooks.rows import read_rows
 from vllm_memprof.capture.recorder import Recorder
 
@@ -14,7 +14,7 @@ from vllm_memprof.capture.recorder import Recorder
 def leave_device_init(recorder: Recorder, call: Call) -> None:
     identity.tell(recorder, 0, identity.label(None, None, None, None), 1, rank=0)
     end_phase(recorder, call)
-    recorder.hooks.self_check(DEVICE_READY)
+    recorder.hooks.self_check("device_ready")
 
 
 def leave_kv_cache(recorder: Recorder, call: Call) -> None:
@@ -29,10 +29,10 @@ def leave_kv_cache(recorder: Recorder, call: Call) -> None:
     recorder.emit_figures("allocate")
     recorder.emit("kv_plan", tokens=toy.tokens, bytes_per_token=token,
                   planned_bytes=[toy.tokens * token])  # fmt: skip
-    recorder.notes.serving = recorder.notes.model_ready = True
+    recorder.serving = recorder.model_ready = True
     recorder.emit("ready", what="model")
-    recorder.hooks.self_check(MODEL_READY)
-    recorder.hooks.self_check(ENGINE_READY)
+    recorder.hooks.self_check("model_ready")
+    recorder.hooks.self_check("engine_ready")
 
 
 _LEAVE = {"toy.device_init": leave_device_init, "toy.kv_cache": leave_kv_cache}

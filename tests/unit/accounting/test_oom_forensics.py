@@ -13,7 +13,7 @@ from vllm_memprof.accounting.model import Oom, Remedy, TermRow
 from vllm_memprof.accounting.oom.estimates import Case
 from vllm_memprof.accounting.oom.failed_allocation import divide_free
 from vllm_memprof.accounting.oom.remedies import remedies
-from vllm_memprof.record.failures import Failure, Pool, StepItem, StepRequest
+from vllm_memprof.record.failures import Failure, Item, Pool, StepRequest
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.samples import RequestRecord, Served
 from vllm_memprof.record.spans import Span
@@ -89,7 +89,7 @@ FIGURES = {
     "kv_cache_bytes": gib(30),
     "weights_bytes": gib(16),
 }
-IMAGE = StepItem("image", 16384, [4096, 4096], None, True)
+IMAGE = Item("image", 16384, [4096, 4096], None, True)
 STEP = [StepRequest("1-a", 16400, 16400, [IMAGE])]
 CHAIN = ["vllm.v1.worker.gpu_model_runner:GPUModelRunner._execute_mm_encoder"]
 
@@ -282,7 +282,7 @@ def test_the_step_is_taken_from_the_sampler_where_no_exception_was_read() -> Non
     assert oom is not None
     assert oom.stage == "mm_merge"
     assert oom.requests == [
-        StepRequest("7-b", 310, None, [StepItem("image", 300, [640, 480], None, True)])
+        StepRequest("7-b", 310, None, [Item("image", 300, [640, 480], None, True)])
     ]
 
 

@@ -30,12 +30,12 @@ PROFILED_TOKENS, SIZE = 16384, (4096, 4096)
 
 def sample(t_s: float, **figures: int | None) -> Sample:
     known = {"allocated_bytes": 10 * GIB, "reserved_bytes": 11 * GIB, **figures}
-    return Sample("sample", int(t_s * S), int(t_s * S), 1, known, known, known, step=1, steps=1)
+    return Sample(int(t_s * S), int(t_s * S), 1, known, known, known, step=1, steps=1)
 
 
 def kv_sample(t_s: float, used: int) -> Sample:
     known = {"kv_blocks_used": used, "kv_blocks_total": 100, "running": 1, "waiting": 0}
-    return Sample("kv_sample", int(t_s * S), int(t_s * S), 1, known, known, known)
+    return Sample(int(t_s * S), int(t_s * S), 1, known, known, known)
 
 
 def stage(
@@ -48,8 +48,8 @@ def stage(
         "allocated_peak_bytes": peak,
         "allocated_total_bytes": total,
     }
-    items = (Item("image", tokens, SIZE, request="r1"),)
-    return MediaStage(name, 60 * S, 61 * S, 1, ("r1",), items, figures, error)
+    items = (Item("image", tokens, SIZE),)
+    return MediaStage(name, ("r1",), items, figures, error)
 
 
 def vision(

@@ -144,7 +144,7 @@ def test_with_replicas_a_worker_has_the_requests_of_the_core_that_is_its_parent(
 def test_the_api_server_serves_the_requests_of_all_replicas() -> None:
     own, other = engine_core(COUNT), engine_core(COUNT)
     other = replace(other, identity=replace(other.identity, pid=3))
-    times = [sample("device_sample", at * 10**9, host_rss_bytes=gib(1) + MIB * at)
+    times = [sample(at * 10**9, host_rss_bytes=gib(1) + MIB * at)
              for at in range(1, COUNT + 1)]  # fmt: skip
     api = process([], role="api", roles=frozenset({"api"}), pid=4, label=None, rank=None)
     api = replace(api, served=Served(device_samples=times))
@@ -155,7 +155,7 @@ def test_the_api_server_serves_the_requests_of_all_replicas() -> None:
 @pytest.mark.parametrize(("shared", "grows"), [(MIB, False), (0, True)])
 def test_shared_pages_are_no_host_memory_of_the_process(shared: int, grows: bool) -> None:
     times = [
-        sample("device_sample", at * 10**9, host_rss_bytes=gib(1) + MIB * at,
+        sample(at * 10**9, host_rss_bytes=gib(1) + MIB * at,
                host_shared_bytes=shared * at)
         for at in range(1, COUNT + 1)
     ]  # fmt: skip
@@ -205,7 +205,7 @@ def test_a_report_has_growth_per_rank_and_per_process() -> None:
 
 
 def test_thinned_samples_count_as_the_reading_they_end_with() -> None:
-    one = sample("sample", 5, allocated_bytes=7, reserved_bytes=9)
+    one = sample(5, allocated_bytes=7, reserved_bytes=9)
     folded = replace(one, since_ns=1, folded=16, low={"allocated_bytes": 1})
     alone = replace(process([]), served=Served(samples=[folded]))
     assert rows(run_of(alone))[ALLOCATED].last_bytes == 7

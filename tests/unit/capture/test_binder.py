@@ -7,12 +7,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from vllm_memprof.capture.binder import Binder, is_ours
-from vllm_memprof.capture.hook import Hook
+from vllm_memprof.capture.hook import Hook, Moment, Need
 from vllm_memprof.capture.hooks.table import HOOKS
 
 SOURCE = """
@@ -133,7 +133,7 @@ def test_a_class_that_took_the_name_of_its_base_is_seen_through(bench: Bench) ->
     assert binder.bindings[0].owner is base
     assert Balanced().load() == base().load() == "loaded"
     binder.check()
-    binder.bind_pending()
+    binder.bind_instance(None)
     assert engine.Worker().load() == "loaded"
     assert bench.calls == ["load", "load", "load"]
     bench.uninstall()
@@ -145,8 +145,8 @@ def test_overrides_of_the_class_really_used(bench: Bench) -> None:
     binder = bench.bind("Worker.load")
     import engine_under_test as engine
 
-    binder.bind_overrides(engine.Special())
-    binder.bind_overrides(engine.Special())
+    binder.bind_instance(engine.Special())
+    binder.bind_instance(engine.Special())
     assert engine.Special().load() == "special loaded"
     assert bench.calls == ["load", "load"]
 
@@ -156,7 +156,7 @@ def test_never_wraps_twice(bench: Bench) -> None:
     import engine_under_test as engine
 
     first = engine.plan
-    binder.bind_pending()
+    binder.bind_instance(None)
     binder.bindings[0].bind(bench.wrap, engine)
     assert engine.plan is first
     assert is_ours(first)
@@ -207,9 +207,10 @@ def test_the_table_is_consistent() -> None:
 
     assert len({hook.id for hook in HOOKS}) == len(HOOKS)
     for hook in HOOKS:
-        assert hook.enter or hook.leave
+        assert hook.enter or hook.leave or hook.becomes
         assert hook.phase is None or hook.phase in PHASES
         assert hook.role in ROLES
-        assert hook.kind in ("around", "context", "async")
+        assert hook.need in get_args(Need)
+        assert {hook.due, hook.until or "end"} <= {*get_args(Moment)}
         assert all(target.count(":") == 1 for target in hook.targets)
         in_range("0.23.0", hook.versions)

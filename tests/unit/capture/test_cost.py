@@ -46,7 +46,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     recorder = Recorder(tmp_path)
     recorder.probe.backend, recorder.probe.device = "npu", 0
     recorder.sampler = Sampler(tmp_path, recorder.probe, Pace(steps=1), recorder.writer)
-    recorder.notes.serving = True
+    recorder.serving = True
     observer = Observer(recorder, ())
     return type(
         "Bound",
@@ -92,7 +92,7 @@ def test_a_process_that_is_killed_has_lost_no_sample(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from vllm_memprof.capture.sample_files import SampleFiles\n"
         "from vllm_memprof.capture.writer import EventWriter\n"
-        "files = SampleFiles(Path(sys.argv[1]), EventWriter(Path(sys.argv[1])))\n"
+        "files = SampleFiles(Path(sys.argv[1]), EventWriter(Path(sys.argv[1])), list)\n"
         "for step in range(1, 38):\n"
         "    files.sample('sample', step, step, 1, {'reserved_bytes': step})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

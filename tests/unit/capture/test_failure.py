@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.capture.conftest import START_UP, Run
+from vllm_memprof.capture import failure
 from vllm_memprof.capture.failure import LOGGERS
-from vllm_memprof.capture.observer import Observer
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.segments import pools_of
 from vllm_memprof.record.failures import asked_for, is_out_of_memory, stage_of
@@ -157,10 +157,9 @@ def test_the_allocator_of_each_backend_is_observed_once(
         monkeypatch.setattr(logger, "filters", [])
     recorder = Recorder(tmp_path)
     recorder.probe.backend = backend
-    observer = Observer(recorder, ())
-    observer.observe_oom()
-    observer.observe_oom()
-    assert attached == [observer._on_oom]
+    failure.observe(recorder)
+    failure.observe(recorder)
+    assert len(attached) == 1
     assert [len(logger.filters) for logger in loggers] == [1, 1]
 
 

@@ -17,7 +17,7 @@ HOOK = HOOKS[0]
 
 @pytest.fixture
 def recorder() -> Any:
-    return SimpleNamespace(figures=dict.fromkeys(FIGURES), notes=SimpleNamespace(kv_groups=None))
+    return SimpleNamespace(figures=dict.fromkeys(FIGURES), kv_groups=None)
 
 
 def group(*pages: int) -> Any:
@@ -54,7 +54,7 @@ def test_layers_of_a_group_may_differ(recorder: Any) -> None:
 
 def test_an_engine_that_did_not_scale_leaves_no_figures(recorder: Any) -> None:
     assert scale(recorder, [alike(12, 4096), alike(12, 4096)], 1000, 1000) == {}
-    assert recorder.notes.kv_groups is None
+    assert recorder.kv_groups is None
 
 
 def worker(size: int | None) -> Any:

@@ -129,7 +129,7 @@ def test_a_forked_child_has_its_own_file_phases_and_role(run_engine: Run) -> Non
 def test_server_readiness(run_engine: Run) -> None:
     code = (
         REGISTER
-        + "import asyncio\nfrom uvicorn.server import Server\nasyncio.run(Server().startup())"
+        + "import asyncio\nfrom uvicorn.server import Server\nasyncio.run(Server().serve())"
     )
     recorded = run_engine(code)
 

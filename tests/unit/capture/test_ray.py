@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import os
@@ -113,9 +114,7 @@ def as_actor(collector: Collector) -> Any:
     def method(name: str) -> Any:
         return SimpleNamespace(remote=lambda *args: getattr(collector, name)(*args))
 
-    return SimpleNamespace(
-        **{name: method(name) for name in ("append", "greet", "finished", "unfinished")}
-    )
+    return SimpleNamespace(**{name: method(name) for name in ("append", "greet", "look")})
 
 
 # --- the package ----------------------------------------------------------------------------------
@@ -128,9 +127,8 @@ def test_what_is_sent_is_enough_for_the_plug_in_and_no_more(
     staged = ray_nodes.stage()
     files = [path for path in staged.rglob("*") if path.is_file()]
     assert {path.suffix for path in files} == {".py", ".json", ".txt", ""}
-    assert {path.relative_to(staged).parts[1] for path in files if path.suffix == ".py"} == {
-        part.partition("/")[0] for part in ray_nodes.PARTS
-    }
+    sent = {path.relative_to(staged).parts[1] for path in files if path.suffix in (".py", ".json")}
+    assert sent == {*ray_nodes.PARTS}
     assert sum(path.stat().st_size for path in files) < 1 << 20
     code = """
 import importlib.metadata as metadata, sys
@@ -208,14 +206,12 @@ def test_variables_of_this_host_stay_here(monkeypatch: pytest.MonkeyPatch):
     left_out: set[str] = {"OF_THE_USER"}
     module = SimpleNamespace(RAY_NON_CARRY_OVER_ENV_VARS=left_out)
     executor = SimpleNamespace(ADDITIONAL_ENV_VARS={"HF_TOKEN"})
-    old = SimpleNamespace(RayDistributedExecutor=executor)
     monkeypatch.setitem(sys.modules, "vllm.ray.ray_env", module)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "vllm.v1.executor.ray_executor", old)  # type: ignore[arg-type]
     own = ("MEMPROF_HOST", "MEMPROF_SIM_STATE", "MEMPROF_SIM_PROFILE", "MEMPROF_NODE_DIR")
     for name in own:
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv(ENV_RUN_DIR, "x")
-    ray_nodes.keep_at_home()
+    ray_nodes.keep_at_home(executor)
     assert {*own, "OF_THE_USER"} <= left_out
     assert not left_out & set(TRAVELS)
     assert {"HF_TOKEN", *TRAVELS} == executor.ADDITIONAL_ENV_VARS
@@ -291,7 +287,7 @@ def test_methods_that_ray_copied_into_the_class_of_an_actor_are_hooked(
 def sending(ray: FakeRay, tmp_path: Path) -> tuple[Sender, Any, Path, Path]:
     there, here = tmp_path / "there", tmp_path / "here"
     ray.node = "n1"
-    sender = Sender(ray, Recorder(there), Place(there, "n1", sent=True))
+    sender = Sender(Recorder(there), Place(there, "n1", sent=True))
     return sender, as_actor(Collector(str(here))), there, here
 
 
@@ -311,19 +307,6 @@ def test_whole_lines_come_back_in_batches(
         file.write("1}\n")
     sender.send_news(collector)
     assert (here / name).read_text() == (there / name).read_text()
-
-
-def test_a_file_that_was_replaced_begins_anew(sending: tuple[Sender, Any, Path, Path]):
-    sender, collector, there, here = sending
-    name = "samples/node-b-7/0-0.jsonl"
-    path = there / name
-    path.parent.mkdir(parents=True)
-    path.write_text("a\nb\n")
-    sender.send_news(collector)
-    path.with_suffix(".new").write_text("c\n")
-    path.with_suffix(".new").replace(path)
-    sender.send_news(collector)
-    assert (here / name).read_text() == "c\n"
 
 
 def test_a_batch_that_came_twice_is_kept_once(tmp_path: Path):
@@ -354,7 +337,7 @@ def test_sending_that_fails_is_said_once_and_the_lines_stay(
     monkeypatch.setattr(FakeRay, "get_actor", _no_actor, raising=False)
     recorder = Recorder(tmp_path)
     place = Place(tmp_path, "n1", sent=True)
-    sender = Sender(ray, recorder, place)
+    sender = Sender(recorder, place)
     recorder.writer.written = sender.news.set
     recorder.emit("ready", what="model")
     sender.run()
@@ -372,24 +355,25 @@ def _no_actor(self: FakeRay, name: str) -> Any:
 # --- what is lost ---------------------------------------------------------------------------------
 
 
-class Counting:
-    """A collector whose senders finish one by one, each time that somebody asks."""
+class Ending:
+    """A collector that is told of the end."""
 
-    def __init__(self, unfinished: int) -> None:
-        self.asked: list[str] = []
-        self.end = SimpleNamespace(remote=lambda: self.asked.append("end"))
-        self.unfinished = SimpleNamespace(remote=lambda: self.count("unfinished"))
-        self.left = unfinished
+    def __init__(self) -> None:
+        self.asked = 0
+        self.end = SimpleNamespace(remote=self.count)
 
-    def count(self, name: str) -> int:
-        self.asked.append(name)
-        self.left -= 1
-        return self.left + 1
+    def count(self) -> None:
+        self.asked += 1
 
 
-def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
-    recorder = Recorder(tmp_path)
-    recorder.notes.collector = collector = Counting(1)
+def test_a_lost_node_is_told_from_a_lost_worker(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Collector, "_watch", lambda self: None)
+    recorder, collector = Recorder(tmp_path / "core"), Collector(str(tmp_path / "collected"))
+    recorder.collector = as_actor(collector)
+    for node in ("n0", "n1"):
+        collector.greet(node, "of it", False)
     died = RuntimeError("The actor died\nunexpectedly")
     handles = [
         SimpleNamespace(rank=0, node_id="n0", run_ref="runs"),
@@ -400,24 +384,28 @@ def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
         ray.port = server.getsockname()[1]
         ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
     ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))  # nothing listens now
-    assert collector.asked == []
-    of_worker, of_node = events_of(recorder)[-2:]
+    [of_worker] = [event for event in events_of(recorder) if event["kind"] == "ray_lost"]
     said = "RuntimeError: The actor died unexpectedly"
     assert (of_worker["node"], of_worker["rank"], of_worker["reason"]) == ("n1", 1, said)
-    assert (of_node["node"], of_node["rank"], of_node["reason"]) == ("n1", None, NODE_LOST)
+    collector.look()  # a second look tells nothing new
+    [path] = (tmp_path / "collected/events").iterdir()
+    _, *lost = map(json.loads, path.read_text().splitlines())
+    assert [(each["node"], each["rank"], each["reason"]) for each in lost] == [
+        ("n0", None, NODE_LOST), ("n1", None, NODE_LOST),
+    ]  # fmt: skip
 
 
 def test_an_end_in_good_order_waits_for_last_lines(ray: FakeRay, tmp_path: Path):
     recorder = Recorder(tmp_path)
-    recorder.notes.collector = collector = Counting(2)
+    recorder.collector = collector = Ending()
     handles = [SimpleNamespace(rank=0, node_id="n1", run_ref=RuntimeError("ended"))]
     executor = SimpleNamespace(is_failed=False, shutting_down=False, ray_worker_handles=handles)
     ray.started = True
     ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
-    assert collector.asked == ["end", *["unfinished"] * 3]
+    assert collector.asked == 1
     executor.shutting_down = True  # vLLM calls it more than once
     ray_nodes.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
-    assert len(collector.asked) == 4
+    assert collector.asked == 1
     assert not recorder.writer.path.exists()
 
 
@@ -434,16 +422,15 @@ def test_a_sender_sends_its_last_lines_when_it_is_asked(
     actor.end_asked = SimpleNamespace(remote=lambda: SimpleNamespace(future=lambda: asked))
     monkeypatch.setattr(FakeRay, "get_actor", lambda self, name: actor, raising=False)
     monkeypatch.setattr(Collector, "_watch", lambda self: None)
-    sender = Sender(ray, Recorder(there), Place(there, "n1", sent=True))
+    sender = Sender(Recorder(there), Place(there, "n1", sent=True))
     threading.Thread(target=sender.run, daemon=True).start()
     until_s = time.monotonic() + 20
-    while not collector.unfinished() and time.monotonic() < until_s:
+    while not collector._unfinished and time.monotonic() < until_s:
         time.sleep(0.01)
     (there / "events").mkdir(parents=True)
     (there / "events/b-1.jsonl").write_text("last\n")
     asked.set_result(None)
-    while collector.unfinished() and time.monotonic() < until_s:
-        time.sleep(0.01)
+    asyncio.run(asyncio.wait_for(collector.end(), 20))
     assert (here / "events/b-1.jsonl").read_text() == "last\n"
     shutil.rmtree(there)
     sender._place = Place(there, "n1")  # the thread ends

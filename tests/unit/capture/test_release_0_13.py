@@ -18,7 +18,6 @@ def test_every_required_hook_binds(run_engine: Run) -> None:
         if event["need"] == "required"
     }
     assert set(required.values()) == {"bound"}
-    assert "w.memory_profiling" not in required
     assert "w.shutdown" not in required
     assert len(recorded.edges("shutdown")) == 2  # vLLM's own, which the worker inherits
     assert not recorded.kind("error")

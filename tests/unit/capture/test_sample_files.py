@@ -46,7 +46,7 @@ def test_a_long_run_stays_within_the_bound_and_keeps_lowest_and_highest(
 ) -> None:
     """A thousandth of a week at 100 steps a second, in files of a thousandth of the size."""
     steps = 7 * 24 * 3600 * 100 // 1000
-    files = SampleFiles(tmp_path, EventWriter(tmp_path))
+    files = SampleFiles(tmp_path, EventWriter(tmp_path), list)
     most = 0
     for step in range(1, steps + 1):
         figures: dict[str, int | None] = {"allocated_bytes": 1000 + step % 7, "reserved_bytes": 9}
@@ -57,7 +57,6 @@ def test_a_long_run_stays_within_the_bound_and_keeps_lowest_and_highest(
         files.sample("sample", step, step, 1, figures)
         if step % 1000 == 0:
             most = max(most, bytes_below(tmp_path))
-    files.close()
     assert 0.5 * schema.LEVEL_BYTES[0] / 1000 < most <= small
 
     samples = load_samples(tmp_path, only_process(tmp_path)).samples
@@ -76,10 +75,9 @@ def test_every_step_is_in_one_sample_while_the_highest_level_lasts(
     tmp_path: Path, small: int
 ) -> None:
     steps = 20_000
-    files = SampleFiles(tmp_path, EventWriter(tmp_path))
+    files = SampleFiles(tmp_path, EventWriter(tmp_path), list)
     for step in range(1, steps + 1):
         files.sample("kv_sample", step, step, 1, {"running": step % 3})
-    files.close()
     samples = load_samples(tmp_path, only_process(tmp_path)).kv_samples
     covered = sum(each.t_ns - each.since_ns + 1 for each in samples)
     assert covered == steps
@@ -96,7 +94,6 @@ def test_the_largest_requests_outlive_their_file(tmp_path: Path, small: int) -> 
     files.event("request_memory", large)
     for number in range(2, 2000):
         files.event("request_memory", memory_line(number, 5))
-    files.close()
     served = load_samples(tmp_path, only_process(tmp_path))
     names = [each.id for each in served.request_memory]
     assert names[0] == "r1"
@@ -110,7 +107,7 @@ def test_a_disk_that_refuses_ends_the_samples_and_not_the_engine(
 ) -> None:
     (tmp_path / schema.SAMPLES_DIR).write_text("in the way")
     writer = EventWriter(tmp_path)
-    files = SampleFiles(tmp_path, writer)
+    files = SampleFiles(tmp_path, writer, list)
     files.sample("sample", 1, 1, 1, {})
     files.event("stage", {})
     assert capsys.readouterr().err.count("records nothing until it can") == 1
@@ -118,9 +115,8 @@ def test_a_disk_that_refuses_ends_the_samples_and_not_the_engine(
 
 
 def test_a_sample_is_json_with_null_for_what_is_unknown(tmp_path: Path) -> None:
-    files = SampleFiles(tmp_path, EventWriter(tmp_path))
+    files = SampleFiles(tmp_path, EventWriter(tmp_path), list)
     files.sample("device_sample", 5, None, 0, {"host_rss_bytes": None, "reserved_bytes": 3})
-    files.close()
     [path] = tmp_path.rglob("*.jsonl")
     assert json.loads(path.read_text()) == {
         "kind": "device_sample",

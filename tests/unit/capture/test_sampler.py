@@ -86,7 +86,6 @@ class Worker:
         self.sampler.leave_call(True, None)
 
     def served(self) -> Served:
-        self.sampler.files.close()
         [process] = (self.tmp_path / "samples").iterdir()
         return load_samples(self.tmp_path, process.name)
 
@@ -199,9 +198,8 @@ def test_a_stage_outside_of_a_step_is_none(worker: Worker) -> None:
 
 def test_a_call_below_an_override_is_the_same_step(worker: Worker) -> None:
     scheduled = output({"a": 4}, new=(new("a"),))
-    worker.sampler.begin_step(scheduled, worker.runner)
-    worker.sampler.begin_step(scheduled, worker.runner)
-    worker.sampler.leave_call(True, None)
+    assert worker.sampler.begin_step(scheduled, worker.runner)
+    assert not worker.sampler.begin_step(scheduled, worker.runner)
     worker.sampler.leave_call(True, None)
     assert [sample.step for sample in worker.served().samples] == [1]
 
@@ -232,10 +230,10 @@ def test_the_size_of_an_image_and_the_cache_are_read(worker: Worker) -> None:
     insert, evict = served.stages
     assert (insert.stage, evict.stage) == ("mm_cache_insert", "mm_cache_evict")
     [item] = insert.items
-    assert (item.size, item.tokens, item.bytes, item.request) == ((96, 128), 12, 200, "a")
+    assert (item.size, item.tokens) == ([96, 128], 12)
     assert evict.items == insert.items
     assert served.samples[0].figures["encoder_cache_bytes"] == 200
-    assert served.request_memory[0].items[0].size == (96, 128)
+    assert served.request_memory[0].items[0].size == [96, 128]
 
 
 @pytest.mark.parametrize(("text", "pace"), [("16", Pace(steps=16)), ("5s", Pace(ns=5 * 10**9))])

@@ -198,7 +198,7 @@ def test_requests_of_batches_are_steps(run_engine: Run) -> None:
             "    scheduler.process_batch_result(one, None)\n"
             "import vllm_memprof.capture.plugin as p\n"
             "sampler = p.RECORDER.sampler\n"
-            "print(sampler.pace.step, sorted(sampler._requests), p.RECORDER.notes.requests)\n"
+            "print(sampler.pace.step, sorted(sampler._requests), p.RECORDER.requests)\n"
         )
     )
     recorded = run_engine(code, MEMPROF_SAMPLE="1")

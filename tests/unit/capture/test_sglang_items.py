@@ -55,13 +55,14 @@ def request(rid: str, *images: Any) -> Any:
 
 def test_an_item_has_its_pixels_and_its_tokens() -> None:
     pictures = [image([1, 4, 8], (3, 10)), image([1, 2, 2], (12, 12), modality="MULTI_IMAGES")]
-    described = describe(sglang_items.features_of(request("a", *pictures)), CONFIG)
+    features = sglang_items.features_of(request("a", *pictures)) or []
+    described = [describe(feature, CONFIG) for feature in features]
     assert described == [
         {"modality": "image", "tokens": 8, "size": [128, 64], "frames": None},
         {"modality": "image", "tokens": 1, "size": [32, 32], "frames": None},
     ]
-    unplaced = describe(sglang_items.features_of(request("a", image([1, 2, 2]))), CONFIG)
-    assert unplaced[0]["tokens"] is None, "unknown is no 0"
+    [unplaced] = sglang_items.features_of(request("a", image([1, 2, 2]))) or []
+    assert describe(unplaced, CONFIG)["tokens"] is None, "unknown is no 0"
     assert sglang_items.features_of(request("a")) is None
 
 
@@ -73,8 +74,9 @@ class Scene:
         self.sampler, self.device = self.worker.sampler, self.worker.device
         self.images = [image([1, 4, 4], (1, 4), hash_=7), image([1, 2, 2], (6, 6), hash_=8)]
         self.requests = {"a": request("a", *self.images), "b": request("b")}
-        notes = SimpleNamespace(requests=self.requests, engine=None, serving=True)
-        self.recorder: Any = SimpleNamespace(sampler=self.sampler, notes=notes)
+        self.recorder: Any = SimpleNamespace(
+            sampler=self.sampler, requests=self.requests, kept=None, serving=True
+        )
 
     def begin(self) -> None:
         batch = batch_of([])

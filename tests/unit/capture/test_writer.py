@@ -142,7 +142,7 @@ def test_lines_of_other_files_are_counted_with_the_events(tmp_path, monkeypatch)
     recorder = Recorder(tmp_path)
     recorder.emit("ready", what="model")
     writer = recorder.writer
-    files = SampleFiles(tmp_path, writer)
+    files = SampleFiles(tmp_path, writer, list)
     files.sample("sample", 1, 1, 1, {"tokens": 1})
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr("vllm_memprof.capture.sample_files._Ring.write", refusing(full))
@@ -174,8 +174,8 @@ def test_the_file_has_a_bound_and_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "_RESERVE_BYTES", 10_000)
     events = EventWriter(tmp_path)
     for _ in range(500):
-        events.emit("phase", {"phase": "empty_cache", "detail": "x" * 100})
-    events.emit("phase", {"phase": "oom"})
+        events.emit("phase", phase="empty_cache", detail="x" * 100)
+    events.emit("phase", phase="oom")
     text = events.path.read_text()
     assert 29_000 < len(text) <= 40_000
     lines = [json.loads(line) for line in text.splitlines()]

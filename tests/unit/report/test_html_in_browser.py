@@ -103,7 +103,7 @@ def test_equal_widths_from_the_keyboard(show: Any) -> None:
 
 
 def test_tables_sort_up_down_and_back(show: Any) -> None:
-    browser = show(report_of("eager_tp2"))
+    browser = show(report_of("killed_tp2"))
     table = "[...document.querySelectorAll('table')].find(t => t.caption.textContent.startsWith('Phases'))"
     column = f"[...({table}).querySelectorAll('thead th')].findIndex(h => h.textContent.startsWith('Free'))"
     values = f"[...({table}).tBodies[0].rows].map(row => row.cells[{column}].dataset.v)"

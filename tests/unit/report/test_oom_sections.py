@@ -9,7 +9,7 @@ import pytest
 from tests.support.runs import reports_of
 from vllm_memprof.accounting.model import FreeBlocks, Oom, Remedy, Report
 from vllm_memprof.document import Section
-from vllm_memprof.record.failures import StepItem, StepRequest
+from vllm_memprof.record.failures import Item, StepRequest
 from vllm_memprof.report.sections import sections
 
 
@@ -70,7 +70,7 @@ def test_free_blocks_add_up_and_say_how_they_were_read() -> None:
 
 
 def test_the_step_is_named_with_its_images() -> None:
-    image = StepItem("image", 16384, [4096, 4096], None, True)
+    image = Item("image", 16384, [4096, 4096], None, True)
     step = [StepRequest(f"{at}-x", 5, 16400, [image]) for at in range(6)]
     found = section(
         with_oom(requests=step, stage="mm_merge", site="utils.py:500", phase="request"),

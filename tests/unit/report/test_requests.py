@@ -12,7 +12,8 @@ from tests.support.render import table
 from tests.unit.accounting.test_requests import memory, served, vision
 from vllm_memprof.accounting import Report
 from vllm_memprof.accounting.model import RequestRow
-from vllm_memprof.record.samples import Item, RequestRecord
+from vllm_memprof.record.failures import Item
+from vllm_memprof.record.samples import RequestRecord
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.plots import MOST_BARS, serving_of
 from vllm_memprof.report.sections import sections

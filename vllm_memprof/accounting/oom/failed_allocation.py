@@ -26,8 +26,8 @@ from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.failures import (
     PROFILE,
     Failure,
+    Item,
     Pool,
-    StepItem,
     StepReading,
     StepRequest,
     stage_of,
@@ -138,10 +138,10 @@ def _step_at(moment: Any) -> list[StepRequest] | None:
     """Return the requests of the step that was under way, as the sampler noted them."""
     if moment is None:
         return None
-    items: dict[str, list[StepItem]] = {}
+    items: dict[str, list[Item]] = {}
     for item in moment.get("items") or []:
         told = {**item, "encoded": True}
-        items.setdefault(str(item.get("request")), []).append(from_json(StepItem, told))
+        items.setdefault(str(item.get("request")), []).append(from_json(Item, told))
     return [
         StepRequest(str(name), tokens, None, items.get(str(name), []))
         for name, tokens in moment.get("requests") or []

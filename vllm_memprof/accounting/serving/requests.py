@@ -209,7 +209,7 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
     size, peak = profiled.detail.get("mm_size"), value(profiled.after, "allocated_peak_bytes")
     # the profiled encoder's peak, where the allocator's rose in it
     rose = (growth(profiled.before, profiled.after, "allocated_peak_bytes") or 0) > 0
-    none = MediaStage("", 0, 0, None, (), (), {})
+    none = MediaStage("")
     most = max(encoder, key=_tokens_of, default=none)
     merge = max(merges, key=lambda s: s.figures["allocated_total_bytes"] or 0, default=none)
     return MmProfile(

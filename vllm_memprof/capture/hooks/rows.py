@@ -1,34 +1,13 @@
-"""Rows of the table of hooks: those of an engine's folder, and constructors by kind."""
+"""Rows of the table of hooks, from ``hooks.json`` of a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from vllm_memprof.capture.actions import begin_phase, end_phase
 from vllm_memprof.capture.hook import Half, Hook
 from vllm_memprof.files import read_table
-
-#: Backends of a row that is not for all of them.
-NPU, CUDA = ("npu",), ("cuda",)
-
-
-def phase(
-    hook_id: str,
-    phase_id: str,
-    *targets: str,
-    enter: Half | None = begin_phase,
-    leave: Half | None = end_phase,
-    **fields: Any,
-) -> Hook:
-    """Return a row whose calls mark a phase; ``fields`` are those of ``Hook``."""
-    return Hook(hook_id, phase_id, targets, enter, leave, **fields)
-
-
-def marker(hook_id: str, *targets: str, **fields: Any) -> Hook:
-    """Return a row that marks no phase: it feeds other rows, or says what the process is."""
-    return Hook(hook_id, None, targets, **fields)
 
 
 def read_rows(
@@ -47,7 +26,7 @@ def read_rows(
         leave: what runs after a call; it closes the phase.
     """
     table = read_table(folder / "hooks.json")
-    kinds = {"targets": ("", (*NPU, *CUDA)), "npu": ("", NPU), "cuda": ("cuda.", CUDA)}
+    kinds = {"targets": ("", ("npu", "cuda")), "npu": ("", ("npu",)), "cuda": ("cuda.", ("cuda",))}
     for row in table["rows"]:
         fields = {"engine": table["engine"], "versions": table["versions"], "phase": None, **row}
         place, phase = fields.pop("like", row["id"]), fields["phase"]

@@ -15,21 +15,14 @@ Read in 0.5.23; names of older releases stand in the table beside those of newer
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any, NoReturn
 
 from vllm_memprof.capture import actions as shared
-from vllm_memprof.capture import device_thread, empty_cache, identity, tracing
+from vllm_memprof.capture import failure, identity, steps, tracing
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
 from vllm_memprof.capture.attributes import reach
-from vllm_memprof.capture.hook import (
-    DEVICE_READY,
-    END,
-    ENGINE_READY,
-    FIRST_STEPS,
-    MODEL_READY,
-    Call,
-    StopAfterPlan,
-)
+from vllm_memprof.capture.hook import Call, StopAfterPlan
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines.sglang.kept import kept
 
@@ -58,7 +51,7 @@ _FIRST_BATCHES = 8
 
 def enter_scheduler(recorder: Recorder, call: Call) -> None:
     recorder.roles.update(("worker", "engine_core"))
-    empty_cache.keep_worker(recorder, call.subject)
+    recorder.worker = weakref.ref(call.subject)
 
 
 def leave_scheduler(recorder: Recorder, call: Call) -> None:
@@ -68,15 +61,15 @@ def leave_scheduler(recorder: Recorder, call: Call) -> None:
     graphs. Its first batch is the phase ``request``.
     """
     finish(recorder, recorder.opened("warm_up"), call.error)
-    if call.error is not None or recorder.notes.model_ready:
+    if call.error is not None or recorder.model_ready:
         return
-    recorder.notes.model_ready = recorder.notes.serving = True
+    recorder.model_ready = recorder.serving = True
     recorder.emit_figures("Scheduler.__init__")
     recorder.emit("ready", what="model")
-    device_thread.start(recorder)
+    steps.start_thread(recorder)
     tracing.trace_device(recorder)
-    recorder.hooks.self_check(MODEL_READY)
-    recorder.hooks.self_check(ENGINE_READY)
+    recorder.hooks.self_check("model_ready")
+    recorder.hooks.self_check("engine_ready")
 
 
 def become_detokenizer(recorder: Recorder, call: Call) -> None:
@@ -86,7 +79,7 @@ def become_detokenizer(recorder: Recorder, call: Call) -> None:
 def enter_launch(recorder: Recorder, call: Call) -> None:
     """Say who the process is that starts the others, so that its death is told apart."""
     identity.tell_role(recorder, "api")
-    device_thread.start(recorder)
+    steps.start_thread(recorder)
 
 
 def announce_end(recorder: Recorder, call: Call) -> None:
@@ -97,7 +90,7 @@ def announce_end(recorder: Recorder, call: Call) -> None:
 
 def leave_shutdown(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
-    recorder.hooks.self_check(END)
+    recorder.hooks.self_check("end")
 
 
 def leave_event_loop(recorder: Recorder, call: Call) -> None:
@@ -128,7 +121,7 @@ def _identify(recorder: Recorder, runner: Any) -> None:
         runner: the model runner, which older releases keep the ranks in; None: the context of the
             process has them.
     """
-    if recorder.notes.label is not None:
+    if recorder.label is not None:
         return
     index = _published("device", "gpu_id", runner)
     tp, pp, dp, ep, tp_size, pp_size, ep_size = (
@@ -150,15 +143,15 @@ def _identify(recorder: Recorder, runner: Any) -> None:
         tp_rank=tp,
         ep_rank=ep if (ep_size or 1) > 1 else None,
     )
-    recorder.hooks.observe_oom()
-    recorder.hooks.self_check(DEVICE_READY)
+    failure.observe(recorder)
+    recorder.hooks.self_check("device_ready")
 
 
 # --- phases of a start-up -------------------------------------------------------------------------
 
 
 def begin_device_init(recorder: Recorder, call: Call) -> None:
-    if recorder.notes.label is None:
+    if recorder.label is None:
         shared.begin_device_init(recorder, call)
 
 
@@ -243,8 +236,8 @@ def leave_pools(recorder: Recorder, call: Call) -> None:
 
 
 def _stop(recorder: Recorder) -> NoReturn:
-    recorder.hooks.self_check(MODEL_READY)
-    recorder.hooks.self_check(ENGINE_READY)
+    recorder.hooks.self_check("model_ready")
+    recorder.hooks.self_check("engine_ready")
     raise StopAfterPlan
 
 
@@ -367,18 +360,18 @@ def leave_online(recorder: Recorder, call: Call) -> None:
 
 def enter_first_steps(recorder: Recorder, call: Call) -> None:
     """Open the phase of the first batch: communicators and operator workspace come with it."""
-    if recorder.notes.serving and not kept(recorder).first_batches:
+    if recorder.serving and not kept(recorder).first_batches:
         begin_phase(recorder, call)
 
 
 def leave_first_steps(recorder: Recorder, call: Call) -> None:
     """End that phase; take off what is wanted until every communicator has been used."""
-    if not recorder.notes.serving:
+    if not recorder.serving:
         return  # a batch of the start-up's own
     end_phase(recorder, call)
     kept(recorder).first_batches += 1
     if kept(recorder).first_batches >= _FIRST_BATCHES:
-        recorder.hooks.release(FIRST_STEPS)
+        recorder.hooks.release("first_steps")
 
 
 # --- shared ---------------------------------------------------------------------------------------

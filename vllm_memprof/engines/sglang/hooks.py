@@ -10,9 +10,8 @@ from pathlib import Path
 
 from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture import steps
-from vllm_memprof.capture.hook import FIRST_STEPS, Half
+from vllm_memprof.capture.hook import Half
 from vllm_memprof.capture.hooks.rows import read_rows
-from vllm_memprof.capture.hooks.shared import shared_rows
 from vllm_memprof.engines.sglang import actions, items
 from vllm_memprof.engines.sglang import steps as batches
 
@@ -58,9 +57,4 @@ _LEAVE: dict[str, Half | None] = {
     "sgl.first_steps": actions.leave_first_steps,
     "sgl.serving": shared.announce_server,
 }
-#: With the allocator's own functions, and the first collective of each device group: without
-#: graphs that is in the first batches.
-HOOKS = (
-    *read_rows(Path(__file__).parent, _ENTER, _LEAVE),
-    *shared_rows("sglang", FIRST_STEPS, prefix="sgl."),
-)
+HOOKS = tuple(read_rows(Path(__file__).parent, _ENTER, _LEAVE))

@@ -35,6 +35,7 @@ def features_of(request: Any) -> list[Any] | None:
             # an image is one of several in the eyes of some processors
             modality=str(reach(item, "modality.name")).lower().replace("multi_images", "image"),
             data=item.model_specific_data,
+            identifier=item.hash,
             mm_position=SimpleNamespace(
                 # first and last of each run are its own
                 length=sum(int(last) - int(first) + 1 for first, last in item.offsets)
@@ -79,14 +80,13 @@ def _end_merge(recorder: Recorder, error: BaseException | None) -> None:
 
 def leave_cache_set(recorder: Recorder, call: Call) -> None:
     """Write what the cache of embeddings has taken, and what it gave up for it."""
-    if call.error is None and recorder.notes.serving:
-        places = {item.hash: (name, at) for name, at, item in _known(recorder)}
-        outputs = {key: entry.embedding for key, entry in call.subject.mm_cache.items()}
-        recorder.sampler.cache_changed(outputs, places)
+    if call.error is None and recorder.serving:
+        cache = call.subject.mm_cache
+        recorder.sampler.note_cache({key: entry.embedding for key, entry in cache.items()})
 
 
 def _known(recorder: Recorder) -> Iterator[tuple[str, int, Any]]:
-    for name, request in recorder.notes.requests.items():
+    for name, request in recorder.requests.items():
         for at, item in enumerate(items_of(request)):
             yield name, at, item
 

@@ -21,6 +21,6 @@ class Kept:
 
 def kept(recorder: Recorder) -> Kept:
     """Return what is kept of a process, from its first call on."""
-    if not isinstance(recorder.notes.engine, Kept):
-        recorder.notes.engine = Kept()
-    return recorder.notes.engine
+    if not isinstance(recorder.kept, Kept):
+        recorder.kept = Kept()
+    return recorder.kept

@@ -53,9 +53,9 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
     """Begin a step with the requests of a batch."""
     given = call.argument("batch")
     requests = reach(given, "reqs")
-    if not recorder.notes.serving or not requests:
+    if not recorder.serving or not requests:
         return
-    known, batch = recorder.notes.requests, batch_of(take_finished(recorder))
+    known, batch = recorder.requests, batch_of(take_finished(recorder))
     for request, tokens in zip(requests, extended(given, len(requests)), strict=True):
         name = request.rid
         batch.num_scheduled_tokens[name] = tokens
@@ -72,8 +72,7 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
             done = len(request.origin_input_ids) + len(request.output_ids) - tokens
             batch.scheduled_cached_reqs.req_ids.append(name)
             batch.scheduled_cached_reqs.num_computed_tokens.append(max(0, done))
-    recorder.sampler.begin_step(batch, call.subject)
-    call.kept = True
+    call.kept = recorder.sampler.begin_step(batch, call.subject)
 
 
 def leave_batch(recorder: Recorder, call: Call) -> None:
@@ -84,21 +83,20 @@ def leave_batch(recorder: Recorder, call: Call) -> None:
 def leave_result(recorder: Recorder, call: Call) -> None:
     """End the requests that this result has finished, also where no batch follows."""
     sampler = recorder.sampler
-    if call.error is not None or not recorder.notes.serving:
+    if call.error is not None or not recorder.serving:
         return
     ended = take_finished(recorder)
     if not kept(recorder).rank:
         for request in ended:
             sampler.core.request_ends(sampled(request))
         sampler.core.stepped(scheduler_state(call.subject))
-    if ended:
-        sampler.begin_step(batch_of(ended), call.subject)
+    if ended and sampler.begin_step(batch_of(ended), call.subject):
         sampler.leave_call(True, None)
 
 
 def take_finished(recorder: Recorder) -> list[Any]:
     """Return the known requests that have finished, which are not known from now on."""
-    known = recorder.notes.requests
+    known = recorder.requests
     return [known.pop(name) for name, request in [*known.items()] if request.finished()]
 
 

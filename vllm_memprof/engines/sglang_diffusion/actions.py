@@ -8,18 +8,12 @@ KV cache and no equation. Read in 0.5.23.
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
-from vllm_memprof.capture import empty_cache, identity
+from vllm_memprof.capture import failure, identity
 from vllm_memprof.capture.actions import begin_phase, end_phase
-from vllm_memprof.capture.hook import (
-    DEVICE_READY,
-    END,
-    ENGINE_READY,
-    FIRST_STEPS,
-    MODEL_READY,
-    Call,
-)
+from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
 #: Requests that are recorded, each with its stages: a server runs as many as it is sent.
@@ -40,16 +34,15 @@ def enter_worker(recorder: Recorder, call: Call) -> None:
 
 def leave_worker(recorder: Recorder, call: Call) -> None:
     """Announce the model: the pipeline is loaded, the worker waits for requests."""
-    if call.error is not None or recorder.notes.model_ready:
+    if call.error is not None or recorder.model_ready:
         return
-    notes = recorder.notes
-    notes.model_ready = notes.serving = True
+    recorder.model_ready = recorder.serving = True
     # one request runs at a time: calls of empty_cache are asked whether it is under way
-    notes.engine = Running()
-    empty_cache.keep_worker(recorder, notes.engine)
+    recorder.kept = Running()
+    recorder.worker = weakref.ref(recorder.kept)
     recorder.emit("ready", what="model")
-    recorder.hooks.self_check(MODEL_READY)
-    recorder.hooks.self_check(ENGINE_READY)
+    recorder.hooks.self_check("model_ready")
+    recorder.hooks.self_check("engine_ready")
 
 
 def enter_launcher(recorder: Recorder, call: Call) -> None:
@@ -59,7 +52,7 @@ def enter_launcher(recorder: Recorder, call: Call) -> None:
 
 def leave_device_init(recorder: Recorder, call: Call) -> None:
     """Groups are made and the device is chosen: identity, observer of failed allocations."""
-    if call.error is None and recorder.notes.label is None and recorder.probe.is_ready():
+    if call.error is None and recorder.label is None and recorder.probe.is_ready():
         # the ranks are those of torch's process group
         world = getattr(sys.modules.get("torch"), "distributed", None)
         label, rank, size = identity.label(None, None, None, None), None, None
@@ -71,19 +64,19 @@ def leave_device_init(recorder: Recorder, call: Call) -> None:
         identity.tell(recorder, device, label, size, rank=rank, local_rank=device)
     end_phase(recorder, call)
     if call.error is None:
-        recorder.hooks.observe_oom()
-        recorder.hooks.self_check(DEVICE_READY)
+        failure.observe(recorder)
+        recorder.hooks.self_check("device_ready")
 
 
 def begin_component(recorder: Recorder, call: Call) -> None:
     """Open the phase with the name of the part of the pipeline that is loaded."""
-    if recorder.notes.label is not None:
+    if recorder.label is not None:
         name = call.kwargs.get("component_name", call.args[3] if len(call.args) > 3 else None)
         begin_phase(recorder, call, {"name": name} if isinstance(name, str) else None)
 
 
 def begin_request(recorder: Recorder, call: Call) -> None:
-    running = recorder.notes.engine
+    running = recorder.kept
     if running is not None:
         running.requests.append(call.argument("batch"))
         begin_phase(recorder, call)
@@ -91,15 +84,15 @@ def begin_request(recorder: Recorder, call: Call) -> None:
 
 def leave_request(recorder: Recorder, call: Call) -> None:
     """End the phase; take off the rows of requests once enough of them were recorded."""
-    running = recorder.notes.engine
+    running = recorder.kept
     if running is None:
         return
     running.requests.clear()
     end_phase(recorder, call)
     running.done += 1
     if running.done >= RECORDED_REQUESTS:
-        recorder.notes.worker = None  # from here on nobody knows whether one is under way
-        recorder.hooks.release(FIRST_STEPS)
+        recorder.worker = lambda: None  # from here on nobody knows whether one is under way
+        recorder.hooks.release("first_steps")
 
 
 def begin_stage(recorder: Recorder, call: Call) -> None:
@@ -109,4 +102,4 @@ def begin_stage(recorder: Recorder, call: Call) -> None:
 
 
 def leave_event_loop(recorder: Recorder, call: Call) -> None:
-    recorder.hooks.self_check(END)
+    recorder.hooks.self_check("end")

@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_memprof.capture import actions as shared
-from vllm_memprof.capture.hook import FIRST_STEPS, Half
+from vllm_memprof.capture.hook import Half
 from vllm_memprof.capture.hooks.rows import read_rows
-from vllm_memprof.capture.hooks.shared import shared_rows
 from vllm_memprof.engines.sglang_diffusion import actions
 
 #: By the id of a row; phases open and close where nothing is said.
@@ -29,8 +28,4 @@ _LEAVE: dict[str, Half | None] = {
     "sgd.request": actions.leave_request,
     "sgd.event_loop": actions.leave_event_loop,
 }
-#: With the allocator's own functions, and the first collective of each device group.
-HOOKS = (
-    *read_rows(Path(__file__).parent, _ENTER, _LEAVE),
-    *shared_rows("sglang-diffusion", FIRST_STEPS, prefix="sgd."),
-)
+HOOKS = tuple(read_rows(Path(__file__).parent, _ENTER, _LEAVE))

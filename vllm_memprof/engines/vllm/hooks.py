@@ -8,15 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_memprof.capture import actions, failure, figures, ray_nodes, residency, steps
-from vllm_memprof.capture.hook import MODEL_READY, REQUIRED, Half
+from vllm_memprof.capture.hook import Half
 from vllm_memprof.capture.hooks.rows import read_rows
-from vllm_memprof.capture.hooks.shared import shared_rows
 
 #: By the id of a row; phases open and close where nothing is said.
 _ENTER: dict[str, Half | None] = {
-    "role.engine_core": actions.become_engine_core,
-    "role.worker": actions.become_worker,
-    "w.device_ready": actions.become_worker,
     "ray.executor": ray_nodes.enter_executor,
     "ray.workers": ray_nodes.enter_workers,
     "ray.shutdown": ray_nodes.enter_shutdown,
@@ -30,7 +26,7 @@ _ENTER: dict[str, Half | None] = {
     "r.graph_capture": actions.begin_graph_capture,
     "w.sleep": residency.enter_sleep,
     "w.wake_up": residency.enter_wake_up,
-    "pool.sleep": residency.enter_pool_sleep,
+    "pool.sleep": residency.note_unmapped,
     "w.weight_update.start": residency.enter_update_start,
     "w.weight_update.chunk": residency.enter_update,
     "w.weight_update.finish": None,
@@ -39,8 +35,8 @@ _ENTER: dict[str, Half | None] = {
     "s.mm_merge": steps.enter_merge,
     "s.add_request": steps.enter_add_request,
     "s.free_request": steps.enter_free_request,
-    "core.kv_caches": actions.become_engine_core,
     "core.busy_loop": actions.announce_model,
+    "api.serving": actions.announce_server,
     "core.failed_step": failure.enter_failed_step,
 }
 _LEAVE: dict[str, Half | None] = {
@@ -62,7 +58,7 @@ _LEAVE: dict[str, Half | None] = {
     "r.graph_capture": actions.leave_graph_capture,
     "r.graph_capture.inherited": actions.keep_captured_bytes,
     "w.shutdown": actions.leave_shutdown,
-    "pool.sleep": residency.leave_pool_sleep,
+    "pool.sleep": residency.note_unmapped,
     "pool.wake_up": residency.leave_pool_wake_up,
     "w.weight_update.start": residency.leave_update_start,
     "w.weight_update.finish": residency.leave_update_finish,
@@ -75,11 +71,5 @@ _LEAVE: dict[str, Half | None] = {
     "core.kv_caches": actions.leave_kv_caches,
     "core.kv_plan": actions.leave_kv_plan,
     "core.busy_loop": actions.end_core,
-    "api.serving": actions.announce_server,
 }
-#: With the allocator's own functions, which survive that vllm-ascend replaces torch.accelerator.*
-#: after plugins ran; and the first collective of each device group, until the model is warm.
-HOOKS = (
-    *read_rows(Path(__file__).parent, _ENTER, _LEAVE),
-    *shared_rows("vllm", MODEL_READY, need=REQUIRED, least_resets=1),
-)
+HOOKS = tuple(read_rows(Path(__file__).parent, _ENTER, _LEAVE))

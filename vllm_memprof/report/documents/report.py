@@ -16,10 +16,10 @@ from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.spans import MODELLED, last_of
 from vllm_memprof.report.sections import SECTIONS, sections
 from vllm_memprof.report.sections.audit import audited
-from vllm_memprof.report.sections.base import least_grant, sentences_of
+from vllm_memprof.report.sections.base import labels_of, least_grant, sentences_of
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
 from vllm_memprof.report.sections.findings import finding_views
-from vllm_memprof.tables import STATUS_WORDS, UNKNOWN, group_ranks, labels_of, modelled
+from vllm_memprof.tables import STATUS_WORDS, UNKNOWN, group_ranks, modelled
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import minus
 

@@ -19,7 +19,7 @@ from vllm_memprof.tables import (
     WIDE,
     Column,
     Look,
-    labels_of,
+    fold,
     more_groups,
     table,
 )
@@ -162,6 +162,17 @@ def failed(checks: Iterable[Check]) -> Iterator[str]:
     for check in checks:
         if check.ok is False:
             yield text("✗ {name}: {expected:bytes} expected, {found:bytes} found", check)
+
+
+def labels_of(ranks: Iterable[RankReport]) -> str:
+    """Return the labels of ranks; of a log, of a worker that nothing names also its lines."""
+    members = list(ranks)
+    if len(members) != 1 or members[0].lines is None:
+        return fold([rank.label for rank in members])
+    first, last = members[0].lines
+    if first == last:
+        return text("{label}, line {first}", members[0], first=first)
+    return text("{label}, lines {first}-{last}", members[0], first=first, last=last)
 
 
 def least_grant(ranks: Sequence[RankReport]) -> RankReport | None:

@@ -24,6 +24,7 @@ from vllm_memprof.accounting.model import (
 from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.document import BAD, GOOD, MUTED, PLAIN, TOTAL, Row, Section
+from vllm_memprof.report.language import titles
 from vllm_memprof.report.sections.audit import recomputed_from
 from vllm_memprof.report.sections.base import Sheet, draw, failed
 from vllm_memprof.tables import (
@@ -40,17 +41,7 @@ from vllm_memprof.text import join, text, titled
 from vllm_memprof.units import minus
 
 #: Figures of a budget -> their titles.
-BUDGET_TITLES = {
-    "kv_cache_bytes": text("KV cache, recomputed"),
-    "engine_kv_cache_bytes": text("KV cache granted by the engine"),
-    "fits_request_bytes": text("KV cache that fits the request"),
-    "fits_device_bytes": text("KV cache that fits the device"),
-    "headroom_bytes": text("headroom at the serving peak"),
-}
-_SUGGESTED = {
-    "request": text("the engine's suggestion for the request"),
-    "device": text("the engine's suggestion for the device"),
-}
+BUDGET_TITLES = titles("budget")
 #: Whether the equation gives what was granted -> how the row says so.
 _RECOMPUTED = {
     None: (text("granted - recomputed"), MUTED, ""),
@@ -263,14 +254,12 @@ def budgets(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         left = minus(fits, row.bytes)
         return GIB4(left) if left else ""
 
+    marked = budget.how.get("suggested_bytes") == MODELLED
+    suggested = titles("suggested")
     rows = [
         *(_figure(rank, name) for name in list(BUDGET_TITLES)[1:4]),
         *(
-            Size(
-                modelled(_SUGGESTED[each.limit], budget.how.get("suggested_bytes") == MODELLED),
-                each.bytes,
-                tokens=each.kv_tokens,
-            )
+            Size(modelled(suggested[each.limit], marked), each.bytes, tokens=each.kv_tokens)
             for each in budget.suggestions
         ),
         Row(

@@ -9,14 +9,13 @@ from typing import NamedTuple
 from vllm_memprof.accounting.model import MEMPROF, EmptyCacheCall, RankReport, ReclaimSummary
 from vllm_memprof.accounting.readings.counters import APP
 from vllm_memprof.document import MUTED, PLAIN, Row, Section
-from vllm_memprof.report.sections.base import Sheet, columns_of, draw, sentences_of
+from vllm_memprof.report.sections.base import Sheet, columns_of, draw, labels_of, sentences_of
 from vllm_memprof.tables import (
     SHOWN_GROUPS,
     UNKNOWN,
     fold,
     fold_rows,
     group_ranks,
-    labels_of,
 )
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus, sum_or_none

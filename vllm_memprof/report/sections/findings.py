@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.model import Finding, Report
 from vllm_memprof.document import FindingView
+from vllm_memprof.report.language import titles
 from vllm_memprof.tables import fold, group_ranks
 from vllm_memprof.text import Text, join, text
-
-_SEVERITIES = {"error": text("error"), "warning": text("warning"), "info": text("info")}
 
 
 def finding_views(report: Report) -> list[FindingView]:
@@ -26,7 +25,7 @@ def finding_views(report: Report) -> list[FindingView]:
         found.append(
             FindingView(
                 severity=first.severity,
-                severity_word=_SEVERITIES.get(first.severity, first.severity),
+                severity_word=titles("severities")[first.severity],
                 id=first.id,
                 labels=fold(list(labels)),
                 price=_price(first),

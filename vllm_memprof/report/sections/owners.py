@@ -16,10 +16,10 @@ from vllm_memprof.document import MUTED, NOT_MEASURED, PLAIN, TOTAL, Row, Sectio
 from vllm_memprof.record.spans import UNEXPLAINED, ComponentRow, DeviceMemory, device_after
 from vllm_memprof.report.language import titles
 from vllm_memprof.report.sections.base import Sheet, draw, fitting
-from vllm_memprof.tables import COUNT, GIB4, WIDE, Column, Look
+from vllm_memprof.tables import COUNT, GIB4, MIB, WIDE, Column, Look
 from vllm_memprof.text import join, text
 from vllm_memprof.units import MIB as MIB_BYTES
-from vllm_memprof.units import format_mib, sum_or_none
+from vllm_memprof.units import sum_or_none
 
 #: Moments at which a reader wants the whole device: the latest of them that a rank reached.
 _DEVICE_MOMENTS = ("warm_up", "kv_cache_alloc", "profile_run", "weight_load", "device_init")
@@ -118,6 +118,10 @@ class _Grown(NamedTuple):
         return sum_or_none(self.owners.get(name) for name in names)
 
 
+def _grown_mib(size: int | None) -> str:
+    return "" if size == 0 else MIB(size)
+
+
 def growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return growth by phase and owner, MiB; owners and phases without any are left out."""
     grown = [row for row in _grown(rank, sheet.width) if any(row.owners.values())]
@@ -130,7 +134,7 @@ def growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     titles_of = {name: _title(name) for name, size in moved.items() if size}
     sizes = {
         name: _GAP
-        + max(map(len, (*title.split("\n"), *(format_mib(row.of(name)) for row in grown))))
+        + max(map(len, (*title.split("\n"), *(_grown_mib(row.of(name)) for row in grown))))
         for name, title in titles_of.items()
     }
     room = sheet.width - _SIDES - max(2 * row.indent + len(row.name) for row in grown)
@@ -144,8 +148,8 @@ def growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         return lambda row: row.of(*names)
 
     columns = [
-        *(Column(titles_of[name], of(name), format_mib) for name in shown),
-        Column("other\nowners", of(*folded), format_mib, bool(folded)),
+        *(Column(titles_of[name], of(name), _grown_mib) for name in shown),
+        Column("other\nowners", of(*folded), _grown_mib, bool(folded)),
     ]
     figures = {
         "folded": join(", ", [titles_of[name] for name in folded]),

@@ -9,10 +9,10 @@ from math import inf
 from statistics import median_high
 
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.document import BAD, MUTED, NOT_MEASURED, PLAIN, Row, Section
+from vllm_memprof.document import BAD, PLAIN, Section
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span
-from vllm_memprof.report.sections.base import Sheet, draw
+from vllm_memprof.report.sections.base import Sheet, draw, labels_of
 from vllm_memprof.tables import (
     LABELS,
     PHASE_COLUMNS,
@@ -23,7 +23,6 @@ from vllm_memprof.tables import (
     fold,
     fold_rows,
     foremost,
-    labels_of,
 )
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import GIB, format_gib, sum_or_none
@@ -94,31 +93,20 @@ def phases(sheet: Sheet) -> Iterator[Section]:
         groups = fold_rows(columns(False), passages)
         rows += _extremes(groups, [str(column.value) for column in fields])
         hidden |= len(groups) > SHOWN_GROUPS
-    unread: dict[str, list[str]] = {}
-    for gap in [] if evidence.partial else report.not_measured:
-        unread.setdefault(gap.phase, []).extend(gap.labels or per_rank)
     if evidence.partial and not rows:
         return
-    gaps = {
-        phase: fold([each for each in per_rank if each in own]) for phase, own in unread.items()
-    }
-    several = bool({*(fold(row.labels) for row in rows), *gaps.values()} - {everyone})
+    several = any(fold(row.labels) != everyone for row in rows)
     figures = {
         "labels": everyone and not several and labels_of(report.ranks),
         "no_ranks": not report.ranks,
         "timed": len(report.ranks) > 1 and evidence.no_times is None,
         "most": SHOWN_GROUPS if hidden else None,
     }
-    blank = [""] * (len(fields) - 1)
-    missing = [
-        Row([phase, *([_short(ranks)] if several else []), "", NOT_MEASURED, *blank], 0, MUTED)
-        for phase, ranks in gaps.items()
-    ]
     style = {True: BAD, False: PLAIN}
     yield draw(
         sheet,
         "phases",
-        [*rows, *missing],
+        rows,
         figures,
         _notes(report),
         lambda row: style[row.open],

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from torch_npu import _C
 
 
@@ -10,3 +13,11 @@ class DeviceMemoryProfiler:
 
     def __exit__(self, *error: object) -> None:
         self.consumed_memory = _C.allocated - self.initial_memory
+
+
+@dataclass
+class MemoryProfilingResult:
+    torch_peak_increase: int = 0
+    non_torch_increase: int = 0
+    before_profile: Any = None
+    after_profile: Any = None

@@ -11,6 +11,7 @@ import torch
 import torch_npu
 from torch_npu import _C
 from vllm.distributed.parallel_state import _TP
+from vllm.utils.mem_utils import MemoryProfilingResult
 from vllm.v1.worker.worker_base import WorkerBase
 
 from .model_runner_v1 import NPUModelRunner
@@ -27,9 +28,7 @@ def snapshot() -> Any:
 def memory_profiling(baseline: Any, weights_memory: int = 0) -> Iterator[Any]:
     torch_npu.npu.empty_cache()
     torch_npu.npu.reset_peak_memory_stats()
-    result = SimpleNamespace(
-        before_profile=snapshot(), after_profile=None, torch_peak_increase=0, non_torch_increase=0
-    )
+    result = MemoryProfilingResult(before_profile=snapshot())
     yield result
     torch_npu.npu.empty_cache()
     result.after_profile = snapshot()
