@@ -100,7 +100,9 @@ def test_it_says_what_the_report_says() -> None:
     assert "equation E4 (vllm-ascend 0.18+) reproduces it exactly; 14 of 14 values match" in text
     assert "60.96 × 0.95 = 57.91 - 9.17 weights - 4.22 peak activation" in text
     assert "\n          memprof report runs/a --full\n" in text
-    assert "\n          memprof report --full\n" in drawn(FirstScreen([report]))  # of the newest run
+    assert "\n          memprof report --full\n" in drawn(
+        FirstScreen([report])
+    )  # of the newest run
 
 
 @pytest.mark.parametrize("name", RUNS)
