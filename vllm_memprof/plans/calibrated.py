@@ -260,10 +260,12 @@ def unlike(hardware: Hardware, own: Plan | None, asked: Plan) -> list[str]:
 
 def is_same(own: Plan | None, asked: Plan) -> bool:
     """Return True where the plan is that of the hardware run's own command, on its stack."""
-    if own is None or own.model != asked.model:
-        return False
-    stacks = [load_stack(plan.own.get("stack")).name for plan in (own, asked)]
-    return stacks[0] == stacks[1] and normal_form(own.engine_args) == normal_form(asked.engine_args)
+
+    def told(plan: Plan) -> object:
+        stack = load_stack(plan.own.get("stack")).name
+        return plan.model, stack, normal_form(plan.engine_args)
+
+    return own is not None and told(own) == told(asked)
 
 
 @dataclass(frozen=True)
@@ -365,12 +367,11 @@ def run_calibrated(
                 "construction, and no evidence"
             )
         )
-    if any(each.constants for each in found.rows):
-        notes.append(
-            text("corrections are estimates for any other command than that of the hardware run")
-        )
-    else:
-        notes.append(text("nothing was corrected: both answers are one"))
+    notes.append(
+        text("corrections are estimates for any other command than that of the hardware run")
+        if any(each.constants for each in found.rows)
+        else text("nothing was corrected: both answers are one")
+    )
     return Calibrated(
         model=asked.model,
         source=source,

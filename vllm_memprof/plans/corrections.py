@@ -209,7 +209,7 @@ class Corrections:
         owner: str,
         pair: _Pair,
         why: Text | None = None,
-        notes: Sequence[str] = (),
+        notes: Sequence[str] | None = (),
         constants: Sequence[str] = (),
         taken: int = 0,
         scaled: int = 0,
@@ -220,7 +220,7 @@ class Corrections:
             owner: of the row.
             pair: its figure on both sides.
             why: it is not corrected where both sides tell it and differ; None: it is.
-            notes: on which assumptions it is.
+            notes: on which assumptions it is, beside the owner's own; None: counters tell it.
             constants: that take the difference, one after the other; none: those of the owner.
             taken: of the difference, by another owner.
             scaled: bytes that the constants make together, all of which are changed by one factor.
@@ -253,7 +253,8 @@ class Corrections:
             if after != before:
                 changed.append(Constant(key, before, after))
         less = text("{size:mib} MiB less than the profile can give up", size=-left)
-        reason = join("; ", [*notes, left != 0 and not scaled and less])
+        assumed = [] if notes is None else [titled(OWNERS[owner].note), *notes]
+        reason = join("; ", [*assumed, left != 0 and not scaled and less])
         owners = (OWNERS[_COUNTED.get(each.key, owner)] for each in changed)
         scales = join(", ", dict.fromkeys(titled(each.scales_with) for each in owners))
         applied = size if scaled else size - left
@@ -268,7 +269,7 @@ class Corrections:
         if hardware is not None and not 0 <= hardware.bytes <= CONTEXT_CEILING_BYTES:
             why = text("more than a context: other processes were on the device")
         pair = hardware, simulated or ReportedFigure(self.values["context_bytes"])
-        self.compare(CONTEXT, pair, why, _notes(CONTEXT))
+        self.compare(CONTEXT, pair, why)
 
     def _as_one(self) -> None:
         """Correct all that was added outside torch, as one figure.
@@ -278,7 +279,7 @@ class Corrections:
         """
         left, right, why, taken = self.hardware, self.simulated, None, 0
         name = max(_AS_ONE, key=lambda name: (name in left.told, name in right.told))
-        pair, notes = self.told(name), _notes(NON_TORCH)
+        pair, notes = self.told(name), list[str]()
         if name == "used_by_device":
             if pair[1] is not None and left.equation != right.equation:
                 why = text(
@@ -302,7 +303,7 @@ class Corrections:
         if pair[1] is not None and (simulated <= 0 or not near):
             why = text("no single operator has this workspace: not known whose it is")
         self.values |= self.rules
-        self.compare(WORKSPACE, pair, why, _notes(WORKSPACE), near)
+        self.compare(WORKSPACE, pair, why, constants=near)
 
     def _graphs(self) -> None:
         """Correct what the runtime holds of captured graphs."""
@@ -313,12 +314,12 @@ class Corrections:
         elif left is None or left != right:
             why = text(
                 "another release captures other graphs: {hardware} and {simulated}",
-                hardware=left or text("not known"),
-                simulated=right or text("not known"),
+                hardware=left or "-",
+                simulated=right or "-",
             )
         elif runtime is None or runtime.bytes <= 0:
             why = text("the simulated graphs hold nothing in the runtime")
-        self.compare(GRAPH, pair, why, _notes(GRAPH), scaled=runtime.bytes if runtime else 0)
+        self.compare(GRAPH, pair, why, scaled=runtime.bytes if runtime else 0)
 
     def _counters(self) -> None:
         """Correct owner by owner, where the runtime's counters were read on both sides."""
@@ -326,7 +327,14 @@ class Corrections:
         if held is None or modelled is None:
             return
         left, right = (
-            {each.key: _of_setting(each) for each in (*side.settings, *side.workspace)}
+            {
+                each.key: ReportedFigure(
+                    each.value,
+                    how=MEASURED if each.source.startswith(MEASURED) else DERIVED,
+                    source=f"{each.key}: {each.source}",
+                )
+                for each in (*side.settings, *side.workspace)
+            }
             for side in (held, modelled)
         )
         if "kernels_bytes" not in left:  # no counters by module
@@ -340,14 +348,4 @@ class Corrections:
                 self.values[key] = simulated
             # both tell the three parts of a graph as one
             constants, scaled = ((), simulated) if owner == GRAPH else ((key,), 0)
-            self.compare(owner, pair, constants=constants, scaled=scaled)
-
-
-def _notes(owner: str) -> list[str]:
-    """Return the assumption on which an owner is corrected that no counter tells."""
-    return [titled(OWNERS[owner].note)]
-
-
-def _of_setting(setting: Setting) -> ReportedFigure:
-    how = MEASURED if setting.source.startswith(MEASURED) else DERIVED
-    return ReportedFigure(setting.value, 0, how, f"{setting.key}: {setting.source}")
+            self.compare(owner, pair, notes=None, constants=constants, scaled=scaled)

@@ -29,14 +29,13 @@ from vllm_memprof.tables import (
     group_ranks,
     modelled,
     number,
-    signed,
     table,
     where_known,
     wide_only,
 )
 from vllm_memprof.text import Text, join, text, titled
 from vllm_memprof.units import GIB as GIB_BYTES
-from vllm_memprof.units import minus, one_line
+from vllm_memprof.units import one_line
 
 #: From these widths on the tables have all their columns, and all names in one line.
 _WIDE, _PAGE = 100, 200
@@ -44,6 +43,7 @@ _WIDE, _PAGE = 100, 200
 _NARROW_COLUMN, _REASON = 11, 200
 #: Owners that grew which are shown below a search.
 _GROWN = 3
+_STATUS = Column("Status", lambda each: STATUS_WORDS[each.plan.status])
 _MODELLED = text("(m): with non-torch memory set by the profile of a simulated device")
 
 #: Columns of the csv behind one for each option that was varied, which bear the options' own
@@ -69,16 +69,7 @@ def sweep_document(sweep: Sweep, width: int) -> Document:
             Line(text("device"), text("{total:gib} GiB", total=total)),
             came_up,
         ],
-        sections=[
-            _plans(
-                text("Plans of {model}", sweep),
-                [knob.name for knob in sweep.knobs],
-                [Try("", row, misses(row, [])) for row in rows],
-                Column("Status", lambda each: STATUS_WORDS[each.plan.status]),
-                width,
-                lambda each: PLAIN if each.holds else BAD,
-            )
-        ],
+        sections=[_rows(sweep.model, [knob.name for knob in sweep.knobs], rows, width)],
         verdict=text(
             "most KV tokens: {tokens:,} ({kv_cache_bytes:gib} GiB) with {title}",
             max(known, key=lambda row: row.tokens or 0),
@@ -150,6 +141,13 @@ def fit_document(fit: Fit, width: int) -> Document:
         whole="fit.json",
         simulated=any(each.plan.simulated for each in fit.tries),
     )
+
+
+def _rows(model: str, options: Iterable[str], rows: Iterable[PlanRow], width: int) -> Section:
+    """Return the table of plans that nothing is wanted of."""
+    tries = [Try("", row, misses(row, [])) for row in rows]
+    title = text("Plans of {model}", model=model)
+    return _plans(title, options, tries, _STATUS, width, lambda each: PLAIN if each.holds else BAD)
 
 
 def _plans(
@@ -293,7 +291,7 @@ _ALONE = (
     Column("Held when\nready, GiB", _figure("ready_bytes"), GIB, marked=True),
     Column("Held at the\npeak, GiB", _figure("peak_bytes"), GIB, marked=True),
     Column("Needs,\nGiB", _figure("need_bytes"), GIB4),
-    Column("Status", lambda row: STATUS_WORDS[row.plan.status]),
+    _STATUS,
 )
 
 
@@ -368,22 +366,11 @@ def _starts(starts: list[InstanceStart]) -> Section:
 
 
 def calibrated_document(found: Calibrated, width: int) -> Document:
-    """Return the corrections with both of their sides, and both answers."""
-    source, own = found.source, found.own
-    plans = found.without, found.corrected
+    """Return the corrections with both of their sides, and the plans without and with them."""
+    source, plans = found.source, [found.without, found.corrected]
     up = all(plan.ok for plan in plans)
     hardware = [source.name, source.model, engine_name(source)]
     hardware += [source.device or text("device not named"), source.rank]
-    head = [
-        Line(text("model"), found.model, TOTAL),
-        Line(text("command"), " ".join(found.command), CODE),
-        Line(text("hardware"), join(", ", hardware)),
-    ]
-    if own is not None:
-        planned = text("its command, planned on {stack}", found)
-        if not own.ok:
-            planned = text("its command, failed on {stack}", found)
-        head.append(Line(text("simulated"), planned, PLAIN if own.ok else BAD))
     notes = [
         *map(_changed, found.corrections),
         text(
@@ -391,40 +378,37 @@ def calibrated_document(found: Calibrated, width: int) -> Document:
             "hardware less simulated"
         ),
     ]
-
-    def look(each: ProfileCorrection) -> str:
-        return PLAIN if each.applied_bytes else MUTED
-
-    def change(row: _Figure) -> str:
-        without, corrected = (getattr(plan, row.name) for plan in plans)
-        return row.change(minus(corrected, without))
-
-    answer = (
-        Column("Answer", "title"),
-        Column("Without", lambda row: row.unit(getattr(found.without, row.name)), right=True),
-        Column(
-            "With, estimated",
-            lambda row: row.unit(getattr(found.corrected, row.name)),
-            right=True,
-        ),
-        Column("Change", change, right=True),
-    )
-    failed = (text("{title}: {reason}", plan) for plan in plans if not plan.ok)
-    wide = width >= _WIDE
-    corrections, answers = (
-        text("Corrections of modelled memory"),
-        text("Answer with and without the corrections"),
+    if found.own is not None:
+        plans.insert(0, found.own)
+    change = text(
+        "KV cache {kv} GiB, headroom {headroom} GiB",
+        kv=_signed(found.kv_cache_change_bytes),
+        headroom=_signed(found.headroom_change_bytes),
     )
     return Document(
         kind="calibrated",
         title=text("{model}, calibrated with hardware", found),
-        head=head,
+        head=[
+            Line(text("model"), found.model, TOTAL),
+            Line(text("command"), " ".join(found.command), CODE),
+            Line(text("hardware"), join(", ", hardware)),
+            Line(text("simulated"), found.stack or "-"),
+        ],
         sections=[
-            table(corrections, _CORRECTIONS, found.corrections, notes, wide, True, look),
-            table(answers, answer, _ANSWER, [*failed, _MODELLED]),
+            table(
+                text("Corrections of modelled memory"),
+                _CORRECTIONS,
+                found.corrections,
+                notes,
+                width >= _WIDE,
+                True,
+                lambda each: PLAIN if each.applied_bytes else MUTED,
+            ),
+            _rows(found.model, ["plan"], plans, width),
         ],
         verdict="",
         tail=[
+            Line(text("change"), change, TOTAL),
             *(Line(text("note"), note) for note in found.notes),
             Line(text("profile"), found.profile),
         ],
@@ -471,21 +455,4 @@ _CORRECTIONS = (
     Column("Difference", "difference_bytes", _signed),
     Column("Corrected by", lambda each: each.applied_bytes or None, _signed),
     Column("Hardware's figure", _source, when=wide_only),
-)
-
-
-class _Figure(NamedTuple):
-    """A figure that both plans answer."""
-
-    title: str
-    name: str  # of ``PlanRow``
-    unit: Callable[[int | None], str] = GIB4
-    change: Callable[[int | None], str] = _signed
-
-
-_ANSWER = (
-    _Figure(text("KV cache, GiB"), "kv_cache_bytes"),
-    _Figure(text("KV tokens"), "tokens", COUNT, signed),
-    _Figure(modelled(text("KV cache that fits the device, GiB"), True), "fits_device_bytes"),
-    _Figure(modelled(text("Headroom, GiB"), True), "headroom_bytes"),
 )

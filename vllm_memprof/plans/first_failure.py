@@ -11,13 +11,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vllm_memprof.accounting.budget.kv import blocks_per_request
-from vllm_memprof.accounting.model import Kv, RankReport, Report
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.plans.model import TABLES, FirstFailure, OwnerChange, Try
 from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, How
 from vllm_memprof.text import join, text, titled
-from vllm_memprof.units import GIB, format_gib, minus, one_line, sum_or_none
+from vllm_memprof.units import GIB, minus, one_line, sum_or_none
 
 #: Findings of an engine that refused to start, whose bytes are what it lacks; with the kind of
 #: ``FirstFailure``. Their bytes are what is missing, but for ``negative-kv``: the KV cache itself.
@@ -27,8 +26,7 @@ _REFUSALS = {"kv-too-small": "kv-cache", "negative-kv": "kv-cache", "startup-ref
 _OF_THE_PEAK = ("weights", "persistent_torch", "peak_activation")
 #: What is known beside them of an engine that refused to start.
 _BEFORE_KV = ("non_torch", "graph_estimate")
-#: What one request needs where the KV cache is too small for it, GiB with two digits. The plan of
-#: the answer has it exactly, where the option that is searched does not change it.
+#: What one request needs where the KV cache is too small for it, GiB with two digits.
 #: (vllm 0.13.0 and 0.23.0, vllm/v1/core/kv_cache_utils.py::_check_enough_kv_cache_memory)
 _NEEDED = re.compile(r"\(([0-9.]+) GiB KV cache is needed")
 _HALF_DIGIT_GIB = 0.005
@@ -58,7 +56,7 @@ def beyond(failed: Try, report: Report | None, answer: Report | None) -> FirstFa
         if rank.oom is not None:
             found = replace(found, kind="oom", short_bytes=rank.oom.missing_bytes, oom=rank.oom)
         elif not failed.plan.ok:
-            found = _of_refusal(found, report, rank, Kv() if like is None else like.kv)
+            found = _of_refusal(found, report, rank)
         modelled = simulated and found.kind in ("oom", "want", "in-use")
         found = replace(found, label=rank.label, modelled=modelled)
     parts: list[str] = []
@@ -81,14 +79,13 @@ def _deciding(report: Report, label: str | None = None) -> RankReport | None:
     return min(report.ranks, key=later, default=None)
 
 
-def _of_refusal(found: FirstFailure, report: Report, rank: RankReport, kv: Kv) -> FirstFailure:
+def _of_refusal(found: FirstFailure, report: Report, rank: RankReport) -> FirstFailure:
     """Return what an engine lacks that refused to start, where a figure says it.
 
     Args:
         found: its words.
         report: of its plan.
         rank: that decides, of the report.
-        kv: of the plan of the answer.
     """
     finding = next((each for each in report.findings if each.id in _REFUSALS), None)
     granted, needed = rank.budget.engine_kv_cache_bytes, _NEEDED.search(found.text)
@@ -99,11 +96,8 @@ def _of_refusal(found: FirstFailure, report: Report, rank: RankReport, kv: Kv) -
     elif needed is None or granted is None:
         return found
     else:
-        size = (blocks_per_request(kv) or 0) * (kv.bytes_per_block or 0)
-        at_least = format_gib(size) != needed[1]
-        if at_least:
-            size = round((float(needed[1]) - _HALF_DIGIT_GIB) * GIB)
-        kind, short = "kv-cache", size - granted
+        kind, at_least = "kv-cache", True
+        short = round((float(needed[1]) - _HALF_DIGIT_GIB) * GIB) - granted
     return replace(
         found, kind=kind, short_bytes=short if short > 0 else None, at_least=at_least and short > 0
     )

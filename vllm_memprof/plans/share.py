@@ -247,20 +247,18 @@ def predict_all(card: SharedDevice, orders: Orders, given: Settings) -> dict[str
 def ways(card: SharedDevice) -> list[SharingPlan]:
     """Return the ways in which instances can share a device, each with its flags or without.
 
-    By utilization alone: in any order of starting where the equation subtracts no neighbour; else
-    the shares are those of one order (of two instances, of both). There the number of blocks, given
-    as a flag, divides the device in any order.
+    By utilization alone, in any order of starting. Where the equation subtracts what neighbours
+    hold, that is never enough: with B later, (uB - uA) x total >= own B - own A + held A + need B;
+    with A later the same, the names changed; added up, 0 >= held A + held B + need A + need B.
+    There the shares are those of one order (of two instances, of both), and the number of blocks,
+    given as a flag, divides the device in any order.
     """
     names = [*card.instances]
     every = rotations(names)
-    if not card.subtracts:
-        return [_way(card, every, "utilization", None)]
-    found = []
-    if len(names) > 1:
-        found.append(_none_in_any_order([*card.instances.values()]))
-    for order in every if len(names) == 2 else [names]:
-        found.append(_way(card, [order], "utilization", order))
-    if len(names) > 1:
+    found = [_way(card, every, "utilization", None)]
+    if card.subtracts and len(names) > 1:
+        in_order = every if len(names) == 2 else [names]
+        found += [_way(card, [order], "utilization", order) for order in in_order]
         found.append(_way(card, every, "blocks", None))
     return found
 
@@ -377,21 +375,6 @@ def _by_blocks(card: SharedDevice, order: Sequence[str], wanted: Mapping[str, in
     return given
 
 
-def _none_in_any_order(instances: Sequence[Figures]) -> SharingPlan:
-    """Return why one share each does not serve both orders, and the bytes that are missing.
-
-    With B later, (uB - uA) x total >= own B - own A + held A + need B; with A later the same, the
-    names changed. Added up: 0 >= held A + held B + need A + need B.
-    """
-    least, next_to_it = sorted(each.peak_bytes + each.need_bytes for each in instances)[:2]
-    why = text(
-        "the equation subtracts what a neighbour holds, so that the later one needs the larger "
-        "share; with the same shares in both orders {size:gib} GiB are missing",
-        size=least + next_to_it,
-    )
-    return SharingPlan("utilization", None, [], why, least + next_to_it)
-
-
 @dataclass(frozen=True)
 class Typed:
     """One instance, as the user wrote it: a row of a TOML file, or words of the command."""
@@ -408,13 +391,8 @@ def read_instances(path: Path) -> list[Typed]:
         UsageError: it cannot be read, or has something else than instances.
     """
     try:
-        content = read_table(path)
-        rows = content.pop("instance", ())
-        found = [from_json(Typed, row) for row in rows]
-        unknown = {*content, *(key for row in rows for key in row if key not in vars(found[0]))}
-        if unknown or not found:
-            raise ValueError(f"not known: {', '.join(unknown)}" if unknown else "no [[instance]]")
-    except (OSError, ValueError) as error:
+        rows = read_table(path)["instance"]
+        return [from_json(Typed, vars(Typed(**row))) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         hint = '[[instance]] with model = "...", and optional args = [...] and want = [...]'
         raise UsageError(f"memprof share cannot read {path}: {error}", hint=hint) from error
-    return found

@@ -38,7 +38,6 @@ from vllm_memprof.plans.share import (
     rotations,
     ways,
 )
-from vllm_memprof.plans.store import write_row
 from vllm_memprof.plans.wants import Want, misses
 from vllm_memprof.record.schema import ENV_HOLD, HELD_SUFFIX, HOLD_SUFFIX, READY, SERVED
 from vllm_memprof.record.spans import edges_of, last_of
@@ -158,34 +157,29 @@ def compute(job: ShareJob, runner: PlanRunner) -> tuple[DeviceShare, SharedDevic
     Raises:
         Interrupted: by a signal.
     """
-    rows, ranks = [], list[RankReport]()
+    rows = []
     for place, each in enumerate(job.instances):
         plan, name = replace(each.plan, values={"instance": each.name}), each.name
         row = runner.make_one(place, plan, name)
         if row.status == "oom" and each.fixed is None:
             plan = replace(plan, engine_args=[*plan.engine_args, UTILIZATION, LESS])
             row = runner.make_one(place, plan, f"{name}-{LESS}")
-        report, figures = runner.report(row) if row.ok else None, None
-        if report is not None:
-            ranks.append(report.ranks[0])
-            figures = figures_of(report.ranks[0], row, each)
+        report = runner.report(row) if row.ok else None
+        figures = None if report is None else figures_of(report.ranks[0], row, each)
         args, wanted = redact_command(["", *each.plan.engine_args])[1:], each.wants
         rows.append(SoloPlan(name, plan.model, args, [want.text for want in wanted], row, figures))
-    found = {rank.budget.equation for rank in ranks}
-    equation = next(iter(found), None)
-    total = next((rank.device_total_bytes for rank in ranks if rank.device_total_bytes), None)
+    equation, total = rows[0].plan.equation, rows[0].plan.device_total_bytes
     share = DeviceShare(rows, equation, total, job.beside, job.headroom)
-    failed = next((row for row in rows if not row.plan.ok), None)
     known = {row.name: row.figures for row in rows if row.figures is not None}
     form = equations.form_of(equation)
-    if failed is not None:
+    if failed := next((row for row in rows if not row.plan.ok), None):
         why = text(
             "instance {name} does not start alone: {reason}",
-            name=failed.name,
+            failed,
             reason=failed.plan.reason or failed.plan.status,
         )
-    elif len(found) > 1 or equation not in EQUATIONS:
-        names = ", ".join(sorted(name or "-" for name in found))
+    elif {*EQUATIONS} & {equation} != {row.plan.equation for row in rows}:
+        names = ", ".join(row.plan.equation or "-" for row in rows)
         why = text("shares are computed for E2, E3 and E4, not for {names}", names=names)
     elif len(known) < len(rows) or total is None or form is None:
         names = ", ".join(row.name for row in rows if row.figures is None)
@@ -321,9 +315,7 @@ def start_all(
             state.unlink(missing_ok=True)
     results, frees = [], list[int]()
     for each, process in zip(order, under, strict=False):
-        run_dir, row = process.task.run_dir, process.row()
-        write_row(run_dir, None, row)
-        row = replace(row, run=str(run_dir.relative_to(runner.folder)))
+        row = runner.done(process.task, process.row())
         report = runner.report(row)
         for rank in [] if report is None else report.ranks[:1]:
             if rank.kv.planned_bytes is not None:
@@ -331,7 +323,6 @@ def start_all(
             seen = (edge.snapshot.device_free_bytes for _, edge in edges_of(rank.phases))
             frees += (size for size in seen if size is not None)
         results.append(Try(each, row, misses(row, instances[each].wants)))
-        runner.progress.finished(0, row, "made")
     least = min(frees, default=None)
     if least is not None and least < job.headroom:
         short = Want("headroom", job.headroom).misses(replace(row, headroom_bytes=least))
@@ -366,10 +357,9 @@ def beside(job: ShareJob, environ: dict[str, str]) -> Iterator[int]:
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
-        in_use = said.removeprefix("MEMPROF ").strip()
-        if not in_use.isdigit() or int(in_use) < job.beside:
-            rest = said + ("" if in_use.isdigit() else process.stdout.read())
-            raise LaunchError(f"--beside: {one_line(rest.strip() or 'no memory')}")
+        in_use = said.removeprefix("MEMPROF ")
+        if in_use == said:
+            raise LaunchError(f"--beside: {one_line(said + process.stdout.read())}")
         yield int(in_use)
     finally:
         with suppress(OSError):

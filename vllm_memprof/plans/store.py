@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -27,12 +26,14 @@ from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.files import write_atomically
+from vllm_memprof.launch.folder import DIR_MODE
 from vllm_memprof.options import normal_form, options
 from vllm_memprof.plans.model import TABLES, Plan, PlanRow, Task, plan_row
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.schema import REPORT_JSON, RUN_FILE
 from vllm_memprof.redact import redact_data, redact_text, select_env
+from vllm_memprof.sim.folders import new_folder
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.profiles import flat_text, load_profile
 from vllm_memprof.sim.runtime import PACKAGE_DIR, fingerprint
@@ -171,17 +172,8 @@ def _copy_folder(source: Path, target: Path) -> None:
     Raises:
         OSError: it cannot be copied.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
-    try:
-        shutil.copytree(source, temporary, dirs_exist_ok=True)
-        temporary.chmod(0o700)
-        os.rename(temporary, target)
-    except OSError:
-        if not target.is_dir():
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with new_folder(target, DIR_MODE) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
 
 
 def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:

@@ -23,11 +23,12 @@ _WANT = re.compile(
     rf"tokens=(?P<tokens>{_NUMBER})|"
     rf"concurrency=(?P<concurrency>{_NUMBER})(?:@(?P<length>{_NUMBER}))?|kv[-_]cache=(?P<size>.+)"
 )
-_NAMES = {
-    "tokens": text("KV tokens"),
-    "concurrency": text("concurrency at max_model_len"),
-    "kv-cache": text("KV cache"),
-    "headroom": text("headroom"),
+#: Kind -> its words, and the figure of a row.
+_KINDS = {
+    "tokens": (text("KV tokens"), "tokens"),
+    "concurrency": (text("concurrency at max_model_len"), "max_concurrency"),
+    "kv-cache": (text("KV cache"), "kv_cache_bytes"),
+    "headroom": (text("headroom"), "headroom_bytes"),
 }
 
 
@@ -35,14 +36,14 @@ _NAMES = {
 class Want:
     """One condition that a plan has to meet."""
 
-    kind: str  # of _NAMES
+    kind: str  # of _KINDS
     least: int  # tokens, requests or bytes
     length: int | None = None  # concurrency: tokens of a request; None: of max_model_len
 
     @property
     def name(self) -> str:
         if self.length is None:
-            return _NAMES[self.kind]
+            return _KINDS[self.kind][0]
         return text("concurrency at {length:,} tokens", length=self.length)
 
     @property
@@ -51,7 +52,7 @@ class Want:
 
     @property
     def of_bytes(self) -> bool:
-        return self.kind in ("kv-cache", "headroom")
+        return _KINDS[self.kind][1].endswith("_bytes")
 
     def shown(self, figure: float) -> str:
         """Return a figure of its kind in its unit."""
@@ -61,13 +62,8 @@ class Want:
         """Return what a plan has of it; None: not known."""
         if self.length is not None:
             return row.concurrency_at.get(self.length)
-        figures = {
-            "tokens": row.tokens,
-            "concurrency": row.max_concurrency,
-            "kv-cache": row.kv_cache_bytes,
-            "headroom": row.headroom_bytes,
-        }
-        return figures[self.kind]
+        found: float | None = getattr(row, _KINDS[self.kind][1])
+        return found
 
     def misses(self, row: PlanRow) -> list[Miss]:
         """Return why a plan does not meet it; an unknown figure does not."""

@@ -51,13 +51,13 @@ def write_folder(target: Path, files: JsonFiles, linked: Path | None = None) -> 
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, mode: int = 0o755) -> Iterator[Path]:
     """Yield a folder that takes the target's name at the end; one that is there by then stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield temporary
-        temporary.chmod(0o755)
+        temporary.chmod(mode)
         temporary.rename(target)
     except OSError:
         if not target.is_dir():  # otherwise another process was faster, with the same content

@@ -220,11 +220,10 @@ def test_instances_of_a_file(tmp_path) -> None:
         Typed("m/b"),
     ]
     for text, said in (
-        ("", "no \\[\\[instance\\]\\]"),
-        ("[[instance]]\n", "missing required field `model`"),
+        ("", "'instance'"),
+        ("[[instance]]\n", "missing .* 'model'"),
         ('[[instance]]\nmodel = "a"\nargs = "x"\n', "`array`, got `str` - at `.*args"),
-        ('[[instance]]\nmodel = "a"\nflags = []\n', "not known: flags"),
-        ('share = 1\n[[instance]]\nmodel = "a"\n', "share"),
+        ('[[instance]]\nmodel = "a"\nflags = []\n', "unexpected .* 'flags'"),
         ("[[", "cannot read"),
     ):
         path.write_text(text)

@@ -115,6 +115,7 @@ def every_template() -> list[Template]:
         said += [equation.base_title for equation in read_equations(row.folder)]
         found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
     table = read_table(PACKAGE / "accounting" / "readings" / "quantities.toml")
+    table |= read_table(PACKAGE / "accounting" / "readings" / "own.toml")
     words = ("title", "source", "unknown")
     said = [row[key] for row in table.values() for key in words if key in row]
     found += [Template("quantities.toml", each, frozenset()) for each in said]

@@ -84,9 +84,10 @@ def test_each_correction_has_both_sides_and_the_answer_both_profiles(width: int)
     assert "non-torch as one 0.5600 ±0.0050 0.4648 +0.0952 +0.0952" in joined
     assert "context 0.3500 ±0.0050 0.3500 +0.0000 -" in joined
     assert "kernels_bytes 0 -> 102,173,245; per process and device" in joined
-    assert "KV cache, GiB 40.0000 39.9043 -0.0957" in joined
-    assert "Headroom, GiB (m) 0.0879 -0.0078 -0.0957" in joined
-    assert "With, estimated" in joined
+    assert "own 44.00 640,796" in joined
+    assert "without 40.00 582,542" in joined
+    assert "with 39.90 581,148" in joined
+    assert "change KV cache -0.0957 GiB, headroom -0.0957 GiB" in joined
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -98,7 +99,7 @@ def test_a_plan_that_fails_says_why() -> None:
     failed = PlanRow({"plan": "with"}, "oom", "TP0 ran out of device memory in profile_run")
     text = " ".join(table(replace(FOUND, corrected=failed), 120).split())
     assert "plan=with: TP0 ran out of device memory in profile_run" in text
-    assert "KV cache, GiB 40.0000 - -" in text
+    assert "change KV cache - GiB, headroom - GiB" in text
 
 
 def test_it_is_there_in_chinese_markdown_and_html() -> None:
