@@ -78,7 +78,7 @@ def pages() -> dict[str, str]:
             index.append(f"- [`memprof {command}`]({name})")
         text = f"# memprof {command}\n\n```text\n{help_text(command, common)}\n```\n"
         made[name] = f"{made[name]}\n#{text}" if name in made else text
-    index += ["", "Arguments and options of three or more commands; their own pages do not repeat them:", "", "```text"]
+    index += ["", "What three or more commands have; their pages do not repeat it:", "", "```text"]
     formatter = typer.Context(typer.main.get_command(app), max_content_width=100).make_formatter()
     formatter.width = 100
     formatter.write_dl([*common.values()])
