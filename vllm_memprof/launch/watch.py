@@ -147,7 +147,8 @@ class ProcessWatch:
         """Return the deaths noticed since the last call, in the order in which they were
         noticed."""
         with self._lock:
-            self._look(list(self._alive))
+            for pid in list(self._alive):
+                self._note_if_dead(pid, read_stat(pid))
             for pid, start_ticks in list(self._dead.items()):
                 stat = read_stat(pid)
                 if stat is not None and stat.start_ticks == start_ticks:
@@ -189,15 +190,17 @@ class ProcessWatch:
             ready = [fd for fd, _ in self._poller.poll()]
             if self._end in ready:
                 return
-            with self._lock:  # their parents are about to collect them
-                self._look([pid for pid, fd in self._pidfds.items() if fd in ready])
+            # their parents are about to collect them: before the lock can be had
+            found = [(pid, read_stat(pid)) for pid, fd in list(self._pidfds.items()) if fd in ready]
+            with self._lock:
+                for pid, stat in found:
+                    self._note_if_dead(pid, stat)
 
-    def _look(self, pids: list[int]) -> None:
-        """Note which of these processes are dead. The lock is held."""
-        for pid in pids:
-            stat, start_ticks = read_stat(pid), self._alive[pid]
-            if stat is None or stat.state in "ZX" or stat.start_ticks != start_ticks:
-                self._note_death(pid, stat, start_ticks)
+    def _note_if_dead(self, pid: int, stat: ProcStat | None) -> None:
+        """The lock is held."""
+        ticks = self._alive.get(pid)
+        if ticks is not None and (stat is None or stat.state in "ZX" or stat.start_ticks != ticks):
+            self._note_death(pid, stat, ticks)
 
     def _note_death(self, pid: int, stat: ProcStat | None, start_ticks: int) -> None:
         """The lock is held."""
