@@ -239,7 +239,7 @@ class EngineRun:
         if lost is not None:
             return describe_lost(seen, lost), patience.after_death_s, patience.before_note_s
         if suspects:
-            unclear = seen.ready and seen.mode != "serve" and suspects[0][0].signal is None
+            unclear = seen.ready and seen.mode != "serve" and not suspects[0][0].killed
             at_end = unclear and progress.shutdown_t_ns is not None
             return (
                 describe_death(seen, suspects[0]),
@@ -304,7 +304,7 @@ class EngineRun:
         """Take over what died; what is after the user's signal belongs to it."""
         seen = self._seen
         for death in self._watch.refresh():
-            own = death.pid == self._engine.pid and death.signal is None
+            own = death.pid == self._engine.pid and not death.killed
             if not own and (self._cause is None or seen.interrupted_by is None):
                 seen.deaths.append(death)
         if seen.interrupted_by is None:
