@@ -19,7 +19,7 @@ from tests.unit.accounting.builders import device_memory
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.frames.csv import report_csv
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.report import render_json
+from vllm_memprof.report.files import render_json
 from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.report.trace import report_trace
 

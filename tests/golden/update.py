@@ -18,15 +18,15 @@ from tests.support.render import check_table, diff_table, outline, printed, tabl
 from tests.support.runs import check_result, diff_of, reports_of
 from vllm_memprof.accounting import Report
 from vllm_memprof.accounting.deployment.report import build_deployment
+from vllm_memprof.check.ci import render_check_github, render_check_junit
 from vllm_memprof.check.document import check_document
-from vllm_memprof.check.github import render_check_github
-from vllm_memprof.check.junit import render_check_junit
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.compare.document import diff_document
 from vllm_memprof.record.deployment import load_parts
-from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.documents.first_screen import FirstScreen
+from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.table import render_table
 
 HERE = Path(__file__).parent
 #: Suffix of the files of this folder that are not golden files.

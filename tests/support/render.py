@@ -13,8 +13,8 @@ from vllm_memprof.check.document import check_document
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.compare.document import diff_document
-from vllm_memprof.report import render_table
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.table import render_table
 
 
 def table(report: Report, width: int, encoding: str = "utf-8", lang: str = "en") -> str:

@@ -19,7 +19,7 @@ from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.options import normal_form, words_of
 from vllm_memprof.plans.model import Plan
 from vllm_memprof.record.loader import load_run
-from vllm_memprof.report import render_json
+from vllm_memprof.report.files import render_json
 from vllm_memprof.sim.presets import resolve_model
 
 PLAIN = ["--enforce-eager", "--max-num-batched-tokens", "4096", "--gpu-memory-utilization", "0.8"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_memprof.accounting.findings.table import FINDINGS
-from vllm_memprof.check.limits import BUDGET, FAIL_ON, KEYS, REGRESSION, TOKENS, Key, figure_of
+from vllm_memprof.check.limits import BUDGET, FAIL_ON, KEYS, REGRESSION, TOKENS, LimitKey
 from vllm_memprof.errors import UsageError, nearest
-from vllm_memprof.units import parse_size
+from vllm_memprof.units import one_line, parse_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,22 +20,19 @@ else:
     import tomli as tomllib
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
-_DECIMAL = re.compile(r"[\s0-9_,.]+([kmgt])b\s*", re.IGNORECASE)
-_HEADER = re.compile(r"\s*\[\[?\s*([^\[\],]+?)\s*\]\]?\s*(?:#.*)?$")
-_TOML_PLACE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 _LARGEST = 1 << 63
-_OTHER = {BUDGET: REGRESSION, REGRESSION: BUDGET}
+#: Name of every key -> its table.
+_TABLES = {**{key.name: key.table for key in KEYS}, FAIL_ON: BUDGET}
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """A key of the file with its value."""
 
-    key: Key
+    key: LimitKey
     amount: int | None  # bytes or tokens; None where a percentage is given
     percent: Fraction | None
     written: str  # as in the file: text without its quotes, numbers with separators
-    line: int | None
+    line: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class BudgetFile:
 
     name: str
     limits: list[Limit]
-    fail_on: dict[str, int | None] = field(default_factory=dict)  # finding -> line
+    fail_on: dict[str, int] = field(default_factory=dict)  # finding -> line
 
     @property
     def needs_baseline(self) -> bool:
@@ -65,17 +62,29 @@ def parse_budget(text: str, name: str) -> BudgetFile:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        raise _not_toml(str(exc), text, name) from exc
-    reader = _Reader(text)
-    for table, values in data.items():
-        reader.read_table(table, values)
-    if reader.mistakes:
-        lines = [f"{name}{place}: {what}" for place, what in reader.mistakes]
-        head = [] if len(lines) == 1 else [f"{len(lines)} mistakes in {name}"]
-        raise UsageError("\n  ".join([*head, *lines]), hint=reader.hint)
-    if not reader.limits and not reader.fail_on:
-        raise UsageError(f"{name} sets no limit", hint="memprof check --init RUN proposes one")
-    return BudgetFile(name, reader.limits, reader.fail_on)
+        hint = 'a value with a unit is text: "43.5GiB", "1%"'
+        raise UsageError(f"{name} is not TOML: {exc}", hint) from exc
+    budget, lines = BudgetFile(name, []), text.splitlines()
+    mistakes = []
+    for names, value in _entries(data):
+        line = _line_of(lines, names)
+        try:
+            if len(names) < 3:
+                budget.limits.append(_limit(names, value)._replace(line=line))
+            elif value in list(FINDINGS):
+                budget.fail_on[value] = line
+            else:
+                meant = _meant(names[-1], FINDINGS)
+                raise ValueError(f"{FAIL_ON}: unknown finding {value!r}{meant}")
+        except ValueError as exc:
+            mistakes.append(f"{name}, line {line}: {exc}")
+    if mistakes:
+        head = [f"{len(mistakes)} mistakes in {name}"] if len(mistakes) > 1 else []
+        said = "\n  ".join([*head, *mistakes])
+        raise UsageError(said, f"keys: {', '.join(_TABLES)}" if "unknown key" in said else None)
+    if not budget.limits and not budget.fail_on:
+        raise UsageError(f"{name} sets no limit", "memprof check --init RUN proposes one")
+    return budget
 
 
 def parse_option(name: str, typed: str) -> Limit:
@@ -84,186 +93,76 @@ def parse_option(name: str, typed: str) -> Limit:
     Raises:
         UsageError: not a value of this limit.
     """
-    key = next(key for key in KEYS if (key.table, key.name) == (BUDGET, name))
     try:
-        amount, percent = _parse(key, int(typed) if typed.isdecimal() else typed)
+        return _limit((BUDGET, name), int(typed) if typed.isdecimal() else typed)
     except ValueError as exc:
-        raise UsageError(f"--{name.replace('_', '-')}: {exc}") from exc
-    return Limit(key, amount, percent, typed, None)
+        option = name.replace("_", "-")
+        raise UsageError(f"--{option}{str(exc).removeprefix(name)}") from exc
 
 
-def _not_toml(message: str, text: str, name: str) -> UsageError:
-    place = _TOML_PLACE.search(message)
-    lines = text.splitlines()
-    line = min(int(place.group(1) or len(lines)), len(lines)) if place else None
-    said = lines[line - 1].strip() if line else ""
-    what = f"{name}{_place(line)}: not TOML: {message[: place.start()] if place else message}"
-    unquoted = re.search(r"=\s*([0-9.]+\s*(?:[A-Za-z]+|%))", said)
-    hint = (
-        f'a value with a unit is text: "{unquoted.group(1)}"'
-        if unquoted
-        else "TOML is described at https://toml.io"
-    )
-    return UsageError(what, hint=hint)
-
-
-def _place(line: int | None) -> str:
-    return "" if line is None else f", line {line}"
-
-
-def _names(table: str) -> list[str]:
-    return [
-        *(key.name for key in KEYS if key.table == table),
-        *([FAIL_ON] if table == BUDGET else []),
-    ]
-
-
-class _Reader:
-    """Collect the limits and the mistakes of one file."""
-
-    def __init__(self, text: str) -> None:
-        self.limits: list[Limit] = []
-        self.fail_on: dict[str, int | None] = {}
-        self.mistakes: list[tuple[str, str]] = []
-        self._lines = text.splitlines()
-        self._misread: set[str] = set()  # tables with an unknown key
-
-    @property
-    def hint(self) -> str | None:
-        """Return the keys of the tables in which one was not known."""
-        tables = [table for table in (BUDGET, REGRESSION) if table in self._misread]
-        return (
-            "; ".join(f"keys of [{table}]: {', '.join(_names(table))}" for table in tables) or None
-        )
-
-    def read_table(self, table: str, values: Any) -> None:
-        line = self._line_of(None, table)
-        if table not in (BUDGET, REGRESSION):
-            if isinstance(values, dict):
-                near = nearest(table, (BUDGET, REGRESSION))
-                what = f"unknown table [{table}]{f': did you mean [{near[0]}]?' if near else ''}"
+def _entries(data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield what stands in the file, with the names that lead to it."""
+    for table, values in data.items():
+        if table not in (BUDGET, REGRESSION) or not isinstance(values, dict):
+            yield (table,), values
+            continue
+        for name, value in values.items():
+            if (table, name) == (BUDGET, FAIL_ON) and isinstance(value, list):
+                yield from (((table, name, str(item)), item) for item in value)
             else:
-                what = f"the key {table!r} stands outside a table{_nearest_key(BUDGET, table)}"
-            self._wrong(line, what)
-        elif not isinstance(values, dict):
-            self._wrong(line, f"{table} is {_kind(values)}; it is a table: [{table}]")
-        else:
-            for name, value in values.items():
-                self._read_key(table, name, value)
-
-    def _read_key(self, table: str, name: str, value: Any) -> None:
-        line = self._line_of(table, name)
-        key = next((key for key in KEYS if (key.table, key.name) == (table, name)), None)
-        if (table, name) == (BUDGET, FAIL_ON):
-            self._read_findings(value, line)
-        elif key is None:
-            self._misread.add(table)
-            self._wrong(line, f"unknown key {name!r} in [{table}]{_nearest_key(table, name)}")
-        else:
-            try:
-                amount, percent = _parse(key, value)
-            except ValueError as exc:
-                self._wrong(line, f"{name}: {exc}")
-            else:
-                written = f"{value:,}" if isinstance(value, int) else str(value)
-                self.limits.append(Limit(key, amount, percent, written, line))
-
-    def _read_findings(self, value: Any, line: int | None) -> None:
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            kind = "a list with other things than text"
-            if not isinstance(value, list):
-                kind = _kind(value)
-            what = f'{FAIL_ON} is {kind}; it is a list of findings, e.g. ["co-tenant"]'
-            return self._wrong(line, what)
-        for item in value:
-            numbers = range(line or 1, len(self._lines) + 1)
-            place = next((each for each in numbers if item in self._lines[each - 1]), line)
-            if item not in FINDINGS:
-                near = nearest(item, FINDINGS)
-                meant = f": did you mean {near[0]}?" if near else ""
-                self._wrong(place, f"{FAIL_ON}: unknown finding {item!r}{meant}")
-            else:
-                self.fail_on[item] = place
-        return None
-
-    def _wrong(self, line: int | None, what: str) -> None:
-        self.mistakes.append((_place(line), what))
-
-    def _line_of(self, table: str | None, name: str) -> int | None:
-        """Return the number of the line on which a key stands, or a table begins."""
-        quoted = rf"[\"']?{re.escape(name)}[\"']?"
-        below = re.compile(rf"\s*{quoted}\s*[.=]")
-        dotted = re.compile(rf"\s*{table}\s*(\.|=.*[\s{{,])\s*{quoted}\s*=")  # also an inline table
-        current: str | None = None
-        for number, text in enumerate(self._lines, start=1):
-            header = _HEADER.match(text)
-            if header is not None:
-                current = header.group(1).strip("\"'")
-            found = (
-                current == name
-                if table is None and header
-                else current == table and below.match(text)
-            )
-            if found or (table is not None and dotted.match(text)):
-                return number
-        return None
+                yield (table, name), value
 
 
-def _nearest_key(table: str, name: str) -> str:
-    """Return what may have been meant, as the end of a sentence."""
-    for other in (table, _OTHER[table]):
-        if name in _names(other):
-            return f": it belongs into [{other}]"
-    for place, other in (("", table), (f" in [{_OTHER[table]}]", _OTHER[table])):
-        if near := nearest(name, _names(other)):
-            return f": did you mean {near[0]}{place}?"
-    return ""
+def _line_of(lines: list[str], names: Iterable[str]) -> int:
+    """Return the number of the line on which the last of the names stands."""
+    at = 0
+    for name in names:
+        word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+        below = range(at, len(lines))
+        at = next((each for each in below if word.search(lines[each].partition("#")[0])), at)
+    return at + 1
 
 
-def _kind(value: Any) -> str:
-    names = {
-        bool: "a boolean",
-        int: "a number",
-        float: "a fraction",
-        str: "text",
-        list: "a list",
-        dict: "a table",
-    }
-    return next((text for kind, text in names.items() if type(value) is kind), "a date or a time")
-
-
-def _parse(key: Key, value: Any) -> tuple[int | None, Fraction | None]:
-    """Return (amount, percentage) of a value; one of them is None.
+def _limit(names: Sequence[str], value: Any) -> Limit:
+    """Return the limit of a key.
 
     Raises:
-        ValueError: it is neither an amount in the key's unit nor a percentage that the key takes.
+        ValueError: there is no such key, or the value is neither an amount in its unit nor a
+            percentage that it takes.
     """
-    if isinstance(value, str) and "%" in value:
-        match = _PERCENT.fullmatch(value)
-        if match is None:
-            raise ValueError(f'not a percentage: {value!r} (write e.g. "1%" or "0.5%")')
-        if key.percent_of is None:
-            raise ValueError(f"{value!r}: a percentage means nothing here, {_takes(key)}")
-        return None, Fraction(Decimal(match.group(1))) / 100
-    amount = value if isinstance(value, int) and not isinstance(value, bool) else None
-    if isinstance(value, str) and figure_of(key).unit != TOKENS:
+    table, name, shown = names[0], names[-1], one_line(repr(value), 40)
+    if table in _TABLES.values() and len(names) == 1:
+        raise ValueError(f"{table}: {shown} is no table, [{table}]")
+    if len(names) == 1 and isinstance(value, dict):
+        raise ValueError(f"unknown table [{table}]{_meant(table, _TABLES.values())}")
+    if len(names) == 1:
+        raise ValueError(f"the key {table!r} stands outside a table{_meant(table)}")
+    if _TABLES.get(name) != table:
+        raise ValueError(f"unknown key {name!r} in [{table}]{_meant(name)}")
+    if name == FAIL_ON:
+        raise ValueError(f'{name}: {shown} is no list of findings, e.g. ["co-tenant"]')
+    key = next(key for key in KEYS if key.name == name)
+    counted, percent = key.figure.unit == TOKENS, _PERCENT.fullmatch(str(value))
+    written = f"{value:,}" if isinstance(value, int) else str(value)
+    if percent and key.percent_of:
+        return Limit(key, None, Fraction(percent[1]) / 100, written)
+    if isinstance(value, str) and not counted and not percent:
         try:
-            amount = parse_size(value)
+            value = parse_size(value)
         except ValueError as exc:
-            decimal = _DECIMAL.fullmatch(value)
-            hint = f"; did you mean {decimal.group(1).upper()}iB?" if decimal else ""
-            raise ValueError(f"{exc}{hint}") from exc
-    if amount is None:
-        shown = str(value).lower() if isinstance(value, bool) else repr(value)
-        raise ValueError(f"{shown} is {_kind(value)}; {_takes(key)}")
-    if not 0 <= amount < _LARGEST:
-        raise ValueError(f"{value} is {'below 0' if amount < 0 else 'too large'}")
-    return amount, None
+            raise ValueError(f"{name}: {exc}") from exc
+    if type(value) is not int:
+        takes = "number of tokens" if counted else 'number of bytes, nor a size such as "43.5GiB"'
+        share = f', nor a percentage of {key.percent_of} such as "1%"' if key.percent_of else ""
+        raise ValueError(f"{name}: {shown} is no {takes}{share}")
+    if not 0 <= value < _LARGEST:
+        raise ValueError(f"{name}: {written} is {'below 0' if value < 0 else 'too large'}")
+    return Limit(key, value, None, written)
 
 
-def _takes(key: Key) -> str:
-    if figure_of(key).unit == TOKENS:
-        text = "it takes a whole number of tokens"
-    else:
-        text = 'it takes bytes, or a size such as "43.5GiB"'
-    return text + (f', or a percentage of {key.percent_of} such as "1%"' if key.percent_of else "")
+def _meant(name: str, known: Iterable[str] = _TABLES) -> str:
+    """Return what may have been meant, as the end of a sentence."""
+    if name in _TABLES:
+        return f": it belongs into [{_TABLES[name]}]"
+    near = nearest(name, known)
+    return f": did you mean {near[0]}?" if near else ""

@@ -5,68 +5,36 @@ A proposed limit is the figure of the run's worst rank with a margin on the allo
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_memprof.accounting.findings.table import blind_ranks
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.accounting.summary import engine_name
-from vllm_memprof.check.budget_file import Limit, parse_budget
+from vllm_memprof.accounting.summary import device_text, engine_text
+from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.limits import (
     AT_LEAST,
     BUDGET,
     BYTES,
     FAIL_ON,
     KEYS,
-    Key,
-    LimitFigure,
-    figure_of,
+    PROPOSED,
+    LimitKey,
     read_figure,
 )
 from vllm_memprof.errors import UsageError
 from vllm_memprof.units import GIB, MIB, format_bytes, format_gib, parse_size
 
-#: Findings that a proposed file forbids, less those that its run has.
-_PROPOSED_FINDINGS = (
-    "equation-unbalanced",
-    "hook-never-called",
-    "kv-cache-beyond-device",
-    "negative-kv",
-    "reserved-peak-beyond-device",
-)
 _COLUMN = 44  # where the remarks of a proposed file begin
 
 
-@dataclass(frozen=True)
-class Margin:
+class Margin(NamedTuple):
     """Room between a figure and the limit that is made of it."""
 
     percent: Fraction  # 1/100 is 1%
-    least: bool = True  # at least ``Figure.varies_bytes``, where a figure varies between starts
-
-    def room(self, value: int, figure: LimitFigure) -> int:
-        share = math.ceil(value * self.percent)
-        return max(share, figure.varies_bytes) if self.least else share
-
-    @property
-    def text(self) -> str:
-        percent = self.percent * 100
-        shown = f"{percent.numerator}%" if percent.denominator == 1 else f"{float(percent):g}%"
-        return (
-            f"{shown}, and at least 16 MiB where a figure varies from start to start"
-            if self.least
-            else shown
-        )
-
-
-@dataclass(frozen=True)
-class Ratchet:
-    """A budget file after a turn of the ratchet."""
-
-    text: str
-    remarks: list[str]  # one per limit that changed, and per limit that could not
+    least: bool = True  # at least ``varies_bytes`` of a figure, where it varies between starts
 
 
 def propose_budget(report: Report, margin: Margin) -> str:
@@ -75,31 +43,28 @@ def propose_budget(report: Report, margin: Margin) -> str:
     Raises:
         UsageError: no figure was measured.
     """
-    lines = [_proposal(report, key, margin) for key in KEYS if key.table == BUDGET]
+    lines = []
+    for key in (key for key in KEYS if key.table == BUDGET):
+        limit, figure = _limit(report, key, margin)
+        value = f"{f'{key.name} = {json.dumps(limit)}':<{_COLUMN}}# {figure}"
+        lines.append(f"# {key.name}: {_one_line(figure)}" if limit is None else value)
     if all(line.startswith("#") for line in lines):
         raise UsageError(
             "the run has no figure that a limit could be set on",
-            hint="take a run that got its KV cache",
+            "take a run that got its KV cache",
         )
     found = {finding.id for finding in report.findings}
-    chosen = ", ".join(
-        f'"{name}"'
-        for name in _PROPOSED_FINDINGS
-        if name not in found and not blind_ranks(report, name)
-    )
-    run = report.run
-    engine = engine_name(run) or "engine unknown"
-    device = (run.device or "device unknown") + (", simulated" if run.simulated else "")
-    named = _one_line(f"{run.model}, {engine}, {device}")
-    count = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
+    absent = [name for name in PROPOSED if name not in found and not blind_ranks(report, name)]
+    run, least = report.run, ", and at least 16 MiB where a figure varies from start to start"
+    named = _one_line(f"{run.model}, {engine_text(run)}, {device_text(run)}")
     limits = "\n".join(lines)
     return f"""\
-# Proposed by memprof check --init: {named}, {count}.
-# Margin: {margin.text}.
+# Proposed by memprof check --init: {named}, ranks: {len(report.ranks)}.
+# Margin: {float(100 * margin.percent):g}%{least if margin.least else ""}.
 # Every limit holds for every rank; sizes are bytes, MiB (2**20) or GiB (2**30).
 [{BUDGET}]
 {limits}
-{FAIL_ON} = [{chosen}]
+{FAIL_ON} = {json.dumps(absent)}
 
 # With --baseline RUN, e.g.:
 # [regression]
@@ -112,50 +77,35 @@ def _one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _proposal(report: Report, key: Key, margin: Margin) -> str:
-    figure = figure_of(key)
-    value, reason = _worst(report, key)
-    if value is None:
-        return f"# {key.name}: not measured ({_one_line(str(reason))})"
-    if value < 0 and key.sense == AT_LEAST:
-        return f"# {key.name}: {format_bytes(value)} {figure.unit} in the run, below any limit"
-    limit = _limit(value, key, margin)
-    shown = limit if isinstance(limit, int) else f'"{limit}"'
-    in_gib = f" ({format_gib(value)} GiB)" if figure.unit == BYTES and value >= GIB else ""
-    measured = f"{format_bytes(value)} {figure.unit}{in_gib} in the run"
-    return f"{f'{key.name} = {shown}':<{_COLUMN}}# {measured}"
+def _limit(report: Report, key: LimitKey, margin: Margin) -> tuple[int | str | None, str]:
+    """Return (a limit as a file has it, the figure of the worst rank or why there is none).
 
-
-def _worst(report: Report, key: Key) -> tuple[int | None, str | None]:
-    """Return (the figure nearest to its limit, why it is not known on one of the ranks)."""
-    values = []
-    for reading in read_figure(report, figure_of(key)):
-        if reading.value is None:
-            return None, reading.reason
-        values.append(reading.value)
-    return (min(values) if key.sense == AT_LEAST else max(values)), None
-
-
-def _limit(value: int, key: Key, margin: Margin) -> int | str:
-    """Return a figure with the margin, as a file has it.
-
-    Rounded to the allowed side where it has a margin, exact bytes where it has none.
+    It is rounded to the allowed side where it has a margin, exact bytes where it has none.
     """
-    figure = figure_of(key)
-    room = margin.room(value, figure)
-    amount = max(0, value - room) if key.sense == AT_LEAST else value + room
-    if figure.unit != BYTES or not margin.percent or amount < MIB:
-        return amount
-    unit, name, digits = (GIB, "GiB", 2) if amount >= GIB else (MIB, "MiB", 1)
-    steps = Fraction(amount * 10**digits, unit)
-    count = math.floor(steps) if key.sense == AT_LEAST else math.ceil(steps)
-    return f"{count // 10**digits}.{count % 10**digits:0{digits}d}{name}"
+    readings, least, unit = read_figure(report, key.figure), key.sense == AT_LEAST, key.figure.unit
+    for reading in readings:
+        if reading.value is None:
+            return None, f"not measured ({reading.reason})"
+    value = (min if least else max)(reading.value or 0 for reading in readings)
+    in_gib = f" ({format_gib(value)} GiB)" if unit == BYTES and value >= GIB else ""
+    figure = f"{format_bytes(value)} {unit}{in_gib} in the run"
+    if value < 0 and least:
+        return None, f"{figure}, below any limit"
+    room = math.ceil(value * margin.percent)
+    room = max(room, key.figure.varies_bytes) if margin.least else room
+    amount = max(0, value - room) if least else value + room
+    if unit != BYTES or not margin.percent or amount < MIB:
+        return amount, figure
+    size, name, digits = (GIB, "GiB", 2) if amount >= GIB else (MIB, "MiB", 1)
+    steps = Fraction(amount * 10**digits, size)
+    count = math.floor(steps) if least else math.ceil(steps)
+    return f"{count // 10**digits}.{count % 10**digits:0{digits}d}{name}", figure
 
 
 def tighten_budget(
     text: str, name: str, report: Report, margin: Margin, force: bool = False
-) -> Ratchet:
-    """Return a budget file whose limits are the run's figures with a margin, where that is tighter.
+) -> tuple[str, list[str]]:
+    """Make the run's figures with a margin the limits of a budget file, where that is tighter.
 
     Comments, order and everything else of the text are kept. Percentages, findings and
     [regression] are not touched.
@@ -167,6 +117,9 @@ def tighten_budget(
         margin: room that the new limits leave.
         force: loosen as well, so that every limit is the run's figure with the margin.
 
+    Returns:
+        The new text, and a remark per limit that changed or could not.
+
     Raises:
         UsageError: the file has a mistake, or a form that cannot be rewritten.
     """
@@ -176,42 +129,31 @@ def tighten_budget(
     try:
         document: Any = tomlkit.parse(text)
     except TOMLKitError as exc:  # what tomllib reads and tomlkit does not
-        raise UsageError(
-            f"{name} cannot be rewritten: {exc}", hint="write one key per line"
-        ) from exc
-    remarks, wanted = [], dict[tuple[str, str], object]()
+        raise UsageError(f"{name} cannot be rewritten: {exc}", "write one key per line") from exc
+    remarks, wanted = [], _amounts(text, name)
     for limit in parse_budget(text, name).limits:
-        if limit.key.table != BUDGET or limit.amount is None:
+        key = limit.key
+        if key.table != BUDGET or limit.amount is None:
             continue
-        value, reason = _worst(report, limit.key)
-        if value is None:
-            remarks.append(f"{limit.key.name} stays: not measured ({reason})")
+        new, figure = _limit(report, key, margin)
+        if new is None:
+            remarks.append(f"{key.name} stays: {figure}")
             continue
-        if value < 0 and limit.key.sense == AT_LEAST:
-            remarks.append(f"{limit.key.name} stays: {value:,} in the run, below any limit")
-            continue
-        new = _limit(value, limit.key, margin)
-        amount = new if isinstance(new, int) else parse_size(new)
-        if amount != limit.amount and (force or _tighter(amount, limit)):
-            document[BUDGET][limit.key.name] = new
-            wanted[BUDGET, limit.key.name] = (amount, None)
-            word = "tightened" if _tighter(amount, limit) else "loosened"
+        amount = parse_size(str(new))
+        tighter = amount > limit.amount if key.sense == AT_LEAST else amount < limit.amount
+        if tighter or (force and amount != limit.amount):
+            document[BUDGET][key.name] = new
+            wanted[key.name] = amount
             shown = new if isinstance(new, str) else f"{new:,}"
-            remarks.append(f"{limit.key.name} {word}: {limit.written} → {shown}")
+            word = "tightened" if tighter else "loosened"
+            remarks.append(f"{key.name} {word}: {limit.written} → {shown}")
     changed = tomlkit.dumps(document)
     # a form of TOML that is not written right changes more than the wanted limits
-    if _limits(changed, name) != {**_limits(text, name), **wanted}:
-        raise UsageError(
-            f"{name} cannot be rewritten", hint="write one key per line, below [budget]"
-        )
-    return Ratchet(changed, remarks)
+    if _amounts(changed, name) != wanted:
+        raise UsageError(f"{name} cannot be rewritten", "write one key per line, below [budget]")
+    return changed, remarks
 
 
-def _limits(text: str, name: str) -> dict[tuple[str, str], object]:
+def _amounts(text: str, name: str) -> dict[str, object]:
     rows = parse_budget(text, name).limits
-    return {(row.key.table, row.key.name): (row.amount, row.percent) for row in rows}
-
-
-def _tighter(amount: int, limit: Limit) -> bool:
-    old = limit.amount or 0
-    return amount > old if limit.key.sense == AT_LEAST else amount < old
+    return {row.key.name: row.percent if row.amount is None else row.amount for row in rows}

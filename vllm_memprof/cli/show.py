@@ -116,7 +116,7 @@ def pieces(
         MemprofError: the run has nothing that this format shows.
     """
     from vllm_memprof.report.documents.first_screen import FirstScreen
-    from vllm_memprof.report.documents.report import NAMES, Parts
+    from vllm_memprof.report.documents.report import NAMES, Excerpt
 
     for name in names:
         require_known("--section", name, NAMES)
@@ -141,7 +141,7 @@ def pieces(
         return [render_html(*reports, lang=lang)]
     found: Sequence[Drawable] = reports
     if names:
-        found = [Parts(report, tuple(names)) for report in reports]
+        found = [Excerpt(report, tuple(names)) for report in reports]
     elif screen_of is not None:
         found = [FirstScreen(tuple(reports), screen_of, serve_command(reports[-1]))]
     elif len(reports) > 1 and format_name == "markdown":
@@ -158,11 +158,11 @@ def pieces(
 def section_names(report: Report) -> str:
     """Return the sections that a report has, a line each: name, and the titles of its tables."""
     from vllm_memprof.report.documents import document
-    from vllm_memprof.report.documents.report import NAMES, Parts
+    from vllm_memprof.report.documents.report import NAMES, Excerpt
 
     lines = []
     for name in NAMES:
-        page = document(Parts(report, (name,)), FILE_WIDTH)
+        page = document(Excerpt(report, (name,)), FILE_WIDTH)
         titles = list(dict.fromkeys(section.title.partition(",")[0] for section in page.sections))
         if titles or page.head or page.findings:
             lines.append(f"{name:<14}{'; '.join(titles)}".rstrip())

@@ -7,23 +7,22 @@ Every table begins with the columns of ``WHO``: run (string), host (string), ran
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from math import prod
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_memprof.accounting.deployment.clock import host_starts
 from vllm_memprof.accounting.model import (
     DERIVED,
     MEASURED,
     MODELLED,
-    OwnerGrowth,
     RankReport,
     Report,
 )
 from vllm_memprof.accounting.readings.startup import value
+from vllm_memprof.files import read_table
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.record.spans import UNEXPLAINED, Edge, edges_of
 from vllm_memprof.report.sections.budget import budget_tokens
@@ -33,17 +32,10 @@ from vllm_memprof.units import minus
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns that every table begins with: whose row it is.
-WHO = ("run", "host", "rank", "label")
-#: Pandas type -> the columns that have it; bytes and counts are the rest.
-_TYPES = {
-    "Float64": r"seconds|\w+_s|bytes_per_(token|request|hour)\w*|max_concurrency|\w+_until_full",
-    "boolean": r"open|subtracted|agrees|while_serving|bounded|peak_exact|finished",
-    "string": (
-        r"run|host|label|phase|error|edge|component|how|source|part_of|kind|name|reason|site"
-        r"|function|by|owner|verdict|figure|id|peak_stage|severity|title|evidence|action"
-    ),
-}
+#: Table -> its columns -> their pandas types. ``who``: the columns that every table begins with,
+#: whose row it is; ``attributes``: what columns show that has another name in a report.
+_COLUMNS = read_table(Path(__file__).with_name("columns.toml"))
+WHO = tuple(_COLUMNS["who"])
 #: Readings of the device, in which the profile of a simulated one has a part.
 _DEVICE_WIDE = {
     "device_free_bytes": MEASURED,
@@ -63,8 +55,7 @@ _BUDGET = (
 )
 
 
-@dataclass(frozen=True)
-class RankSource:
+class RankSource(NamedTuple):
     """A rank with what its rows need of its report."""
 
     report: Report
@@ -94,34 +85,33 @@ Table = Callable[[Iterable[RankSource]], "pd.DataFrame"]
 _Rows = Callable[[RankSource], Iterable[object]]
 
 
-def _frame(columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> pd.DataFrame:
+def _frame(kinds: dict[str, str], rows: Iterable[tuple[object, ...]]) -> pd.DataFrame:
     import pandas as pd
 
-    kinds = {
-        name: next((kind for kind, names in _TYPES.items() if re.fullmatch(names, name)), "Int64")
-        for name in columns
-    }
-    typed: pd.DataFrame = pd.DataFrame(rows, columns=list(columns), dtype=object).astype(kinds)
+    typed: pd.DataFrame = pd.DataFrame(rows, columns=list(kinds), dtype=object).astype(kinds)
     return typed
 
 
-def _of_ranks(*names: str, **renamed: str) -> Callable[[_Rows], Table]:
-    """Return what makes a table of the rows of ranks.
+def _of_ranks(*more: str) -> Callable[[_Rows], Table]:
+    """Return what makes the table of the rows of ranks that has the name of their function.
+
+    A row that is a tuple has the values of the columns, any other has them as attributes.
 
     Args:
-        names: columns after ``WHO``: the values of a row that is a tuple, attributes of any other.
-        renamed: column -> the attribute that it shows under this name.
+        more: columns of integers, after those of ``columns.toml``.
     """
-    shown = dict(zip(names, names, strict=True)) | renamed
-
-    def values(row: object) -> tuple[object, ...]:
-        return row if isinstance(row, tuple) else tuple(getattr(row, of) for of in shown.values())
 
     def table(rows: _Rows) -> Table:
+        kinds = {**_COLUMNS[rows.__name__], **dict.fromkeys(more, "Int64")}
+        shown = [_COLUMNS["attributes"].get(name, name) for name in kinds]
+
+        def values(row: object) -> tuple[object, ...]:
+            return row if isinstance(row, tuple) else tuple(getattr(row, name) for name in shown)
+
         @wraps(rows)
         def made(ranks: Iterable[RankSource]) -> pd.DataFrame:
             found = [(*rank.who, *values(row)) for rank in ranks for row in rows(rank)]
-            return _frame((*WHO, *shown), found)
+            return _frame(_COLUMNS["who"] | kinds, found)
 
         return made
 
@@ -133,12 +123,11 @@ _READINGS = [str(column.value) for column in PHASE_COLUMNS]
 
 
 @_of_ranks(
-    *("phase", "order", "parent", "depth", "seconds", "open", "error"),
     *(
         f"{name.removesuffix('_bytes')}_{edge}_bytes"
         for name in _READINGS
         for edge in ("before", "after", "change")
-    ),
+    )
 )
 def phases(source: RankSource) -> Iterator[object]:
     """Return one row per rank and passage through a phase.
@@ -157,7 +146,7 @@ def phases(source: RankSource) -> Iterator[object]:
         yield *at, *sizes
 
 
-@_of_ranks("phase", "order", "edge", "time_s", *SNAPSHOT_FIELDS)
+@_of_ranks(*SNAPSHOT_FIELDS)
 def snapshots(source: RankSource) -> Iterator[object]:
     """Return one row per rank, phase and edge at which the device was read.
 
@@ -169,7 +158,7 @@ def snapshots(source: RankSource) -> Iterator[object]:
         yield span.phase, span.order, edge.side, source.seconds(edge), *values
 
 
-@_of_ranks(*("phase", "order", "edge", "time_s", "component", "bytes", "how", "source", "part_of"))
+@_of_ranks()
 def device_memory(source: RankSource) -> Iterator[object]:
     """Return one row per rank, phase, edge and owner of device memory.
 
@@ -187,7 +176,7 @@ def device_memory(source: RankSource) -> Iterator[object]:
             yield *at, UNEXPLAINED, rest, how, "every remainder together", None
 
 
-@_of_ranks("kind", "name", "bytes", "half_unit_bytes", "subtracted", "how", "kv_tokens")
+@_of_ranks()
 def budget(source: RankSource) -> Iterator[object]:
     """Return one row per rank and figure of the KV-cache equation.
 
@@ -214,10 +203,7 @@ def budget(source: RankSource) -> Iterator[object]:
             yield kind, item.name, item.bytes, 0, None, item.how, item.kv_tokens
 
 
-@_of_ranks(
-    *("name", "engine_bytes", "bytes", "difference_bytes", "tolerance_bytes", "agrees"),
-    *("how", "source", "reason"),
-)
+@_of_ranks()
 def audit(source: RankSource) -> Iterable[object]:
     """Return one row per rank and audited figure of the engine.
 
@@ -229,18 +215,7 @@ def audit(source: RankSource) -> Iterable[object]:
     return source.rank.budget.audit
 
 
-@_of_ranks(
-    "tokens",
-    "blocks",
-    block_size_tokens="block_size",
-    bytes_per_token="bytes_per_token",
-    bytes_per_block="bytes_per_block",
-    max_model_len_tokens="max_model_len",
-    max_concurrency="max_concurrency",
-    available_bytes="available_bytes",
-    planned_bytes="planned_bytes",
-    draft_bytes="draft_bytes",
-)
+@_of_ranks()
 def kv(source: RankSource) -> Iterable[object]:
     """Return one row per rank: the KV cache that the engine serves with.
 
@@ -252,13 +227,7 @@ def kv(source: RankSource) -> Iterable[object]:
     return [source.rank.kv]
 
 
-@_of_ranks(
-    *("phase", "site", "function", "by", "seconds", "while_serving", "requests"),
-    freed_reserved_bytes="freed_cached_bytes",
-    freed_npu_workspace_bytes="freed_npu_workspace_bytes",
-    freed_other_bytes="freed_other_bytes",
-    refilled_bytes="refilled_bytes",
-)
+@_of_ranks()
 def empty_cache(source: RankSource) -> Iterable[object]:
     """Return one row per rank and call of ``empty_cache``.
 
@@ -271,7 +240,7 @@ def empty_cache(source: RankSource) -> Iterable[object]:
     return source.rank.empty_cache
 
 
-@_of_ranks(*(each.name for each in fields(OwnerGrowth)))
+@_of_ranks()
 def growth(source: RankSource) -> Iterable[object]:
     """Return one row per rank and owner, where the run was sampled: how it grew while it served.
 
@@ -283,15 +252,7 @@ def growth(source: RankSource) -> Iterable[object]:
     return source.rank.growth
 
 
-_REQUEST = (
-    *("id", "prompt_tokens", "output_tokens", "images", "image_width", "image_height"),
-    *("image_tokens", "others", "begin_s", "end_s", "allocated_before_bytes"),
-    *("allocated_peak_bytes", "peak_exact", "allocated_peak_at_most_bytes"),
-    *("left_allocated_bytes", "left_reserved_bytes", "peak_stage", "reason", "finished"),
-)
-
-
-@_of_ranks(*_REQUEST)
+@_of_ranks()
 def requests(source: RankSource) -> Iterator[object]:
     """Return one row per rank and request, where the run was sampled, in the order of their begin.
 
@@ -312,10 +273,10 @@ def requests(source: RankSource) -> Iterator[object]:
             "begin_s": each.begin_seconds,
             "end_s": each.end_seconds,
         }
-        yield tuple(own[name] for name in _REQUEST)
+        yield tuple(own[name] for name in _COLUMNS["requests"])
 
 
-@_of_ranks("begin_s", "end_s", "readings", "figure", "low", "high")
+@_of_ranks()
 def samples(source: RankSource) -> Iterator[object]:
     """Return one row per rank, stretch of time and figure, where the run was sampled.
 
@@ -336,13 +297,13 @@ def findings(reports: Iterable[Report]) -> pd.DataFrame:
     for the run as a whole), label (string), bytes (Int64), kv_tokens (Int64), title, evidence and
     action (string).
     """
-    names = ("id", "severity", "rank", "label", "bytes", "kv_tokens", "title", "evidence", "action")
+    kinds: dict[str, str] = _COLUMNS["findings"]
     rows = [
-        (report.run.id, *(getattr(finding, name) for name in names))
+        (report.run.id, *(getattr(finding, name) for name in list(kinds)[1:]))
         for report in reports
         for finding in report.findings
     ]
-    return _frame(("run", *names), rows)
+    return _frame(kinds, rows)
 
 
 def reading_how(name: str, simulated: bool) -> str:

@@ -1,55 +1,108 @@
-"""The document of who holds the devices: rows of devices, of processes, of what is left behind."""
+"""Who holds the devices, for readers: the document, what is waited for, the rows of
+``memprof doctor --device``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from vllm_memprof.document import (
-    BAD,
-    GOOD,
-    MUTED,
-    PLAIN,
-    TOTAL,
-    Document,
-    Line,
-    Section,
+from vllm_memprof.document import BAD, GOOD, MUTED, PLAIN, TOTAL, Document, Line
+from vllm_memprof.holders.rows import ELSEWHERE, ENDED, DeviceRow, HolderRow, Who
+from vllm_memprof.launch.doctor import INFO, WARNING, DoctorCheck
+from vllm_memprof.tables import (
+    GIB,
+    LABELS,
+    Column,
+    fold_rows,
+    number,
+    table,
+    wide_only,
 )
-from vllm_memprof.holders.rows import (
-    ELSEWHERE,
-    ENDED,
-    DeviceRow,
-    HolderRow,
-    Who,
-)
-from vllm_memprof.tables import GIB, Column, fold, narrow_only, number, table, wide_only
 from vllm_memprof.text import join, text
 from vllm_memprof.units import one_line, sum_or_none
 
 #: From this width on a process has its user and the time of its start beside it.
 _WIDE = 100
-#: Characters of a command line, by width of the table.
-_COMMAND, _WIDE_COMMAND = 44, 60
+#: Characters of a command line.
+_COMMAND = 44
 _WHERE = {ENDED: text("ended"), ELSEWHERE: text("not visible here")}
+
+
+class _OnDevice(NamedTuple):
+    """A process on a device."""
+
+    device: int | None  # None: left behind, and on no list
+    process: HolderRow
+
+    @property
+    def state(self) -> str:
+        row = self.process
+        left = row.left_behind and text("left behind")
+        return join(": ", [_WHERE.get(row.where), left, row.where != ELSEWHERE and row.why])
+
+
+def _name(row: HolderRow, words: int | None = 1) -> str:
+    """Return the engine and the role of a process, else so many words of its command."""
+    if row.engine or row.run_dir:
+        return f"{row.engine or 'memprof'} {row.role}"
+    program, *further = (row.command or ["-"])[:words]
+    return one_line(" ".join([Path(program).name, *further]), _COMMAND)
+
+
+#: Rows of the table are devices that have the same figures, by their numbers.
+_DEVICES = (
+    Column("Device", LABELS, right=True),
+    Column("Total, GiB", "total_bytes", GIB),
+    Column("Used, GiB", "used_bytes", GIB, marked=True),
+    Column("Free, GiB", "free_bytes", GIB, marked=True),
+    Column("Processes", lambda row: None if row.processes is None else len(row.processes), number),
+    Column("Held by\nthem, GiB", "held_bytes", GIB, marked=True),
+    Column("No process,\nGiB", "no_process_bytes", GIB),
+)
+_PROCESSES = (
+    Column("Device", "device", number),
+    Column("PID", "process.pid", number),
+    Column("GiB", "process.bytes", GIB, marked=True),
+    Column("User", "process.user", when=wide_only),
+    Column("Started, UTC", "process.started", when=wide_only),
+    Column("Process", lambda row: _name(row.process, None)),
+    Column("State", "state"),
+)
 
 
 def who_document(who: Who, width: int) -> Document:
     """Return the devices, the processes on them, and the engine processes left behind."""
-    wide = width >= _WIDE
-    sections = [_devices(who)]
+    devices = fold_rows(_DEVICES, {str(row.device): [row] for row in who.devices})
     listed = [_OnDevice(row.device, each) for row in who.devices for each in row.processes or ()]
-    if listed:
-        sections.append(_processes(listed, wide, who.simulated))
-    if who.left_behind:
-        sections.append(_left_behind(who))
+    named = {row.process.pid for row in listed}
+    listed += [_OnDevice(None, each) for each in who.left_behind if each.pid not in named]
+    sections = [
+        table(
+            text("Devices"),
+            _DEVICES,
+            devices,
+            _device_notes(who),
+            simulated=who.simulated,
+            look=lambda row: PLAIN if row.processes else MUTED,
+        ),
+        table(
+            text("Processes"),
+            _PROCESSES,
+            listed,
+            _process_notes([row.process for row in listed]),
+            width >= _WIDE,
+            who.simulated,
+            lambda row: BAD if row.process.left_behind or row.process.where == ENDED else PLAIN,
+        ),
+    ]
     return Document(
         kind="who",
-        title=text("Who holds {device}", device=who.device),
+        title=text("Who holds {device}", who),
         head=[Line(text("device"), who.device, TOTAL)],
-        sections=sections,
+        sections=sections if listed else sections[:1],
         verdict="",
-        tail=_tail(who),
+        tail=[*_tail(who)],
         whole="--json",
         simulated=who.simulated,
     )
@@ -57,212 +110,97 @@ def who_document(who: Who, width: int) -> Document:
 
 def waiting_lines(who: Who, free_bytes: int) -> list[str]:
     """Return a sentence per device on which less is free; what it says changes with it alone."""
-    lines: list[str] = []
-    for row in who.devices:
-        if (row.free_bytes or 0) >= free_bytes:
-            continue
-        holders = join(", ", [_short(each) for each in row.processes or ()])
-        lines.append(
-            text(
-                "waiting for {wanted:gib} GiB on device {device}: {free:gib} GiB are free; "
-                "held by {holders}",
-                wanted=free_bytes,
-                device=row.device,
-                free=row.free_bytes,
-                holders=holders if row.processes else text("no process that is listed"),
-            )
+    return [
+        text(
+            "waiting for {wanted:gib} GiB on device {device}: {holders}",
+            row,
+            wanted=free_bytes,
+            holders=_holders(row),
         )
-    return lines
-
-
-#: Rows of the table are devices that have the same figures, by their numbers.
-_DEVICES = (
-    Column("Device", lambda rows: fold([str(row.device) for row in rows]), right=True),
-    Column("Total, GiB", lambda rows: rows[0].total_bytes, GIB),
-    Column("Used, GiB", lambda rows: rows[0].used_bytes, GIB, marked=True),
-    Column("Free, GiB", lambda rows: rows[0].free_bytes, GIB, marked=True),
-    Column(
-        "Processes",
-        lambda rows: rows[0].processes,
-        lambda found: number(None if found is None else len(found)),
-    ),
-    Column("Held by\nthem, GiB", lambda rows: rows[0].held_bytes, GIB, marked=True),
-    Column("No process,\nGiB", lambda rows: rows[0].no_process_bytes, GIB),
-)
-
-
-def _devices(who: Who) -> Section:
-    def figures(row: DeviceRow) -> list[str]:
-        return [column.cell([row]) for column in _DEVICES[1:]]
-
-    groups: list[list[DeviceRow]] = []
-    for row in who.devices:
-        last = groups[-1][-1] if groups else None
-        follows = last is not None and last.device == row.device - 1
-        if last is not None and follows and not row.processes and figures(last) == figures(row):
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-
-    def look(rows: list[DeviceRow]) -> str:
-        return PLAIN if rows[0].processes else MUTED
-
-    notes = _device_notes(who)
-    return table(text("Devices"), _DEVICES, groups, notes, simulated=who.simulated, look=look)
-
-
-def _device_notes(who: Who) -> Iterator[str]:
-    if who.simulated:
-        yield text(
-            "(m): on a simulated device a process holds what it asked for and what the profile "
-            "sets for contexts, kernels and communicators; used is the sum of its processes, so "
-            "that nothing is held by no process"
-        )
-        yield text(
-            "a run has a simulated device of its own, which is not this one, unless it was "
-            "started with --share-device"
-        )
-    elif any(row.no_process_bytes is not None for row in who.devices):
-        yield text(
-            "no process: used less what living processes hold. What the driver and the device "
-            "hold for themselves is in it; no driver tells how much that is"
-        )
-    reasons: dict[str, list[str]] = {}
-    for row in who.devices:
-        for reason in row.reasons:
-            reasons.setdefault(reason, []).append(str(row.device))
-    for reason, devices in reasons.items():
-        yield text("device {devices}: {reason}", devices=fold(devices), reason=reason)
-
-
-class _OnDevice(NamedTuple):
-    """A process on a device."""
-
-    device: int
-    process: HolderRow
-
-
-def _state(row: _OnDevice) -> str:
-    left = row.process.left_behind
-    return text("left behind") if left else _WHERE.get(row.process.where, "")
-
-
-_PROCESSES = (
-    Column("Device", "device", number),
-    Column("PID", "process.pid", number),
-    Column("GiB", "process.bytes", GIB, marked=True),
-    Column("User", lambda row: row.process.user or "-", when=wide_only),
-    Column(
-        "Started, UTC",
-        lambda row: (row.process.started or "-")[:19].replace("T", " "),
-        when=wide_only,
-    ),
-    Column("Process", lambda row: _command(row.process, _COMMAND), when=narrow_only),
-    Column("Process", lambda row: _command(row.process, _WIDE_COMMAND), when=wide_only),
-    Column("State", _state),
-)
-
-
-def _processes(listed: Sequence[_OnDevice], wide: bool, simulated: bool) -> Section:
-    notes: dict[str, list[str]] = {}
-    for _, each in listed:
-        if each.why and not each.left_behind and each.where != "here":
-            notes.setdefault(each.why, []).append(str(each.pid))
-    shown: list[str] = [
-        text("{pids}: {why}", pids=", ".join(dict.fromkeys(pids)), why=why)
-        for why, pids in notes.items()
+        for row in who.devices
+        if (row.free_bytes or 0) < free_bytes
     ]
-    if any(each.where == ELSEWHERE for _, each in listed):
-        shown.append(
-            text("run memprof who on the host, or in a container with --pid=host, to see them")
-        )
-
-    def look(row: _OnDevice) -> str:
-        return BAD if row.process.left_behind or row.process.where == ENDED else PLAIN
-
-    return table(text("Processes"), _PROCESSES, listed, shown, wide, simulated, look)
 
 
-_LEFT_BEHIND = (
-    Column("PID", "pid", number),
-    Column("GiB", "bytes", GIB, marked=True),
-    Column("Process", lambda row: _command(row, _COMMAND)),
-    Column("Why", lambda row: row.why or "-"),
-)
-
-
-def _left_behind(who: Who) -> Section:
-    rows = who.left_behind
-    notes: list[str] = [
-        text("memprof ends none of them; kill PID asks one to end, kill -9 PID ends it")
+def holder_checks(who: Who) -> list[DoctorCheck]:
+    """Return a row per device, and one per process left behind."""
+    rows = [
+        DoctorCheck(f"device {row.device}", INFO, "; ".join([_holders(row), *row.reasons]))
+        for row in who.devices
     ]
-    if any(row.bytes is None for row in rows):
-        notes.append(text("GiB -: no driver's list names that process by the number it has here"))
-    runs = dict.fromkeys(row.run_dir for row in rows if row.run_dir)
-    notes += [text("recorded by memprof in {folder}", folder=folder) for folder in runs]
-    return table(
-        text("Engine processes left behind"),
-        _LEFT_BEHIND,
-        rows,
-        notes,
-        simulated=who.simulated,
-        look=lambda _: BAD,
+    for each in who.left_behind:
+        found, todo = f"{_short(each)}: {each.why}", f"kill {each.pid}, if nobody needs it"
+        rows.append(DoctorCheck("left behind", WARNING, found, todo))
+    return rows
+
+
+def _holders(row: DeviceRow) -> str:
+    """Return what is free of a device, and the processes that hold the rest."""
+    holders = join(", ", map(_short, row.processes or ())) or text("no process that is listed")
+    return text(
+        "{free_bytes:gib} of {total_bytes:gib} GiB are free; held by {holders}",
+        row,
+        holders=holders,
     )
-
-
-def _tail(who: Who) -> list[Line]:
-    lines = []
-    if who.left_behind:
-        count = len(who.left_behind)
-        sizes = [row.bytes for row in who.left_behind]
-        known = text("engine processes left behind: {count}", count=count)
-        if None not in sizes:
-            known = text(
-                "engine processes left behind: {count}, which hold {size:gib} GiB",
-                count=count,
-                size=sum_or_none(sizes),
-            )
-        lines.append(Line(text("note"), known, BAD))
-    if who.wait is not None:
-        size, seconds = who.wait.free_bytes, who.wait.seconds
-        if who.wait.met:
-            said = text(
-                "{size:gib} GiB are free on every device, after {seconds:.0f} s",
-                size=size,
-                seconds=seconds,
-            )
-        else:
-            said = text(
-                "{size:gib} GiB are not free on every device after {seconds:.0f} s",
-                size=size,
-                seconds=seconds,
-            )
-        lines.append(Line(text("verdict"), said, GOOD if who.wait.met else BAD))
-    return lines
 
 
 def _short(row: HolderRow) -> str:
     """Return a process and its size, in a few words."""
-    return text(
-        "{pid} ({name}) {size:gib} GiB",
-        pid=row.pid,
-        name=_WHERE.get(row.where) or _name(row) or "?",
-        size=row.bytes,
+    name = _WHERE.get(row.where) or _name(row)
+    return text("{pid} ({name}) {bytes:gib} GiB", row, name=name)
+
+
+def _device_notes(who: Who) -> Iterator[str | bool]:
+    yield who.simulated and text(
+        "(m): on a simulated device a process holds what it asked for and what the profile "
+        "sets for contexts, kernels and communicators; used is the sum of its processes, so "
+        "that nothing is held by no process"
     )
+    yield who.simulated and text(
+        "a run has a simulated device of its own, which is not this one, unless it was "
+        "started with --share-device"
+    )
+    yield any(row.no_process_bytes is not None for row in who.devices) and text(
+        "no process: used less what living processes hold. What the driver and the device "
+        "hold for themselves is in it; no driver tells how much that is"
+    )
+    for row in who.devices:
+        for reason in row.reasons:
+            yield text("device {device}: {reason}", row, reason=reason)
 
 
-def _name(row: HolderRow) -> str | None:
-    if row.engine is not None or row.run_dir is not None:
-        return f"{row.engine or 'memprof'} {row.role}"
-    return Path(row.command[0]).name if row.command else None
+def _process_notes(rows: list[HolderRow]) -> Iterator[str | bool]:
+    yield any(row.where == ELSEWHERE for row in rows) and text(
+        "not visible here: the number is, or may be, one of the host; run memprof who there, or in "
+        "a container with --pid=host, to see them"
+    )
+    left = [row for row in rows if row.left_behind]
+    yield bool(left) and text(
+        "memprof ends none of them; kill PID asks one to end, kill -9 PID ends it"
+    )
+    yield any(row.bytes is None for row in left) and text(
+        "GiB -: no driver's list names that process by the number it has here"
+    )
+    for folder in dict.fromkeys(row.run_dir for row in left if row.run_dir):
+        yield text("recorded by memprof in {folder}", folder=folder)
 
 
-def _command(row: HolderRow, most: int) -> str:
-    name = _name(row)
-    if row.command is None:
-        return name or "-"
-    if row.engine is not None:
-        return str(name)
-    words = " ".join([Path(row.command[0]).name, *row.command[1:]])
-    prefix = "" if row.run_dir is None else f"{row.role}: "
-    return prefix + one_line(words, most)
+def _tail(who: Who) -> Iterator[Line]:
+    left, wait = who.left_behind, who.wait
+    if left:
+        known = text(
+            "engine processes left behind: {count}, which hold {size:gib} GiB",
+            count=len(left),
+            size=sum_or_none(row.bytes for row in left),
+        )
+        yield Line(text("note"), known, BAD)
+    if wait is not None:
+        if wait.met:
+            said = text(
+                "{free_bytes:gib} GiB are free on every device, after {seconds:.0f} s", wait
+            )
+        else:
+            said = text(
+                "{free_bytes:gib} GiB are not free on every device after {seconds:.0f} s", wait
+            )
+        yield Line(text("verdict"), said, GOOD if wait.met else BAD)

@@ -11,11 +11,11 @@ parent's number, or because its parent now is none that starts engines.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,9 @@ _CHILD = re.compile(
 #: What starts engines: Python and what wraps it, by the name of the program.
 _PROGRAMS = "|".join((*_ENGINES.values(), "memprof"))
 _STARTERS = re.compile(rf"^(python[\d.]*|pypy[\d.]*|{_PROGRAMS}|pt_main_thread|ray|raylet)$")
-_SPAWNED = "multiprocessing.spawn", "multiprocessing.forkserver"
+_SPAWNED = re.compile(r"multiprocessing\.(spawn|forkserver)")
 _CLOCK_SLACK_S = 5.0  # the time of boot is known to a second, and clocks are adjusted
 _MOST_WORDS = 64  # of a command line that are kept
-_MOST_PARENTS = 64
 
 
 def numbers_of_the_driver(simulated: bool, own: Path = Path("/proc/self/ns/pid")) -> str:
@@ -71,21 +70,18 @@ def numbers_of_the_driver(simulated: bool, own: Path = Path("/proc/self/ns/pid")
     return OWN_NUMBERS if inode == _INITIAL_NAMESPACE else HOST_NUMBERS
 
 
-def listed_process(pid: int, size: int, numbers: str, folders: Iterable[Path]) -> HolderRow:
+def listed_process(pid: int, size: int, numbers: str) -> HolderRow:
     """Return all that is known of a process on the driver's list.
 
     Args:
         pid: as listed.
         size: its bytes on the device.
         numbers: whose numbers the list has.
-        folders: parents of run folders, in which its record is looked for.
     """
     if numbers != OWN_NUMBERS:
-        why = text("its number is one of the host: this container cannot tell which process it is")
-        if numbers == UNKNOWN_NUMBERS:
-            why = text("whether its number is one of the host or of a container is not known")
+        why = text("its number is, or may be, one of the host: it is not looked up here")
         return HolderRow(pid, size, ELSEWHERE, why=why)
-    found = describe(pid, folders)
+    found = describe(pid)
     if found is not None:
         return replace(found, bytes=size)
     if psutil.pid_exists(pid):
@@ -93,111 +89,82 @@ def listed_process(pid: int, size: int, numbers: str, folders: Iterable[Path]) -
     return HolderRow(pid, size, ENDED, why=text("the driver lists it, and no such process lives"))
 
 
-def describe(pid: int, folders: Iterable[Path]) -> HolderRow | None:
+def describe(pid: int) -> HolderRow | None:
     """Return a process of this pid namespace without its bytes; None where none lives."""
     try:
         process = psutil.Process(pid)
-        with process.oneshot():
-            if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                why = text("it has ended, and its parent has not waited for it")
-                return HolderRow(pid, None, ENDED, parent_pid=process.ppid(), why=why)
-            started = process.create_time()
-            words = [word for word in _read(process, "cmdline") or () if word]
-            row = HolderRow(
-                pid,
-                None,
-                HERE,
-                user=_read(process, "username"),
-                command=redact_command(words[:_MOST_WORDS]) if words else None,
-                started=datetime.fromtimestamp(started, timezone.utc).isoformat(timespec="seconds"),
-                parent_pid=process.ppid(),
-            )
+        parent_pid = process.ppid()
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            gone = text("it has ended, and its parent has not waited for it")
+            return HolderRow(pid, None, ENDED, parent_pid=parent_pid, why=gone)
     except psutil.Error:
         return None
-    record = _record_of(process, started, folders)
-    title = _TITLE.match(row.command[0]) if row.command else None
-    role = title[2] if title else None if record is None else record.role
-    engine = _ENGINES[title[1]] if title else None
-    run_dir = None if record is None else str(record.run_dir)
-    row = replace(row, engine=engine, role=role, run_dir=run_dir)
-    spawned = any(name in word for word in row.command or () for name in _SPAWNED)
-    if not (spawned or (title and _CHILD.match(title[2]))):
-        return row  # a program that somebody started: with nohup its parent may end
-    left, reason = _left_behind(process, record, folders)
-    return replace(row, left_behind=left, why=reason)
+    words = [word for word in _read(process, "cmdline") or () if word]
+    run_dir, role, recorded_parent = _record_of(process)
+    title = _TITLE.match(" ".join(words))
+    # any other is a program that somebody started: with nohup its parent may end
+    child = any(map(_SPAWNED.search, words)) or (title and _CHILD.match(title[2]))
+    left, why = _left_behind(process, recorded_parent, text("its parent")) if child else (None,) * 2
+    started = datetime.fromtimestamp(process.create_time(), timezone.utc)
+    return HolderRow(
+        pid,
+        None,
+        HERE,
+        _read(process, "username"),
+        redact_command(words[:_MOST_WORDS]) or None,
+        started.isoformat(timespec="seconds"),
+        parent_pid,
+        _ENGINES[title[1]] if title else None,
+        title[2] if title else role,
+        run_dir,
+        left,
+        why,
+    )
 
 
-def left_behind(folders: Iterable[Path]) -> list[HolderRow]:
+def left_behind() -> list[HolderRow]:
     """Return every engine's process of this pid namespace whose launcher has ended."""
-    found = []
-    for process in psutil.process_iter():
-        command = _read(process, "cmdline") or []
-        recorded = ENV_RUN_DIR in _variables(process)
-        if recorded or (command and _TITLE.match(command[0])):
-            row = describe(process.pid, folders)
-            if row is not None and row.left_behind and (row.engine or row.run_dir):
-                found.append(row)
-    return sorted(found, key=lambda row: row.pid)
+    found = [
+        describe(process.pid)
+        for process in psutil.process_iter()
+        if ENV_RUN_DIR in _variables(process)
+        or _TITLE.match(" ".join(_read(process, "cmdline") or ()))
+    ]
+    return [row for row in found if row and row.left_behind and (row.engine or row.run_dir)]
 
 
-@dataclass(frozen=True)
-class _Record:
-    """The first line that memprof's recorder wrote in a process."""
-
-    run_dir: Path
-    role: str
-    ppid: int | None
-
-
-def _record_of(process: psutil.Process, started: float, folders: Iterable[Path]) -> _Record | None:
-    """Return memprof's record of a process.
+def _record_of(process: psutil.Process) -> tuple[str | None, str | None, int | None]:
+    """Return the run folder, the role and the parent that memprof recorded of a process.
 
     A number is used again: a record that was begun before the process started is another's.
     """
-    named = _variables(process).get(ENV_RUN_DIR)
-    places = [Path(named)] if named else []
-    name = f"{EVENTS_DIR}/*-{process.pid}.jsonl"
-    paths = [path for place in places for path in place.glob(name)]
-    paths += [path for folder in folders for path in folder.glob(f"*/{name}")]
-    for path in paths:
-        try:
+    place = Path(_variables(process).get(ENV_RUN_DIR, DEFAULT_PARENT / "any")).parent
+    for path in place.glob(f"*/{EVENTS_DIR}/*-{process.pid}.jsonl"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with path.open("rb") as stream:
                 first = json.loads(stream.readline())
-            same = first["pid"] == process.pid and first["host"] == host_name()
-            if same and first["wall"] >= started - _CLOCK_SLACK_S:
-                return _Record(path.absolute().parents[1], str(first["role"]), first.get("ppid"))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None
+            same = (first["pid"], first["host"]) == (process.pid, host_name())
+            if same and first["wall"] >= process.create_time() - _CLOCK_SLACK_S:
+                return str(path.absolute().parents[1]), str(first["role"]), first.get("ppid")
+    return None, None, None
 
 
 def _left_behind(
-    process: psutil.Process, record: _Record | None, folders: Iterable[Path]
+    child: psutil.Process, recorded_parent: int | None, who: str
 ) -> tuple[bool | None, str | None]:
     """Climb from an engine's process to what started it; return whether any of these has ended."""
-    child, known = process, record
-    for _ in range(_MOST_PARENTS):
-        parent_pid = _read(child, "ppid")
-        who: str = (
-            text("its parent") if child is process else text("the parent of {pid}", pid=child.pid)
-        )
-        if known is not None and known.ppid is not None and parent_pid != known.ppid:
-            return True, text("{who}, {parent}, has ended", who=who, parent=known.ppid)
-        if not parent_pid:
-            return None, text("{who} is in another pid namespace", who=who)
-        try:
-            parent = psutil.Process(parent_pid)
-            name, command = parent.name(), parent.cmdline()
-            started = parent.create_time()
-        except psutil.Error:
-            return None, text("{who}, {parent}, cannot be read", who=who, parent=parent_pid)
-        if not command or not _TITLE.match(command[0]):
-            break  # the first ancestor that is no process of an engine
-        child, known = parent, _record_of(parent, started, folders)
-    else:
-        return None, None
-    program = Path(command[0]).name if command else name
-    if not (_STARTERS.match(name) or _STARTERS.match(program)):
+    parent_pid = _read(child, "ppid")
+    if recorded_parent not in (None, parent_pid):
+        return True, text("{who}, {parent}, has ended", who=who, parent=recorded_parent)
+    try:
+        parent = psutil.Process(parent_pid or 0)
+        name, command = parent.name(), parent.cmdline()
+    except psutil.Error:
+        return None, text("{who}, {parent}, cannot be read", who=who, parent=parent_pid)
+    if _TITLE.match(" ".join(command)):
+        whose = text("the parent of {pid}", parent)
+        return _left_behind(parent, _record_of(parent)[2], whose)
+    if not any(_STARTERS.match(Path(word).name) for word in (name, *command[:1])):
         return True, text(
             "{who} is {parent} ({name}), which starts no engine: its own has ended",
             who=who,
@@ -206,13 +173,13 @@ def _left_behind(
         )
     if parent_pid == 1 and not re.search(_PROGRAMS, " ".join(command)):
         return None, text("{who} is 1, a Python program: its own may have ended", who=who)
-    return False, text("{who}, {parent} ({name}), lives", who=who, parent=parent_pid, name=name)
+    return False, None
 
 
 def _variables(process: psutil.Process) -> dict[str, str]:
     """Return the environment of a process; a title that it set may have overwritten it."""
-    found = _read(process, "environ")
-    return found if isinstance(found, dict) else {}
+    found: dict[str, str] = _read(process, "environ") or {}
+    return found
 
 
 def _read(process: psutil.Process, what: str) -> Any:
@@ -221,8 +188,3 @@ def _read(process: psutil.Process, what: str) -> Any:
         return getattr(process, what)()
     except (psutil.Error, OSError):
         return None
-
-
-def run_parents() -> list[Path]:
-    """Return the folders in which run folders are looked for: the default one."""
-    return [DEFAULT_PARENT] if DEFAULT_PARENT.is_dir() else []

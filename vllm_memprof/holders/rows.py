@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar
 
 from vllm_memprof.record.codec import one_of
 
-WHO_SCHEMA = "memprof.who/1"
 #: Where a process of the driver's list is. HERE: alive, in this process's pid namespace. ENDED: no
 #: such process lives. ELSEWHERE: the number is of another pid namespace, so that nothing can be
 #: said about the process.
@@ -81,7 +80,7 @@ class WaitRow:
 class Who:
     """All that is known of who holds the devices."""
 
-    SCHEMA: ClassVar[str] = WHO_SCHEMA
+    SCHEMA: ClassVar[str] = "memprof.who/1"
 
     device: str  # npu | sim:PROFILE
     simulated: bool

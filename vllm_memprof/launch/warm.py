@@ -161,7 +161,8 @@ def name_of(command: Sequence[str], env: Mapping[str, str]) -> str:
     kept = {name: value for name, value in env.items() if not _OF_A_SHELL.fullmatch(name)}
     sources = [
         (str(path), stat.st_mtime_ns, stat.st_size)
-        for path in sorted(PACKAGE_DIR.rglob("*.py"))
+        for path in sorted(PACKAGE_DIR.rglob("*"))
+        if path.suffix in {".py", ".toml", ".json"}
         for stat in (path.stat(),)
     ]
     stamp = Path(command[0]).parent.parent / STAMP

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from msgspec.structs import asdict
+
 from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES
@@ -170,8 +172,8 @@ class Corrections:
         self, hardware: ComparedRank, simulated: ComparedRank, profile: DeviceProfile
     ) -> None:
         self.hardware, self.simulated = hardware, simulated
-        self.values = {key: int(value) for key, value in vars(profile.memory).items()}
-        self.rules = {rule.pattern: rule.base_bytes for rule in profile.workspace}
+        self.values: dict[str, int] = asdict(profile.memory)
+        self.rules = {pattern: rule.base for pattern, rule in profile.workspace.items()}
         self.rows: list[ProfileCorrection] = []
         self._counters()
         done = {row.owner for row in self.rows}

@@ -29,7 +29,7 @@ from vllm_memprof.document import (
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
-from vllm_memprof.report.sections.base import Lines, draw, sentences_of
+from vllm_memprof.report.sections.base import Paper, draw, sentences_of
 from vllm_memprof.report.sections.starts import starts_section
 from vllm_memprof.tables import GIB4, Column, modelled
 from vllm_memprof.text import fill, join, text
@@ -238,7 +238,7 @@ def timeline_table(view: RankView) -> Section | None:
     ]
     derived = join(", ", [owner.title for owner in line.owners if owner.how == DERIVED])
     return draw(
-        Lines(),
+        Paper(),
         "timeline",
         range(len(line.moments)),
         {"drawn": view.drawn, "derived": derived, "left_out": line.left_out or None},
@@ -269,7 +269,7 @@ def waterfall_table(view: RankView) -> Section:
     """Return the waterfall as a table, beside which ``bars`` stand."""
     look = {"level": TOTAL, "change": PLAIN}
     figures = {"labels": view.labels}
-    return draw(Lines(), "waterfall", view.waterfall, figures, look=lambda step: look[step.kind])
+    return draw(Paper(), "waterfall", view.waterfall, figures, look=lambda step: look[step.kind])
 
 
 def bars(view: RankView) -> list[_Bar]:
@@ -295,7 +295,7 @@ def skew_table(drawn: Plots) -> Section | None:
 
     muted = {True: PLAIN, False: MUTED}
     found = draw(
-        Lines(),
+        Paper(),
         "skew_of_figures",
         drawn.skew,
         look=lambda row: muted[bool(row.spread)],

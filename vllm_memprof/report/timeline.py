@@ -57,7 +57,7 @@ class TimelinePoint:
 
 
 @dataclass(frozen=True)
-class Owner:
+class StackedOwner:
     """One owner over time, in the order of the moments."""
 
     name: str
@@ -90,7 +90,7 @@ class Peak:
 @dataclass(frozen=True)
 class Timeline:
     moments: list[TimelinePoint]
-    owners: list[Owner]  # bottom of the stack first
+    owners: list[StackedOwner]  # bottom of the stack first
     in_use: list[int | None]  # device total less free, as read
     bands: list[Band]
     peaks: list[Peak]
@@ -142,7 +142,7 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
     )
 
 
-def _owners(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
+def _owners(rank: RankReport, readings: list[_Reading]) -> list[StackedOwner]:
     """Return the owners over time: tensors by the phase that allocated them, then all others.
 
     What sleep mode unmapped is off the device, so it is taken off the allocated memory, then off
@@ -184,7 +184,7 @@ def _owners(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
     names = [*_TENSORS.values(), _OTHER_TENSORS, _UNDIVIDED, _RESERVED]
     names += [name for own in stacks for name in own if name != UNEXPLAINED]
     return [
-        Owner(name, sizes, how.get(name, MEASURED), titles("timeline").get(name, name))
+        StackedOwner(name, sizes, how.get(name, MEASURED), titles("timeline").get(name, name))
         for name in dict.fromkeys((*names, UNEXPLAINED))
         if name not in _NOT_OWNERS and any(sizes := [own.get(name) for own in stacks])
     ]

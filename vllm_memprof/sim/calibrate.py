@@ -21,6 +21,19 @@ _ATB_BLOCKS = 32
 #: of 2 MiB. (NPUWorkspaceAllocator.cpp)
 _WORKSPACE_PADDING = 32
 _MIB = 1 << 20
+#: Owners that are counters of the runtime, without captured graphs.
+_RUNTIME = "runtime|cann_.*"
+_WORKSPACE = "npu_workspace"
+#: A line of a profile: a section, or a key.
+_LINE = re.compile(
+    r'\[(?P<section>\w+)\]|(?P<text>"?(?P<key>[\w*]+)"? *=[^#]*?) *(?:# *(?P<comment>.*))?$'
+)
+#: Key -> why no run tells it.
+_NEVER_TOLD = {
+    "further_context_bytes": "a rank's own context is the first of its device",
+    "hccl_buffer_mib": "the run's communicators say their own sizes",
+    "hccl_buffers": "the run tells buffers only together",
+}
 
 
 @dataclass(frozen=True)
@@ -33,18 +46,9 @@ class EdgeMemory:
     how: dict[str, str]  # owner -> measured | derived | modelled
     streams: tuple[int, ...] = ()  # operator workspace by stream, the largest first
 
-    def known(self, owner: str) -> int:
-        """Return the bytes of an owner, 0 where it is not listed or unknown."""
-        return self.rows.get(owner) or 0
-
-    def runtime(self) -> int:
-        """Return the bytes in counters of the runtime, without captured graphs."""
-        owners = [name for name in self.rows if name == "runtime" or name.startswith("cann_")]
-        return sum(self.known(owner) for owner in owners)
-
-    def communicators(self) -> dict[str, int]:
-        """Return the bytes of each communicator, and of those without a name."""
-        return {name: self.known(name) for name in self.rows if name.startswith("communicator")}
+    def known(self, owners: str) -> int:
+        """Return the bytes of the owners of a pattern, without those that are unknown."""
+        return sum(size or 0 for name, size in self.rows.items() if re.fullmatch(owners, name))
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,17 @@ class RankFacts:
     task_queue_level: int = 1  # TASK_QUEUE_ENABLE
     atb_blocks: int = _ATB_BLOCKS  # ATB_DEVICE_TILING_BUFFER_BLOCK_NUM
 
-    def largest(self, owner: str) -> EdgeMemory:
-        """Return the edge at which an owner held most."""
-        return max(self.edges, key=lambda edge: edge.known(owner))
+    def largest(self, owners: str) -> tuple[EdgeMemory, int]:
+        """Return the edge at which the owners of a pattern held most, and how much."""
+        edge = max(self.edges, key=lambda edge: edge.known(owners))
+        return edge, edge.known(owners)
 
-    def source(self, edge: EdgeMemory, owner: str, note: str = "") -> str:
+    def source(self, edge: EdgeMemory, owners: str, *notes: str) -> str:
         """Return how and where a figure was read."""
-        text = f"{edge.how.get(owner, 'measured')}: {self.label}, {edge.edge} {edge.phase}"
-        return f"{text}, {note}" if note else text
+        found = (how for name, how in edge.how.items() if re.fullmatch(owners, name))
+        return ", ".join(
+            [f"{next(found, 'measured')}: {self.label}, {edge.edge} {edge.phase}", *notes]
+        )
 
 
 @dataclass(frozen=True)
@@ -103,9 +110,7 @@ def calibrate(rank: RankFacts) -> Calibration:
             "runs of memprof offline, serve and plan on an Ascend or simulated device have it; "
             "run again",
         )
-    facts = [*_runtime(rank, first), *_communicators(rank), *_atb(rank), *_graphs(rank)]
-    if rank.device_total_bytes is not None:
-        facts.insert(0, ("total_bytes", rank.device_total_bytes, f"measured: {rank.label}"))
+    facts = [*_facts(rank, first)]
     return Calibration(
         [Setting(key, value, source) for key, value, source in facts if value is not None],
         {key: why for key, value, why in facts if value is None},
@@ -113,67 +118,73 @@ def calibrate(rank: RankFacts) -> Calibration:
     )
 
 
-#: Key, value and source; or key, None and the reason why the base's value stays.
-Facts = Iterator[tuple[str, "int | None", str]]
+def _facts(rank: RankFacts, first: EdgeMemory) -> Iterator[tuple[str, int | None, str]]:
+    """Yield key, value and source; or key, None and the reason why the base's value stays.
 
+    Args:
+        rank: whose record is read.
+        first: the first edge with a figure of the context.
+    """
+    if rank.device_total_bytes is not None:
+        yield "total_bytes", rank.device_total_bytes, f"measured: {rank.label}"
+    yield from ((key, None, why) for key, why in _NEVER_TOLD.items())
 
-def _runtime(rank: RankFacts, first: EdgeMemory) -> Facts:
-    """Read the context, held before a process does anything, and the kernels loaded since then."""
-    runtime = first.runtime()
-    note = "with what the runtime counts" if runtime else ""
-    context = first.known("context") + runtime
-    yield "context_bytes", context, rank.source(first, "context", note)
-    yield "further_context_bytes", None, "a rank's own context is the first of its device"
+    # the context, held before a process does anything, and the kernels loaded since then
+    runtime, (most, loaded) = first.known(_RUNTIME), rank.largest(_RUNTIME)
+    notes = ["with what the runtime counts"] if runtime else []
+    yield "context_bytes", first.known("context") + runtime, rank.source(first, "context", *notes)
     if first.rows.get("runtime") is None:
         for key in ("context_runtime_bytes", "kernels_bytes"):
             yield key, None, "the run has no counters by module"
-        return
-    yield "context_runtime_bytes", runtime, rank.source(first, "runtime")
-    most = max(rank.edges, key=EdgeMemory.runtime)
-    source = rank.source(most, "runtime", "growth since the first reading")
-    yield "kernels_bytes", most.runtime() - runtime, source
-
-
-def _communicators(rank: RankFacts) -> Facts:
-    """Read what the communicators held beyond the buffers that they are configured with."""
-    yield "hccl_buffer_mib", None, "the run's communicators say their own sizes"
-    yield "hccl_buffers", None, "the run tells buffers only together"
-    key, most = "hccl_base_bytes", max(rank.edges, key=lambda e: sum(e.communicators().values()))
-    total = sum(most.communicators().values())
-    configured = [size for size in rank.communicators if size is not None]
-    if total == 0:
-        yield key, None, "no communicator of the run took memory"
-    elif len(configured) < len(rank.communicators) or sum(configured) > total:
-        yield key, None, "the sizes of the run's communicators are not known"
     else:
-        count = f"{len(configured)} communicator{'s' if len(configured) > 1 else ''}"
-        note = f"{count} less {sum(configured) // _MIB} MiB of buffers"
-        source = rank.source(most, next(iter(most.communicators())), note)
-        yield key, (total - sum(configured)) // len(configured), source
+        yield "context_runtime_bytes", runtime, rank.source(first, _RUNTIME)
+        source = rank.source(most, _RUNTIME, "growth since the first reading")
+        yield "kernels_bytes", loaded - runtime, source
 
-
-def _atb(rank: RankFacts) -> Facts:
-    key, most = "atb_pool_bytes", rank.largest("atb")
-    if not most.known("atb"):
-        yield key, None, "no pool of ATB was seen in the run"
-        return
-    other = rank.atb_blocks != _ATB_BLOCKS
-    note = f"{rank.atb_blocks} blocks; here for {_ATB_BLOCKS}" if other else ""
-    size = most.known("atb") // rank.atb_blocks * _ATB_BLOCKS
-    yield key, size, rank.source(most, "atb", note)
-
-
-def _graphs(rank: RankFacts) -> Facts:
-    key, most = "graph_capture_bytes", rank.largest("graph")
-    if not most.known("graph"):
-        yield key, None, "the run captured no graph, or none that cost anything outside torch"
-    elif not rank.graphs:
-        yield key, None, "the run does not say how many graphs it captured"
-    else:
-        note = f"{rank.graphs} graph{'s' if rank.graphs > 1 else ''}"
-        yield key, most.known("graph") // rank.graphs, rank.source(most, "graph", note)
-        for part in ("graph_argument_bytes", "graph_queue_bytes"):
-            yield part, 0, f"within {key}: the run tells graphs only together"
+    sizes, blocks = rank.communicators, rank.atb_blocks
+    buffers = sum(size or 0 for size in sizes)
+    for key, owners, less, count, factor, note, absent, unknown in (
+        (
+            "hccl_base_bytes",
+            "communicator.*",
+            buffers,  # that they are configured with
+            0 if None in sizes else len(sizes),
+            1,
+            f"communicators: {len(sizes)}, less {buffers // _MIB} MiB of buffers",
+            "no communicator of the run took memory",
+            "the sizes of the run's communicators are not known",
+        ),
+        (
+            "atb_pool_bytes",
+            "atb",
+            0,
+            blocks,
+            _ATB_BLOCKS,
+            f"{blocks} blocks; here for {_ATB_BLOCKS}",
+            "no pool of ATB was seen in the run",
+            "",
+        ),
+        (
+            "graph_capture_bytes",
+            "graph",
+            0,
+            rank.graphs,
+            1,
+            f"graphs: {rank.graphs}; with their arguments and queues",
+            "the run captured no graph, or none that cost anything outside torch",
+            "the run does not say how many graphs it captured",
+        ),
+    ):
+        most, held = rank.largest(owners)
+        if not held:
+            yield key, None, absent
+        elif not count or less > held:
+            yield key, None, unknown
+        else:
+            yield key, (held - less) // count * factor, rank.source(most, owners, note)
+            if owners == "graph":
+                for part in ("graph_argument_bytes", "graph_queue_bytes"):
+                    yield part, 0, f"within {key}: the run tells graphs only together"
 
 
 def _workspace(rank: RankFacts) -> list[Setting]:
@@ -183,42 +194,38 @@ def _workspace(rank: RankFacts) -> list[Setting]:
     operator asked for it, but for one: ATB's warm-up runs its linear operator, and nothing else.
     The largest stream held elsewhere stands for all others.
     """
-    if rank.task_queue_level == 2:
-        return _largest_stream(rank, rank.edges, "*")
+    pattern = "*" if rank.task_queue_level == 2 else "Atb*"
     phases = [edge.phase for edge in rank.edges]
-    if "atb_warm_up" not in phases:
-        return _largest_stream(rank, rank.edges, "Atb*")
-    warm_up = phases.index("atb_warm_up")
-    before, after = rank.edges[: warm_up + 1], rank.edges[warm_up + 1 :]
-    # Where the phase ends its operator may still be in torch_npu's task queue; not so where the
-    # warm-up around it ends.
-    ended = [edge for edge in after[:2] if edge.phase in ("atb_warm_up", "warm_up")]
-    most = max((edge.known("npu_workspace") for edge in ended), default=0)
-    if most <= before[-1].known("npu_workspace"):
-        return _largest_stream(rank, rank.edges, "Atb*")
-    linear = _largest_stream(rank, ended, "AtbLinear")
-    later = _largest_stream(rank, after, "Atb*")
-    if later[0].value > linear[0].value:
-        return [*linear, *later]
-    if any(edge.known("atb") for edge in before):  # others ran before
-        source = rank.source(before[-1], "npu_workspace", "none until ATB's warm-up")
-        return [*linear, *(_largest_stream(rank, before, "Atb*") or [Setting("Atb*", 0, source)])]
-    return linear
+    if pattern == "Atb*" and "atb_warm_up" in phases:
+        start = phases.index("atb_warm_up") + 1
+        before, after = rank.edges[:start], rank.edges[start:]
+        # Where the phase ends its operator may still be in torch_npu's task queue; not so where the
+        # warm-up around it ends.
+        ended = [edge for edge in after[:2] if edge.phase in ("atb_warm_up", "warm_up")]
+        most = max((edge.known(_WORKSPACE) for edge in ended), default=0)
+        if most > before[-1].known(_WORKSPACE):
+            linear = _largest_stream(rank, ended, "AtbLinear")
+            later = _largest_stream(rank, after, pattern)
+            if later[0].value > linear[0].value:
+                return [*linear, *later]
+            if any(edge.known("atb") for edge in before):  # others ran before
+                source = rank.source(before[-1], _WORKSPACE, "none until ATB's warm-up")
+                earlier = _largest_stream(rank, before, pattern)
+                return [*linear, *(earlier or [Setting(pattern, 0, source)])]
+            return linear
+    return _largest_stream(rank, rank.edges, pattern)
 
 
 def _largest_stream(rank: RankFacts, edges: list[EdgeMemory], pattern: str) -> list[Setting]:
-    most = max(edges, key=lambda edge: edge.known("npu_workspace"))
-    total = most.known("npu_workspace")
+    most = max(edges, key=lambda edge: edge.known(_WORKSPACE))
+    total = most.known(_WORKSPACE)
     if not total:
         return []
     streams = most.streams or (total,)
     notes = [f"the largest of {len(streams)} streams"] if len(streams) > 1 else []
     notes += ["TASK_QUEUE_ENABLE=2"] if pattern == "*" else []
-    source = rank.source(most, "npu_workspace", ", ".join(notes))
+    source = rank.source(most, _WORKSPACE, *notes)
     return [Setting(pattern, streams[0] - _WORKSPACE_PADDING, source)]
-
-
-_LINE = re.compile(r"^(?P<key>\w+|\"[^\"]+\") *= *(?P<value>[^#]*?) *(?:# *(?P<comment>.*))?$")
 
 
 def render(
@@ -241,42 +248,36 @@ def render(
     """
     settings = {setting.key: setting for setting in calibration.settings}
     title = run.replace("\\", "/").replace('"', "'")
-    lines = [
-        f"# Written by {by} from {run}.",
-        f'# Each line names its source; "from {base_name}": '
-        "the run does not tell, the value is that profile's.",
-    ]
+    rows = [
+        (f"# Written by {by} from {run}.", ""),
+        (f'# Each line names its source; "from {base_name}": '
+         "the run does not tell, the value is that profile's.", ""),
+    ]  # fmt: skip
     section = ""
     for line in base_text.splitlines():
-        if not line.strip():
-            lines.append("")
-        elif header := re.match(r"^\[(\w+)\]", line):
-            section = header.group(1)
-            lines.append(f"[{section}]")
+        match = _LINE.match(line)
+        if match is None:
+            rows += [] if line else [("", "")]
+        elif match["section"]:
+            section = match["section"]
+            rows.append((f"[{section}]", ""))
             if section == "profile":
-                lines += [f'name = "{name}"', "aliases = []", f'title = "as in {title}"']
+                parts = (f'name = "{name}"', "aliases = []", f'title = "as in {title}"')
+                rows += [(part, "") for part in parts]
             elif section == "workspace":
-                for setting in calibration.workspace:
-                    shared = "; for all these operators alike" if "*" in setting.key else ""
-                    text = f'"{setting.key}" = {setting.value:_}'
-                    lines.append(_commented(text, setting.source + shared))
-        elif section != "profile" and (row := _LINE.match(line)):
-            key = row["key"].strip('"')
-            if section == "workspace" and any(
-                fnmatchcase(key, setting.key) for setting in calibration.workspace
+                told = calibration.workspace
+                rows += [(f'"{each.key}" = {each.value:_}', each.source) for each in told]
+        elif section != "profile":
+            key, text, own = match["key"], match["text"], match["comment"]
+            if setting := settings.get(key):
+                rows.append((f"{key} = {setting.value:_}", setting.source))
+            elif section != "workspace" or not any(
+                fnmatchcase(key, each.key) for each in calibration.workspace
             ):
-                continue
-            if told := settings.get(key):
-                lines.append(_commented(f"{row['key']} = {told.value:_}", told.source))
-            else:
-                parts = (f"from {base_name}", calibration.silent.get(key), row["comment"])
-                comment = "; ".join(part for part in parts if part)
-                lines.append(_commented(f"{row['key']} = {row['value']}", comment))
+                parts = (f"from {base_name}", calibration.silent.get(key, ""), own or "")
+                rows.append((text, "; ".join(filter(None, parts))))
+    lines = [f"{text:<34} # {comment}" if comment else text for text, comment in rows]
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _commented(text: str, comment: str) -> str:
-    return f"{text:<34} # {comment}" if comment else text
 
 
 def profile_name(path: Path) -> str:

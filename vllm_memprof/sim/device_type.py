@@ -7,7 +7,7 @@ x86-64 are built for A2; on a simulated device of another type the engine is tol
 
 from __future__ import annotations
 
-import ast
+import re
 from pathlib import Path
 
 #: Beginning of a SoC's name -> device type. (vllm-ascend 0.23.0, setup.py::gen_build_info: every
@@ -32,10 +32,7 @@ def built_for(prefix: Path) -> str | None:
 
     None where there is none, or where its build names no type (releases before 0.12).
     """
-    for path in sorted(prefix.glob(BUILD_INFO)):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-                if names == ["__device_type__"]:
-                    return str(node.value.value)
+    for path in prefix.glob(BUILD_INFO):
+        found = re.search(r"^__device_type__ = ['\"](\w+)", path.read_text("utf-8"), re.MULTILINE)
+        return found[1] if found else None
     return None

@@ -10,15 +10,15 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 #: File name -> JSON content.
 JsonFiles = Mapping[str, Mapping[str, object]]
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-_TOKENIZERS = (
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+TOKENIZERS = (
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -26,16 +26,12 @@ _TOKENIZERS = (
     "tekken.json",
     "*.tiktoken",
 )
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
-def has_weights(folder: Path) -> bool:
-    """Return whether the folder holds a file of weights."""
-    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Return whether the folder holds a tokenizer of any kind."""
-    return any(next(folder.glob(pattern), None) for pattern in _TOKENIZERS)
+def holds(folder: Path, patterns: Iterable[str]) -> bool:
+    """Return whether the folder holds a file of one of the patterns."""
+    return any(next(folder.glob(pattern), None) for pattern in patterns)
 
 
 def write_folder(target: Path, files: JsonFiles, linked: Path | None = None) -> Path:

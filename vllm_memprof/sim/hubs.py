@@ -11,64 +11,57 @@ from pathlib import Path
 HUB_TIMEOUT_S = 3.0
 
 
-def hf_snapshot(model: str) -> Path | None:
-    """Return the newest cached snapshot of a model that has a config.json."""
-    home = os.environ.get("HF_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
-    )
-    hub = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
-    folder = Path(hub).expanduser() / f"models--{model.replace('/', '--')}" / "snapshots"
-    configs = sorted(folder.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
-    return configs[-1].parent if configs else None
+def cached_folder(model: str) -> Path | None:
+    """Return the folder of a model in the cache of the hub that the engine is told to ask.
 
-
-def modelscope_folder(model: str) -> Path | None:
-    """Return the folder of a model in ModelScope's cache."""
-    root = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub").expanduser()
-    # ModelScope writes a dot of a name as three underscores.
-    candidates = [
-        root / "models" / model,
-        root / model,
-        root / "models" / model.replace(".", "___"),
-    ]
-    return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
+    Of Hugging Face's snapshots it is the newest.
+    """
+    if uses_modelscope():
+        root = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub").expanduser()
+        # ModelScope writes a dot of a name as three underscores.
+        names = (f"models/{model}", model, f"models/{model.replace('.', '___')}")
+        configs = [path for name in names if (path := root / name / "config.json").is_file()]
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        home = os.environ.get("HF_HOME") or f"{base}/huggingface"
+        hub = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+        configs = [*hub.glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json")]
+        configs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    return configs[0].parent if configs else None
 
 
 def hub_answers(model: str, timeout_s: float = HUB_TIMEOUT_S) -> bool:
     """Return whether the hub answers in ``timeout_s`` seconds that it has the configuration.
 
-    The question runs in a thread of its own: name resolution knows no time limit.
+    It is not asked where the environment forbids it, nor for what is no name of a hub. The question
+    runs in a thread of its own: name resolution knows no time limit.
     """
+    if "/" not in model or _says_yes("HF_HUB_OFFLINE"):
+        return False
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     request = urllib.request.Request(f"{endpoint}/{model}/resolve/main/config.json", method="HEAD")
-    token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
-    if token:
+    if token := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
         request.add_unredirected_header("Authorization", f"Bearer {token}")
-    answer: list[bool] = []
+    answers: list[int] = []
 
     def ask() -> None:
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as response:
-                answer.append(response.status == 200)
+                answers.append(response.status)
         except (OSError, ValueError):
-            answer.append(False)
+            pass
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(timeout_s)
-    return answer == [True]
-
-
-def is_offline() -> bool:
-    """Return whether the environment forbids asking a hub."""
-    return is_true(os.environ.get("HF_HUB_OFFLINE"))
+    return answers == [200]
 
 
 def uses_modelscope() -> bool:
     """Return whether the engine is told to take models from ModelScope."""
-    return is_true(os.environ.get("VLLM_USE_MODELSCOPE"))
+    return _says_yes("VLLM_USE_MODELSCOPE")
 
 
-def is_true(value: str | None) -> bool:
+def _says_yes(name: str) -> bool:
     """Return whether an environment variable says yes."""
-    return (value or "").strip().lower() in {"1", "true", "yes", "on"}
+    return os.environ.get(name, "").strip().lower() in {"1", "true", "yes", "on"}

@@ -7,9 +7,10 @@ value. Runs in the launcher; ``native/poison.h`` and ``call_site/`` are its othe
 
 from __future__ import annotations
 
-import json
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from pathlib import Path
+
+import msgspec
 
 CALL_SITE_DIR = Path(__file__).parent / "call_site"
 
@@ -48,7 +49,6 @@ def load_poisoned_reads(path: Path) -> list[PoisonedRead]:
         return []
     reads: dict[tuple[object, ...], PoisonedRead] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        read = PoisonedRead(**{field.name: row[field.name] for field in fields(PoisonedRead)})
+        read = msgspec.json.decode(line, type=PoisonedRead)
         reads.setdefault(astuple(read)[:4], read)
     return list(reads.values())

@@ -14,45 +14,54 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from vllm_memprof.errors import UsageError, nearest
 from vllm_memprof.options import options, value_of
-from vllm_memprof.sim import hubs, processors
-from vllm_memprof.sim.folders import JsonFiles, has_tokenizer, has_weights, write_folder
+from vllm_memprof.sim import hubs
+from vllm_memprof.sim.folders import (
+    PROCESSORS,
+    TOKENIZERS,
+    WEIGHTS,
+    JsonFiles,
+    holds,
+    write_folder,
+)
 from vllm_memprof.sim.quantization import FILE_NAME as DESCRIPTION
 from vllm_memprof.sim.quantization import RULES, describe
 from vllm_memprof.sim.stacks import cache_dir
-from vllm_memprof.sim.tokenizers import TokenizerTable, table_for, tokenizer_files
-from vllm_memprof.sim.weights import ModelConfig
+from vllm_memprof.sim.tokenizers import (
+    TokenizerTable,
+    load_tokenizer,
+    tokenizer_files,
+    tokenizer_of_size,
+)
+from vllm_memprof.sim.weights import ModelConfig, text_config
 
 PRESETS_DIR = Path(__file__).parent / "data" / "presets"
-#: End of the names of a processor's files.
-_PROCESSOR = "processor_config.json"
 #: Part of the key of a generated folder; raise it when the generator writes something else.
-GENERATOR = 2
-#: A generated folder is complete: nothing is asked of a hub.
+GENERATOR = 3
+#: A folder of the cache is complete: nothing is asked of a hub.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
-_GENERATED_DESCRIPTION = (
-    f"{DESCRIPTION} was generated: W8A8 in the layers that models published for Ascend quantize"
-)
+#: Keys of a preprocessor -> keys of the vision encoder's configuration that give their values.
+_OF_THE_ENCODER = {
+    "patch_size": "patch_size",
+    "temporal_patch_size": "temporal_patch_size",
+    "merge_size": "spatial_merge_size",
+}
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
     """The arguments and environment with which the engine gets the model that the user named."""
 
-    name: str  # as the user typed it
     path: str  # the model argument of the engine
-    source: str  # "folder", "hub" or "preset"
     extra_args: list[str]  # arguments to add, without those that the user gave
     env: dict[str, str]  # environment of the engine, additions
-    note: str = ""  # why this source, where a person would ask; "" otherwise
     stand_ins: tuple[str, ...] = ()  # files that are not the model's own and decide sizes
 
 
@@ -65,8 +74,9 @@ class Preset:
     parameters: int | None  # as published, of what is loaded; None for a model of this project
     files: JsonFiles = field(repr=False)
     tokenizer: TokenizerTable = field(repr=False)
-    also: tuple[str, ...] = ()  # other names on the hub
+    also: Sequence[str] = ()  # other names on the hub
     note: str = ""  # the difference from the public checkpoint
+    source: str = ""  # of the values of config.json
 
     @property
     def config(self) -> ModelConfig:
@@ -74,14 +84,9 @@ class Preset:
         return self.files["config.json"]
 
     @property
-    def digest(self) -> str:
-        """Digest of everything that is generated."""
-        return _digest([GENERATOR, self.files, self.tokenizer])
-
-    @property
     def folder(self) -> Path:
         """Folder of the generated files; another content is another folder."""
-        return cache_dir() / "models" / f"{self.name.replace('/', '--')}-{self.digest[:12]}"
+        return _cached(self.name.replace("/", "--"), [GENERATOR, self.files, self.tokenizer])
 
 
 @cache
@@ -90,37 +95,21 @@ def list_presets() -> tuple[Preset, ...]:
     presets = []
     for path in PRESETS_DIR.glob("*.json"):
         family = json.loads(path.read_text(encoding="utf-8"))
-        for model in family["models"]:
-            own = {**model.get("files", {}), "config.json": model.get("config", {})}
-            files = _merged(family["files"], own)
-            preset = Preset(
-                name=model["name"],
-                what=model["what"],
-                parameters=model["parameters"],
-                files={**processors.files_of(files["config.json"]), **files},
-                tokenizer=_tokenizer(model.get("tokenizer", family["tokenizer"])),
-                also=tuple(model.get("also", ())),
-                note=family.get("note", ""),
-            )
-            presets.append(preset)
+        for model in family.pop("models"):
+            files = {**model.pop("files", {}), "config.json": model.pop("config", {})}
+            row = _merged(family, {**model, "files": files})
+            presets.append(Preset(**{**row, "tokenizer": load_tokenizer(row["tokenizer"])}))
     return tuple(sorted(presets, key=lambda preset: preset.name.lower()))
 
 
 def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the base with the other's values: tables are merged, everything else is replaced."""
-    result = dict(base)
-    for key, value in own.items():
-        before = result.get(key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            value = _merged(before, value)
-        result[key] = value
-    return result
-
-
-def _tokenizer(name: str) -> TokenizerTable:
-    table = json.loads((PRESETS_DIR / "tokenizers" / f"{name}.json").read_text(encoding="utf-8"))
-    base = table.pop("extends", None)
-    return cast(TokenizerTable, table if base is None else {**_tokenizer(base), **table})
+    tables = {
+        key: _merged(base[key], value)
+        for key, value in own.items()
+        if isinstance(value, dict) and isinstance(base.get(key), dict)
+    }
+    return {**base, **own, **tables}
 
 
 def find_preset(name: str) -> Preset | None:
@@ -135,8 +124,8 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
     """Choose the source of the model: a local folder, a hub, a preset, in this order.
 
     Files that a model without weights lacks besides are generated in a folder of the cache: a
-    synthetic tokenizer, and with ``--quantization ascend`` the description of the quantized
-    weights.
+    synthetic tokenizer, a multimodal model's processor, and with ``--quantization ascend`` the
+    description of the quantized weights.
 
     Args:
         model: a folder, or the name of a model on a hub.
@@ -146,17 +135,24 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
         UsageError: none of them has the model, or a quantization is asked for that cannot be
             described for this kind of model.
     """
-    asked = _Asked(model, user_args)
-    if os.path.isdir(os.path.expanduser(model)):
-        return asked.from_folder(Path(model).expanduser(), "folder")
-    preset = find_preset(model)
-    from_hub = None if model.startswith("memprof/") else asked.from_hub()
-    if from_hub is not None:
-        # The weights are to be quantized, and a hub's name alone has no place for a description.
-        lacks = asked.quantized and "--load-format" in from_hub.extra_args
-        if preset is None or not lacks or from_hub.path != model:
-            return from_hub
-    if preset is None:
+    given = dict(options(user_args)).keys()
+    quantized = value_of(user_args, "--quantization") == "ascend"
+    dummy = [] if "--load-format" in given else ["--load-format", "dummy"]
+    typed, stand_ins = Path(model).expanduser(), list[str]()
+    folder: Path | None = typed
+    if not typed.is_dir():
+        preset, own = find_preset(model), model.startswith("memprof/")
+        folder = None if own else hubs.cached_folder(model)
+        if not own and not hubs.uses_modelscope():
+            weights = folder is not None and holds(folder, WEIGHTS)
+            # A hub's name alone has no place for the description of quantized weights.
+            described = quantized and not weights and (folder or (preset and dummy))
+            if not described and (folder or hubs.hub_answers(model)):
+                return ResolvedModel(model, [] if weights else dummy, {})
+        if folder is None and preset is not None:
+            folder = generate_model(preset)
+            stand_ins += [f"{preset.name}: {preset.note}"] if preset.note else []
+    if folder is None:
         names = [name for each in list_presets() for name in (each.name, *each.also)]
         near = nearest(model, names, 3) or nearest(f"Qwen/{model}", names, 3)
         listed = f"nearest: {', '.join(near)}" if near else "`memprof sim list` has the presets"
@@ -164,13 +160,55 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
             f"no preset for {model}, and no hub answers that it has it",
             hint=f"{listed}; or give a folder with config.json",
         )
-    note = "preset: the real architecture, a synthetic byte-level tokenizer, no weights"
-    stand_ins = [f"{preset.name}: {preset.note}"] if preset.note else []
-    if asked.quantized:
-        preset = replace(preset, files={**preset.files, **_description(preset.config, preset.name)})
-        stand_ins.append(_GENERATED_DESCRIPTION)
-    path, extra = str(generate_model(preset)), [*asked.dummy(), *asked.named()]
-    return ResolvedModel(model, path, "preset", extra, _OFFLINE, note, tuple(stand_ins))
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = None  # missing or damaged, which the engine says better
+    path, extra = folder, list[str]()
+    if isinstance(config, dict) and not holds(folder, WEIGHTS):
+        extra = dummy
+        made: dict[str, Mapping[str, object]] = {}
+        like = _preset_like(config)
+        if not given & {"--tokenizer", "--skip-tokenizer-init"} and not holds(folder, TOKENIZERS):
+            size = text_config(config).get("vocab_size")
+            if table := tokenizer_of_size(size) if like is None else _table_like(like, config):
+                made |= tokenizer_files(table)
+            else:
+                extra = [*extra, "--skip-tokenizer-init"]
+            remedy = "a synthetic one was generated" if made else extra[-1]
+            stand_ins.append(f"{model} has no tokenizer: {remedy}")
+        if like is not None and not holds(folder, PROCESSORS):
+            processor = _processor_like(like, config).items()
+            lacking = {name: file for name, file in processor if not (folder / name).exists()}
+            made |= lacking
+            if lacking:
+                stand_ins.append(
+                    f"{model} has no {', '.join(sorted(lacking))}: generated as for {like.name}; "
+                    "they decide how large the multimodal profile is"
+                )
+        if quantized and not (folder / DESCRIPTION).is_file():
+            description = describe(config)
+            if description is None:
+                raise UsageError(
+                    f"--quantization ascend: {model} has no {DESCRIPTION}, and none can be "
+                    f"generated for model_type {config.get('model_type')!r}",
+                    hint="put the quantized model's own file beside config.json; "
+                    f"generated for: {', '.join(sorted(RULES))}",
+                )
+            made[DESCRIPTION] = description
+            stand_ins.append(
+                f"{DESCRIPTION} was generated: W8A8 in the layers that models published for "
+                "Ascend quantize"
+            )
+        if made:
+            names = sorted(entry.name for entry in folder.iterdir())
+            name = folder.resolve().name
+            path = _cached(name, [GENERATOR, str(folder.resolve()), names, made])
+            write_folder(path, made, linked=folder)
+    if path == typed:
+        return ResolvedModel(str(path), extra, {}, tuple(stand_ins))
+    named = [] if "--served-model-name" in given else ["--served-model-name", model]
+    return ResolvedModel(str(path), [*extra, *named], _OFFLINE, tuple(stand_ins))
 
 
 def generate_model(preset: Preset) -> Path:
@@ -178,140 +216,38 @@ def generate_model(preset: Preset) -> Path:
     return write_folder(preset.folder, {**preset.files, **tokenizer_files(preset.tokenizer)})
 
 
-class _Asked:
-    """The model and the options that the user gave."""
-
-    def __init__(self, model: str, user_args: list[str]) -> None:
-        self.model = model
-        self.given = dict(options(user_args))
-        #: vllm-ascend's own quantization is asked for.
-        self.quantized = value_of(user_args, "--quantization") == "ascend"
-
-    def dummy(self, folder: Path | None = None) -> list[str]:
-        """Return the arguments for weights that are not there, if the user gave none."""
-        has = "--load-format" in self.given or (folder is not None and has_weights(folder))
-        return [] if has else ["--load-format", "dummy"]
-
-    def named(self) -> list[str]:
-        name = ["--served-model-name", self.model]
-        return [] if name[0] in self.given else name
-
-    def from_folder(self, folder: Path, source: str) -> ResolvedModel:
-        """Return a folder, or one in the cache with links to its files and those that it lacks."""
-        try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            config = None  # missing or damaged, which the engine says better
-        model = self.model
-        if has_weights(folder) or not isinstance(config, dict):
-            return ResolvedModel(model, str(folder), source, [], {})
-        extra = self.dummy()
-        note = "the folder has no weights: --load-format dummy" if extra else ""
-        stand_ins = []
-        made: JsonFiles = {}
-        given = {"--tokenizer", "--skip-tokenizer-init"} & self.given.keys()
-        if not has_tokenizer(folder) and not given:
-            made = _tokenizer_of(config, folder)
-            extra += [] if made else ["--skip-tokenizer-init"]
-            remedy = "a synthetic one was generated" if made else extra[-1]
-            stand_ins.append(f"{model} has no tokenizer: {remedy}")
-        processor, like = _processor_of(config)
-        if processor and not processors.has_processor(folder):
-            lacking = {n: file for n, file in processor.items() if not (folder / n).exists()}
-            made = {**lacking, **made}
-            stand_ins.append(
-                f"{model} has no {', '.join(sorted(lacking))}: generated as for {like}; "
-                "they decide how large the multimodal profile is"
-            )
-        if self.quantized and not (folder / DESCRIPTION).is_file():
-            made = {**made, **_description(config, str(folder))}
-            stand_ins.append(_GENERATED_DESCRIPTION)
-        path, env = folder, {}
-        if made:
-            names = sorted(entry.name for entry in folder.iterdir())
-            digest = _digest([GENERATOR, str(folder.resolve()), names, made])
-            path = cache_dir() / "models" / f"{folder.resolve().name}-{digest[:12]}"
-            write_folder(path, made, linked=folder)
-            extra, env = extra + self.named(), _OFFLINE
-        return ResolvedModel(model, str(path), source, extra, env, note, tuple(stand_ins))
-
-    def from_hub(self) -> ResolvedModel | None:
-        """Return the model of a hub's cache on this machine, or of a hub that answers in time."""
-        model = self.model
-        if hubs.uses_modelscope():
-            # The stack has no ModelScope client; what its cache holds is a folder like any other.
-            cached = hubs.modelscope_folder(model)
-            if cached is None:
-                return None
-            extra, env = [*self.dummy(cached), *self.named()], {"VLLM_USE_MODELSCOPE": "False"}
-            return ResolvedModel(model, str(cached), "hub", extra, env, "ModelScope's cache")
-        cached = hubs.hf_snapshot(model)
-        if cached is not None and not has_weights(cached) and self.quantized:
-            return self.from_folder(cached, "hub")
-        if cached is None and (
-            "/" not in model or hubs.is_offline() or not hubs.hub_answers(model)
-        ):
-            return None
-        extra, note = self.dummy(cached), "Hugging Face cache"
-        if cached is None:
-            note = "configuration and tokenizer from the hub; weights are not downloaded"
-            note = note if extra else "hub"
-        return ResolvedModel(model, model, "hub", extra, {}, note)
-
-
-def _tokenizer_of(config: ModelConfig, folder: Path) -> JsonFiles:
-    """Return a tokenizer's files by a model's kind, or by the size of its vocabulary alone.
-
-    With those of a preset comes what else it has and the folder lacks, its processor aside.
-    """
-    preset, family = _preset_like(config), processors.family_of(config)
-    if family is not None:
-        table = _tokenizer(family.tokenizer)
-        first = processors.first_special_id(family, config, table["special_tokens"])
-        if first is not None:
-            return tokenizer_files({**table, "plain_tokens": first})
-    if preset is not None:
-        others = {
-            name: file
-            for name, file in preset.files.items()
-            if not name.endswith(_PROCESSOR) and not (folder / name).exists()
-        }
-        return {**others, **tokenizer_files(preset.tokenizer)}
-    by_size = table_for(config)
-    return {} if by_size is None else tokenizer_files(by_size)
-
-
-def _processor_of(config: ModelConfig) -> tuple[JsonFiles, str]:
-    """Return the processor's files of a model's kind, or none, and whose they are."""
-    preset, family = _preset_like(config), processors.family_of(config)
-    if family is not None:
-        return processors.processor_files(family, config), ", ".join(family.model_types)
-    if preset is not None:
-        files = preset.files.items()
-        return {name: file for name, file in files if name.endswith(_PROCESSOR)}, preset.name
-    return {}, ""
+def _cached(name: str, content: object) -> Path:
+    """Return the folder of the cache for a content."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return cache_dir() / "models" / f"{name}-{digest[:12]}"
 
 
 def _preset_like(config: ModelConfig) -> Preset | None:
-    """Return the first preset of a model's kind and vocabulary."""
-
-    def kind(table: ModelConfig) -> tuple[object, object]:
-        return table.get("model_type"), (table.get("text_config") or table).get("vocab_size")
-
-    return next((preset for preset in list_presets() if kind(preset.config) == kind(config)), None)
-
-
-def _description(config: ModelConfig, name: str) -> JsonFiles:
-    description = describe(config)
-    if description is None:
-        raise UsageError(
-            f"--quantization ascend: {name} has no {DESCRIPTION}, "
-            f"and none can be generated for model_type {config.get('model_type')!r}",
-            hint="put the quantized model's own file beside config.json; "
-            f"generated for: {', '.join(sorted(RULES))}",
-        )
-    return {DESCRIPTION: description}
+    """Return a preset of a model's kind: of its vocabulary, or where images have a token too."""
+    kind, size = config.get("model_type"), text_config(config).get("vocab_size")
+    alike = [preset for preset in list_presets() if preset.config.get("model_type") == kind]
+    same = [each for each in alike if text_config(each.config).get("vocab_size") == size]
+    public = [each for each in alike if each.parameters and _image_token(config) is not None]
+    return next(iter(same or public), None)
 
 
-def _digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def _image_token(config: ModelConfig) -> int | None:
+    """Return the id of the token that stands for an image; None for a model without images."""
+    text = text_config(config)
+    found = text.get("image_token_id", text.get("image_token_index"))
+    return found if isinstance(found, int) else None
+
+
+def _table_like(preset: Preset, config: ModelConfig) -> TokenizerTable:
+    """Return a preset's tokenizer, its special tokens moved so that images have the model's id."""
+    theirs, own = _image_token(preset.config), _image_token(config)
+    moved = 0 if theirs is None or own is None else own - theirs
+    return {**preset.tokenizer, "plain_tokens": preset.tokenizer["plain_tokens"] + moved}
+
+
+def _processor_like(preset: Preset, config: ModelConfig) -> JsonFiles:
+    """Return the files of a preset's processor, with the patches of a model's vision encoder."""
+    encoder = text_config(config).get("vision_config", {})
+    own = {key: encoder[name] for key, name in _OF_THE_ENCODER.items() if name in encoder}
+    files = preset.files.items()
+    return {name: {**file, **own} for name, file in files if name.endswith("processor_config.json")}

@@ -34,42 +34,35 @@ def share_package(metadata: Path, site_packages: Path) -> bool:
     """
     donor = metadata.parent
     try:
-        names = _verified(metadata)
-        if names is None:
-            return False
-        record, installer = f"{metadata.name}/RECORD", f"{metadata.name}/{INSTALLER}"
-        scripts = [name for name in names if name.startswith("..")]
-        # after the scripts, whose digests are in it; the installer's name comes last, as with pip
-        names.sort(key=lambda name: (name == record) + 2 * (name == installer))
-        for name in names:
+        with (metadata / "RECORD").open(encoding="utf-8", newline="") as stream:
+            digests = {name: digest for name, digest, *_ in csv.reader(stream)}
+        for name, digest in digests.items():
+            if PurePosixPath(name).is_absolute() or (name.endswith(".pyc") and not digest):
+                return False  # byte code that pip made; a wheel's own has a digest
+            # an entry point names the interpreter of its environment
+            if digest and not name.startswith("..") and digest != _digest(donor / name):
+                return False
+        # What the interpreter made of a file is valid by the time and size of its source, which a
+        # link has in common; the path that it names is put right when it is loaded.
+        compiled = [
+            str(path.relative_to(donor))
+            for source in map(donor.joinpath, digests)
+            for path in source.parent.glob(f"__pycache__/{source.stem}.cpython-*.pyc")
+        ]
+        installer = f"{metadata.name}/{INSTALLER}"  # comes last, as with pip
+        for name in [*compiled, *digests.keys() - {installer}, installer]:
             source, target = donor / name, site_packages / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if name in scripts:
-                _write_script(source, target, donor, site_packages)
-            elif name == record and scripts:
-                _write_record(source, target, scripts, site_packages)
+            target.unlink(missing_ok=True)
+            if name.startswith(".."):
+                theirs, ours = (str(each.parents[2]).encode() for each in (donor, site_packages))
+                target.write_bytes(source.read_bytes().replace(theirs, ours))
+                target.chmod(source.stat().st_mode)
             else:
-                _link(source, target)
-            if name.endswith(".py"):
-                _link_byte_code(source, target)
+                os.link(source, target)
         return True
     except OSError:
         return False
-
-
-def _verified(metadata: Path) -> list[str] | None:
-    """Return the files of a package, None where one is not what the wheel held."""
-    if not (metadata / INSTALLER).is_file():
-        return None
-    names = []
-    with (metadata / "RECORD").open(encoding="utf-8", newline="") as stream:
-        for name, digest, *_ in csv.reader(stream):
-            if PurePosixPath(name).is_absolute() or (name.endswith(".pyc") and not digest):
-                return None  # byte code that pip made; a wheel's own has a digest
-            if digest and digest != _digest(metadata.parent / name):
-                return None
-            names.append(name)
-    return names
 
 
 def _digest(path: Path) -> str:
@@ -78,43 +71,3 @@ def _digest(path: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return f"sha256={base64.urlsafe_b64encode(digest.digest()).decode().rstrip('=')}"
-
-
-def _link(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    os.link(source, target)
-
-
-def _link_byte_code(source: Path, target: Path) -> None:
-    """Link what the interpreter made of a file.
-
-    It is valid by the time and size of its source, which a link has in common; the path that it
-    names is put right when it is loaded, and a newer one is a new file.
-    """
-    folder = target.parent / "__pycache__"
-    for compiled in (source.parent / folder.name).glob(f"{source.stem}.cpython-*.pyc"):
-        folder.mkdir(exist_ok=True)
-        _link(compiled, folder / compiled.name)
-
-
-def _write_record(source: Path, target: Path, scripts: list[str], site_packages: Path) -> None:
-    """Copy a record, with the digests of this environment's entry points: it may be shared on."""
-    with source.open(encoding="utf-8", newline="") as stream:
-        rows = list(csv.reader(stream))
-    for row in rows:
-        if row[0] in scripts:
-            path = site_packages / row[0]
-            row[1:3] = [_digest(path), str(path.stat().st_size)]
-    target.unlink(missing_ok=True)
-    with target.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows(rows)
-
-
-def _write_script(source: Path, target: Path, donor: Path, site_packages: Path) -> None:
-    """Copy an entry point, with this environment's interpreter in its first line."""
-    text = source.read_bytes().replace(
-        str(donor.parents[2]).encode(), str(site_packages.parents[2]).encode()
-    )
-    target.unlink(missing_ok=True)
-    target.write_bytes(text)
-    target.chmod(source.stat().st_mode)

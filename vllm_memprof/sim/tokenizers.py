@@ -12,27 +12,46 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.sim.folders import JsonFiles
-from vllm_memprof.sim.weights import ModelConfig
 
 #: A file of ``data/presets/tokenizers``: class, plain_tokens (ids of text: the first 256 are the
 #: bytes, the others never produced), special_tokens (the ids behind), first_tokens (those before),
 #: reserved (numbered placeholders between plain and special tokens: name with {}, first, count),
-#: message (text before and after one; the role is {role} or {Role}), and keys of
+#: message (text before and after one, in Jinja; the role is {{ role }}), and keys of
 #: tokenizer_config.json.
 TokenizerTable = Mapping[str, Any]
 
-_CONTENT = (
+_DATA = Path(__file__).parent / "data"
+_TURNS = (
+    "{% for message in messages %}{% set role = message.role %}BEFORE"
     "{% if message.content is string %}{{ message.content }}{% elif message.content %}"
     "{% for part in message.content %}"
     "{% if part.type == 'text' or 'text' in part %}{{ part.text }}"
     "{% elif 'video' in part.type %}<|vision_start|><|video_pad|><|vision_end|>"
     "{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
-    "{% endfor %}{% endif %}"
+    "{% endfor %}{% endif %}AFTER{% endfor %}"
+    "{% if add_generation_prompt %}{% set role = 'assistant' %}BEFORE{% endif %}"
 )
-#: What all of them have in common.
-_SKELETON = Path(__file__).parent / "data" / "tokenizer.json"
 #: Ids that a tokenizer needs besides special ones: a byte each.
 _BYTES = 256
+
+
+def load_tokenizer(name: str) -> TokenizerTable:
+    """Read a file of ``data/presets/tokenizers``, with what it takes over from another."""
+    path = _DATA / "presets" / "tokenizers" / f"{name}.json"
+    table = json.loads(path.read_text(encoding="utf-8"))
+    base = table.pop("extends", None)
+    return {**(load_tokenizer(base) if base else {}), **table}
+
+
+def tokenizer_of_size(size: object) -> TokenizerTable | None:
+    """Return a tokenizer for a size of the vocabulary; None where it is no usable one.
+
+    Its special tokens lie behind all plain ones; which id ends a text is the configuration's, not
+    the tokenizer's.
+    """
+    table = load_tokenizer("any")
+    plain = size - len(table["special_tokens"]) if isinstance(size, int) else 0
+    return {**table, "plain_tokens": plain} if plain >= _BYTES else None
 
 
 def tokenizer_files(table: TokenizerTable) -> JsonFiles:
@@ -55,43 +74,15 @@ def tokenizer_files(table: TokenizerTable) -> JsonFiles:
     plain += [f"<unused{index}>" for index in range(_BYTES, table["plain_tokens"])]
     # the library wants the ids of first tokens in the model too: it numbers from 0 without a hole
     vocabulary = {text: number for number, text in enumerate([*before, *plain])}
-    tokenizer = json.loads(_SKELETON.read_text(encoding="utf-8"))
+    tokenizer = json.loads((_DATA / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["added_tokens"] = [{"id": number, **token} for number, token in added.items()]
     tokenizer["model"]["vocab"] = vocabulary
+    said = table["message"]
     names = ("bos_token", "eos_token", "pad_token", "model_max_length", "extra_special_tokens")
     config = {
         "tokenizer_class": table["class"],
         **{name: value for name, value in table.items() if name in names},
-        "chat_template": chat_template(table["message"]),
+        "chat_template": _TURNS.replace("BEFORE", said["before"]).replace("AFTER", said["after"]),
         "added_tokens_decoder": {str(number): token for number, token in added.items()},
     }
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
-
-
-def chat_template(message: Mapping[str, str]) -> str:
-    """Return a Jinja template: a message's beginning, with its role, its text, its end."""
-    before = message["before"].replace("{role}", "{{ message.role }}")
-    before = before.replace("{Role}", "{{ message.role | capitalize }}")
-    answer = message["before"].replace("{role}", "assistant").replace("{Role}", "Assistant")
-    turns = "{% for message in messages %}" + before + _CONTENT + message["after"] + "{% endfor %}"
-    return turns + "{% if add_generation_prompt %}" + answer + "{% endif %}"
-
-
-def table_for(config: ModelConfig) -> TokenizerTable | None:
-    """Return a tokenizer's table for a model's configuration; None without a usable size.
-
-    Its special tokens lie behind all plain ones; which id ends a text is the configuration's, not
-    the tokenizer's.
-    """
-    size = (config.get("text_config") or config).get("vocab_size")
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    if not isinstance(size, int) or size < _BYTES + len(special):
-        return None
-    return {
-        "class": "PreTrainedTokenizerFast",
-        "plain_tokens": size - len(special),
-        "special_tokens": special,
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "message": {"before": "<|im_start|>{role}\n", "after": "<|im_end|>\n"},
-    }

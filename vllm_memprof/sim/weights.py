@@ -11,23 +11,17 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from vllm_memprof.files import read_table
 
 #: The content of a config.json.
 ModelConfig = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
-_TABLE = tomllib.loads(
-    (Path(__file__).parent / "data" / "weights.toml").read_text(encoding="utf-8")
-)
+_TABLE = read_table(Path(__file__).parent / "data" / "weights.toml")
 #: By ``model_type`` of config.json; the file explains its keys.
 ARCHITECTURES: dict[str, dict[str, Any]] = _TABLE["types"]
 #: Ways to quantize a model type, by the name that its row has: weights of a layer -> type.
@@ -46,30 +40,21 @@ def list_weights(config: ModelConfig, draft: bool = False) -> Shapes | None:
     if row is None:
         return None
     text, prefix = text_config(config), row.get("prefix", "model.")
-    layers, of_model = text["num_hidden_layers"], sizes_of(text, 0)
-    ends = [f"{prefix}embed_tokens", f"{prefix}norm", "lm_head"]
-    embedding, norm, head = row.get("ends", ends)
-    parts = [f"@{part}" for part in row["layer"]]
-    vocabulary = "vocab_size, hidden_size"
-    weights = _expand([f"{embedding}.weight: {vocabulary}"], of_model)
+    layers = text["num_hidden_layers"]
+    whole = {**sizes_of(text, 0), "tie_word_embeddings": config.get("tie_word_embeddings")}
+    weights = _expand(row.get("model", ["@ends"]), whole)
     for index in range(layers):
-        weights |= _expand(parts, sizes_of(text, index), f"{prefix}layers.{index}.")
-    whole = [f"{norm}.weight: hidden_size", *([f"@{row['model']}"] if "model" in row else [])]
-    if not config.get("tie_word_embeddings"):
-        whole.append(f"{head}.weight: {vocabulary}")
-    weights |= _expand(whole, of_model)
-    for kind in ("vision", "audio"):
-        if part := row.get(kind):
-            encoder = config.get("thinker_config", config)[f"{kind}_config"]
-            weights |= _expand([f"@{part}"], sizes_of(encoder, 0))
+        weights |= _expand(row["layer"], sizes_of(text, index), f"{prefix}layers.{index}.")
+    for kind in {"vision", "audio"} & row.keys():
+        weights |= _expand(row[kind], sizes_of(text[f"{kind}_config"], 0))
     if draft and "draft" in row:
-        of_layer, beside, part = row["draft"]
+        of_layer, beside, line = row["draft"]
         count = text.get("num_nextn_predict_layers", 0) if "{layer}" in of_layer else 1
         for index in range(layers, layers + count):
             # of the hybrid models it is a layer with attention
             alike = text.get("full_attention_interval", index + 1) - 1
-            weights |= _expand(parts, sizes_of(text, alike), of_layer.format(layer=index))
-            weights |= _expand([f"@{part}"], of_model, beside.format(layer=index))
+            weights |= _expand(row["layer"], sizes_of(text, alike), of_layer.format(layer=index))
+            weights |= _expand([line], whole, beside.format(layer=index))
     return weights
 
 

@@ -21,7 +21,8 @@ from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report import render_json, render_markdown
+from vllm_memprof.report.files import render_json
+from vllm_memprof.report.markdown import render_markdown
 
 SOURCE = DATA / "graph_tp2"
 FILES = sorted(path.name for path in (SOURCE / "events").iterdir())

@@ -19,7 +19,8 @@ from vllm_memprof.accounting.model import Finding, RankReport, Report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import FIGURES
-from vllm_memprof.report import render_json, render_markdown
+from vllm_memprof.report.files import render_json
+from vllm_memprof.report.markdown import render_markdown
 
 LOGS = DATA / "logs"
 EXPECTED = json.loads((LOGS / "expected.json").read_text())

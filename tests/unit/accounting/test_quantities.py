@@ -11,7 +11,7 @@ from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.budget.equations import EQUATIONS, form_of
 from vllm_memprof.accounting.readings.quantities import QUANTITIES, StartupReadings
-from vllm_memprof.check.limits import of_quantity, read_figure
+from vllm_memprof.check.limits import limit_figure, read_figure
 from vllm_memprof.compare.causes import Cause
 from vllm_memprof.compare.diff import diff_reports
 from vllm_memprof.plans.model import Plan, plan_row
@@ -86,7 +86,7 @@ def cause_of(a: Report, b: Report, name: str) -> Cause:
 
 
 def of_check(report: Report, name: str) -> int | None:
-    return read_figure(report, of_quantity(name, "device_init"))[0].value
+    return read_figure(report, limit_figure(name, {"phase": "device_init"}))[0].value
 
 
 def test_what_a_neighbour_holds_is_taken_off_in_every_command() -> None:
@@ -131,7 +131,8 @@ def test_a_neighbour_that_cannot_be_told_apart_makes_it_unknown_in_every_command
     assert together.names == ("initial_non_torch", "other_processes_at_start")
     assert together.bytes == together.a.subtracted_bytes == OWN + neighbour
     assert together.b.held_bytes is None
-    assert read_figure(new, of_quantity("initial_non_torch", "device_init"))[0].reason == reason
+    figure = limit_figure("initial_non_torch", {"phase": "device_init"})
+    assert read_figure(new, figure)[0].reason == reason
     assert of_check(old, "initial_non_torch") is None
     assert plan_row(new_run, new, Plan("m", [])).fits_request_bytes is None
 

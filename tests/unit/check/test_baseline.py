@@ -29,6 +29,4 @@ def test_arguments_that_bear_on_memory_forbid_the_comparison(
 
 def test_each_difference_names_both_sides() -> None:
     found = differences(report_of(RUN), report_of(RUN, model="org/another"))
-    assert [difference.sentence for difference in found] == [
-        "model Qwen/Qwen3-VL-8B-Instruct in the baseline, org/another in the run"
-    ]
+    assert found == ["model Qwen/Qwen3-VL-8B-Instruct in the baseline, org/another in the run"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.check.budget_file import parse_budget
-from vllm_memprof.check.limits import BUDGET, KEYS, TOKENS, figure_of
+from vllm_memprof.check.limits import BUDGET, KEYS, TOKENS
 from vllm_memprof.check.outcomes import check_report
 from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
 from vllm_memprof.errors import UsageError
@@ -126,8 +126,8 @@ max_kv_cache_drop = "1%"  # kept
 
 
 def test_the_ratchet_keeps_comments_order_and_the_rest() -> None:
-    turned = tighten_budget(FILE, "b.toml", REPORT, DEFAULT)
-    before, after = FILE.splitlines(), turned.text.splitlines()
+    turned, remarks = tighten_budget(FILE, "b.toml", REPORT, DEFAULT)
+    before, after = FILE.splitlines(), turned.splitlines()
     assert len(before) == len(after)
     assert [i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]] == [
         3,
@@ -135,7 +135,7 @@ def test_the_ratchet_keeps_comments_order_and_the_rest() -> None:
     ]
     assert after[3] == 'min_kv_cache   =   "43.61GiB"   # kept behind, 保留'
     assert after[5] == 'max_weights = "9.29GiB"'
-    assert turned.remarks == [
+    assert remarks == [
         "min_kv_cache tightened: 40GiB → 43.61GiB",
         "max_graph stays: not measured (graph_capture: eager mode)",
         "max_weights tightened: 10,000,000,000 → 9.29GiB",
@@ -143,8 +143,8 @@ def test_the_ratchet_keeps_comments_order_and_the_rest() -> None:
 
 
 def test_percentages_and_regressions_are_not_touched() -> None:
-    turned = tighten_budget(FILE, "b.toml", REPORT, EXACT, force=True)
-    before, after = FILE.splitlines(), turned.text.splitlines()
+    turned, _ = tighten_budget(FILE, "b.toml", REPORT, EXACT, force=True)
+    before, after = FILE.splitlines(), turned.splitlines()
     assert [i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]] == [
         3,
         5,
@@ -153,18 +153,18 @@ def test_percentages_and_regressions_are_not_touched() -> None:
 
 
 def test_a_second_turn_changes_nothing() -> None:
-    once = tighten_budget(FILE, "b.toml", REPORT, DEFAULT).text
-    assert tighten_budget(once, "b.toml", REPORT, DEFAULT).text == once
+    once, _ = tighten_budget(FILE, "b.toml", REPORT, DEFAULT)
+    assert tighten_budget(once, "b.toml", REPORT, DEFAULT)[0] == once
 
 
 def test_a_limit_that_the_run_breaks_stays() -> None:
-    turned = tighten_budget("[budget]\nmax_non_torch = '0.5GiB'\n", "b.toml", REPORT, DEFAULT)
-    assert turned.text == "[budget]\nmax_non_torch = '0.5GiB'\n"
-    loosened = tighten_budget(
+    turned, _ = tighten_budget("[budget]\nmax_non_torch = '0.5GiB'\n", "b.toml", REPORT, DEFAULT)
+    assert turned == "[budget]\nmax_non_torch = '0.5GiB'\n"
+    loosened, remarks = tighten_budget(
         "[budget]\nmax_non_torch = '0.5GiB'\n", "b.toml", REPORT, DEFAULT, force=True
     )
-    assert loosened.remarks == ["max_non_torch loosened: 0.5GiB → 845.5MiB"]
-    assert check_report(REPORT, parse_budget(loosened.text, "b.toml")).ok
+    assert remarks == ["max_non_torch loosened: 0.5GiB → 845.5MiB"]
+    assert check_report(REPORT, parse_budget(loosened, "b.toml")).ok
 
 
 @pytest.mark.parametrize(
@@ -178,10 +178,10 @@ def test_a_limit_that_the_run_breaks_stays() -> None:
     ],
 )
 def test_other_ways_to_write_the_same(text: str) -> None:
-    turned = tighten_budget(text, "b.toml", REPORT, EXACT)
-    limits = {limit.key.name: limit.amount for limit in parse_budget(turned.text, "b.toml").limits}
+    turned, _ = tighten_budget(text, "b.toml", REPORT, EXACT)
+    limits = {limit.key.name: limit.amount for limit in parse_budget(turned, "b.toml").limits}
     assert limits == {"min_kv_cache": 47_303_029_760, "max_weights": 9_872_841_216}
-    assert turned.text.count("\r") == text.count("\r")
+    assert turned.count("\r") == text.count("\r")
 
 
 def _entries() -> st.SearchStrategy[dict[str, int | str]]:
@@ -191,8 +191,7 @@ def _entries() -> st.SearchStrategy[dict[str, int | str]]:
         st.builds("{}MiB".format, st.integers(0, 60_000)),
     )
     values = {
-        key.name: st.integers(0, 10**7) if figure_of(key).unit == TOKENS else sizes
-        for key in LIMITS
+        key.name: st.integers(0, 10**7) if key.figure.unit == TOKENS else sizes for key in LIMITS
     }
     return st.fixed_dictionaries({}, optional=values).filter(bool)
 
@@ -206,10 +205,10 @@ def test_the_ratchet_never_loosens(
         for name, value in entries.items()
     ]
     text = "\n".join(["# head", "[budget]", *lines]) + "\n"
-    turned = tighten_budget(text, "b.toml", REPORT, Margin(percent, least))
-    before, after = (parse_budget(each, "b.toml").limits for each in (text, turned.text))
+    turned, _ = tighten_budget(text, "b.toml", REPORT, Margin(percent, least))
+    before, after = (parse_budget(each, "b.toml").limits for each in (text, turned))
     kept = check_report(REPORT, parse_budget(text, "b.toml")).limits
-    now = check_report(REPORT, parse_budget(turned.text, "b.toml")).limits
+    now = check_report(REPORT, parse_budget(turned, "b.toml")).limits
     assert [limit.key for limit in before] == [limit.key for limit in after]
     for old, new in zip(before, after, strict=True):
         assert old.amount is not None
@@ -221,7 +220,7 @@ def test_the_ratchet_never_loosens(
         )
     assert [outcome.ok for outcome in kept] == [outcome.ok for outcome in now]
     strip = re.compile(r"= .*?  #")
-    assert strip.sub("", turned.text) == strip.sub("", text)
+    assert strip.sub("", turned) == strip.sub("", text)
 
 
 @given(_entries(), st.fractions(0, 1, max_denominator=1000))
@@ -231,10 +230,10 @@ def test_a_forced_turn_is_met_by_its_run(entries: dict[str, int | str], percent:
         for name, value in entries.items()
     ]
     report = report_of_known()
-    turned = tighten_budget(
+    turned, _ = tighten_budget(
         "\n".join(["[budget]", *lines]), "b.toml", report, Margin(percent), force=True
     )
-    assert check_report(report, parse_budget(turned.text, "b.toml")).ok
+    assert check_report(report, parse_budget(turned, "b.toml")).ok
 
 
 def report_of_known(cache: dict[str, Report] = {}) -> Report:  # noqa: B006
@@ -249,9 +248,9 @@ def test_no_limit_is_made_of_what_is_below_zero() -> None:
         report, DEFAULT
     )
     text = '[budget]\nmin_headroom = "5GiB"\n'
-    turned = tighten_budget(text, "b.toml", report, DEFAULT, force=True)
-    assert turned.text == text
-    assert turned.remarks == ["min_headroom stays: -4,219,664,384 in the run, below any limit"]
+    turned, remarks = tighten_budget(text, "b.toml", report, DEFAULT, force=True)
+    assert turned == text
+    assert remarks == ["min_headroom stays: -4,219,664,384 bytes in the run, below any limit"]
 
 
 def test_the_committed_files_are_read() -> None:

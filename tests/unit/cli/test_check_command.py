@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import build_report
-from vllm_memprof.report import render_json
+from vllm_memprof.report.files import render_json
 
 RUN = DATA / "graph_tp2"
 LOG = DATA / "logs" / "recorded_tp2_0.23.0.log"
@@ -187,7 +187,7 @@ def test_github(tmp_path: Path) -> None:
     assert lines[0] == (
         "::error title=memprof check%3A min_kv_cache,file=budget.toml,line=3::min_kv_cache: 44.3044 GiB "
         "(47,571,465,216 bytes) on TP0-TP1, allowed is at least 44.5000 GiB (47,781,511,168 bytes): "
-        "210,045,952 bytes too little"
+        "missed by 210,045,952 bytes"
     )
     assert all(line.startswith("::") for line in lines)
     assert summary.read_text().startswith(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.unit.holders.test_look import listed
 from vllm_memprof.cli.commands.who import (
     TIMED_OUT,
     app,
@@ -20,7 +21,6 @@ from vllm_memprof.cli.commands.who import (
 )
 from vllm_memprof.errors import UsageError
 from vllm_memprof.holders import look
-from vllm_memprof.holders.driver import Listed
 
 GIB = 1 << 30
 
@@ -82,7 +82,7 @@ def test_the_status_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         look,
         "read_driver",
-        lambda source: [Listed(0, 0, 0, [], 64 * GIB, 20 * GIB, [])],
+        lambda source: [listed(0, [])],
     )
     free, busy = ("FREE=44GiB", 0), ("FREE=45GiB", TIMED_OUT)
     for wanted, status in (free, busy):

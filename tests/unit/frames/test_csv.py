@@ -15,7 +15,7 @@ from vllm_memprof.frames.csv import COLUMNS, report_csv
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report import render_json
+from vllm_memprof.report.files import render_json
 
 WHEN = ["label", "order", "edge"]
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vllm_memprof.errors import MemprofError, UsageError
-from vllm_memprof.holders import driver as driver_module
 from vllm_memprof.holders import look as look_module
 from vllm_memprof.holders import processes
-from vllm_memprof.holders.driver import Listed, Source, npu_source, read_driver
-from vllm_memprof.holders.look import look
+from vllm_memprof.holders.look import Source, device_row, look, read_driver, wait_until_free
 from vllm_memprof.holders.rows import ELSEWHERE, ENDED, HERE, HOST_NUMBERS, OWN_NUMBERS, Who
-from vllm_memprof.holders.wait import wait_until_free
 
 GIB = 1 << 30
 NPU = Source("npu", {})
@@ -30,14 +29,16 @@ def listed(
     processes: list[tuple[int, int]] | None = None,
     used: int | None = 20 * GIB,
     reasons: tuple[str, ...] = (),
-) -> Listed:
+) -> dict[str, Any]:
+    """Return a row as the driver's list has it."""
     total = None if used is None else 64 * GIB
-    return Listed(device, device, 0, processes, total, used, list(reasons))
+    row: dict[str, Any] = {"device": device, "card": device, "chip": 0, "processes": processes}
+    return row | {"total_bytes": total, "used_bytes": used, "reasons": list(reasons)}
 
 
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Who]:
-    def run(*rows: Listed, numbers: str = OWN_NUMBERS, only: tuple[int, ...] = ()) -> Who:
+    def run(*rows: dict[str, Any], numbers: str = OWN_NUMBERS, only: tuple[int, ...] = ()) -> Who:
         monkeypatch.setattr(look_module, "read_driver", lambda source: list(rows))
         monkeypatch.setattr(look_module, "numbers_of_the_driver", lambda simulated: numbers)
         return look(NPU, only)
@@ -87,7 +88,7 @@ def test_a_full_list_may_leave_processes_out(looked: Callable[..., Who]) -> None
 def test_only_some_devices(looked: Callable[..., Who]) -> None:
     rows = [listed(device, []) for device in range(4)]
     assert [row.device for row in looked(*rows, only=(1, 3)).devices] == [1, 3]
-    with pytest.raises(UsageError, match="no device 4, 7"):
+    with pytest.raises(UsageError, match="the devices are 0-3"):
         looked(*rows, only=(1, 4, 7))
 
 
@@ -99,7 +100,7 @@ def test_a_process_left_behind_has_its_bytes_of_all_devices(
         left_behind=True,
     )  # fmt: skip
     other = replace(worker, pid=DEAD)
-    monkeypatch.setattr(look_module, "left_behind", lambda folders: [worker, other])
+    monkeypatch.setattr(look_module, "left_behind", lambda: [worker, other])
     held = [(os.getpid(), 3 * GIB)]
     found = looked(listed(0, held), listed(1, held))
     assert [(row.pid, row.bytes) for row in found.left_behind] == [
@@ -122,7 +123,7 @@ def test_without_a_driver_the_message_says_what_to_do() -> None:
     if Path("/usr/local/dcmi/libdcmi.so").exists():
         pytest.skip("this machine has an NPU's driver")
     with pytest.raises(MemprofError, match=r"no libdcmi\.so here") as error:
-        read_driver(npu_source({"PATH": os.environ["PATH"]}))
+        read_driver(Source("npu", {"PATH": os.environ["PATH"]}))
     assert "--device sim:910b" in (error.value.hint or "")
 
 
@@ -139,8 +140,8 @@ def test_a_driver_that_breaks_takes_nobody_with_it(
 ) -> None:
     program = tmp_path / "driver.py"
     program.write_text(code)
-    monkeypatch.setattr(driver_module.driver_list, "__file__", str(program))
-    monkeypatch.setattr(driver_module, "_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(look_module.driver_list, "__file__", str(program))
+    monkeypatch.setattr(look_module, "_TIMEOUT_S", 1.0)
     with pytest.raises(MemprofError, match=message):
         read_driver(NPU)
 
@@ -163,21 +164,19 @@ class Clock:
 
 def waited(looks: list[Who], wanted: int, timeout_s: float) -> tuple[Who, list[Who]]:
     clock, left, said = Clock(), list(looks), []
-    found = wait_until_free(
-        lambda: left.pop(0) if len(left) > 1 else left[0],
-        wanted,
-        timeout_s,
-        said.append,
-        clock,
-        clock.sleep,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", clock)
+        patch.setattr(time, "sleep", clock.sleep)
+        found = wait_until_free(
+            lambda: left.pop(0) if len(left) > 1 else left[0], wanted, timeout_s, said.append
+        )
     return found, said
 
 
 def held(*used: int) -> Who:
     rows = []
     for device, size in enumerate(used):
-        row = look_module._device(listed(device, [], used=size * GIB), NPU, OWN_NUMBERS, [])
+        row = device_row(listed(device, [], used=size * GIB), NPU, OWN_NUMBERS)
         rows.append(row)
     return Who("npu", False, OWN_NUMBERS, rows, [])
 
@@ -214,7 +213,7 @@ def test_what_can_never_be_free_is_refused() -> None:
 
 
 def test_what_is_not_known_is_not_waited_for() -> None:
-    row = look_module._device(listed(used=None, reasons=("refused",)), NPU, OWN_NUMBERS, [])
+    row = device_row(listed(used=None, reasons=("refused",)), NPU, OWN_NUMBERS)
     who = Who("npu", False, OWN_NUMBERS, [row], [])
     with pytest.raises(MemprofError, match="free of device 0 is not known: refused"):
         waited([who], GIB, 600)
@@ -222,7 +221,7 @@ def test_what_is_not_known_is_not_waited_for() -> None:
 
 def test_who_loads_nothing_heavy() -> None:
     code = (
-        "import vllm_memprof.holders.look, vllm_memprof.holders.wait, sys\n"
+        "import vllm_memprof.holders.look, sys\n"
         "print(' '.join(m for m in sys.modules if '.' not in m))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.support.left_behind import TITLE, Family, start_family
+from vllm_memprof.holders import processes
 from vllm_memprof.holders.processes import (
     describe,
     left_behind,
@@ -65,6 +66,13 @@ def sleeper() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         each.wait(30)
 
 
+@pytest.fixture
+def parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return where run folders are looked for."""
+    monkeypatch.setattr(processes, "DEFAULT_PARENT", tmp_path)
+    return tmp_path
+
+
 def record(folder: Path, pid: int, ppid: int, wall: float, role: str = "worker") -> Path:
     """Write the first line of a recorder's file; return the run folder."""
     run_dir = folder / "a-run"
@@ -77,7 +85,7 @@ def record(folder: Path, pid: int, ppid: int, wall: float, role: str = "worker")
 
 def test_a_process_that_lives(sleeper: Callable[..., subprocess.Popen[bytes]]) -> None:
     process = sleeper(sys.executable, "-c", SLEEP, "--api-key", "sk-very-secret-1234567")
-    row = listed_process(process.pid, GIB, OWN_NUMBERS, [])
+    row = listed_process(process.pid, GIB, OWN_NUMBERS)
     assert (row.pid, row.bytes, row.where) == (process.pid, GIB, HERE)
     assert row.user == psutil.Process().username()
     assert row.parent_pid == os.getpid()
@@ -90,7 +98,7 @@ def test_a_process_that_lives(sleeper: Callable[..., subprocess.Popen[bytes]]) -
 def test_a_process_that_has_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait(30)
-    row = listed_process(process.pid, GIB, OWN_NUMBERS, [])
+    row = listed_process(process.pid, GIB, OWN_NUMBERS)
     assert (row.where, row.bytes, row.command) == (ENDED, GIB, None)
     assert "no such process lives" in (row.why or "")
 
@@ -100,7 +108,7 @@ def test_a_zombie_has_ended() -> None:
     process.send_signal(signal.SIGKILL)
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    row = listed_process(process.pid, GIB, OWN_NUMBERS, [])
+    row = listed_process(process.pid, GIB, OWN_NUMBERS)
     process.wait(30)
     assert (row.where, row.bytes) == (ENDED, GIB)
     assert "has not waited" in (row.why or "")
@@ -109,7 +117,7 @@ def test_a_zombie_has_ended() -> None:
 @pytest.mark.parametrize("numbers", [HOST_NUMBERS, UNKNOWN_NUMBERS])
 def test_a_number_of_another_namespace_is_never_looked_up(numbers: str) -> None:
     """Not even where a process of that number lives here: it is another one."""
-    row = listed_process(os.getpid(), GIB, numbers, [])
+    row = listed_process(os.getpid(), GIB, numbers)
     assert (row.pid, row.bytes, row.where) == (os.getpid(), GIB, ELSEWHERE)
     assert (row.user, row.command, row.engine, row.left_behind) == (None, None, None, None)
     assert "host" in (row.why or "")
@@ -128,18 +136,18 @@ def test_a_worker_is_left_behind_when_its_launcher_is_killed(
     family: Callable[..., Family],
 ) -> None:
     members = family()
-    before = describe(members.worker, [])
+    before = describe(members.worker)
     assert before is not None
     assert (before.engine, before.role, before.left_behind) == ("vllm", "Worker_TP0", False)
-    assert members.worker not in {row.pid for row in left_behind([])}
+    assert members.worker not in {row.pid for row in left_behind()}
     members.kill_launcher()
-    after = describe(members.worker, [])
+    after = describe(members.worker)
     assert after is not None
     assert after.left_behind is True
     assert after.why == f"its parent is {members.reaper.pid} (sleep), which starts no engine: " + (
         "its own has ended"
     )
-    assert members.worker in {row.pid for row in left_behind([])}
+    assert members.worker in {row.pid for row in left_behind()}
     assert psutil.pid_exists(members.worker)
 
 
@@ -158,11 +166,11 @@ def test_a_child_of_a_process_left_behind_is_left_behind(family: Callable[..., F
             break
         time.sleep(0.01)
     try:
-        row = describe(worker.pid, [])
+        row = describe(worker.pid)
         assert row is not None
         assert (row.engine, row.role, row.left_behind) == ("sglang", "scheduler_TP1", False)
         members.kill_launcher()
-        row = describe(worker.pid, [])
+        row = describe(worker.pid)
         assert row is not None
         assert row.left_behind is True
         assert (row.why or "").startswith(f"the parent of {members.worker} is ")
@@ -171,42 +179,42 @@ def test_a_child_of_a_process_left_behind_is_left_behind(family: Callable[..., F
 
 
 def test_a_record_names_the_parent_that_has_ended(
-    family: Callable[..., Family], tmp_path: Path
+    family: Callable[..., Family], parent: Path
 ) -> None:
     """The parent now is a Python program, which could have started it: the record knows better."""
     members = family()
-    run_dir = record(tmp_path, members.worker, ppid=1 << 22, wall=time.time())
-    row = describe(members.worker, [tmp_path])
+    run_dir = record(parent, members.worker, ppid=1 << 22, wall=time.time())
+    row = describe(members.worker)
     assert row is not None
     assert (row.run_dir, row.left_behind) == (str(run_dir), True)
     assert row.why == f"its parent, {1 << 22}, has ended"
-    record(tmp_path, members.worker, ppid=members.launcher, wall=time.time())
-    row = describe(members.worker, [tmp_path])
+    record(parent, members.worker, ppid=members.launcher, wall=time.time())
+    row = describe(members.worker)
     assert row is not None
     assert (row.run_dir, row.left_behind) == (str(run_dir), False)
 
 
 def test_a_record_of_an_earlier_process_of_that_number_is_not_its(
-    family: Callable[..., Family], tmp_path: Path
+    family: Callable[..., Family], parent: Path
 ) -> None:
     members = family()
-    record(tmp_path, members.worker, ppid=1 << 22, wall=time.time() - 3600)
-    row = describe(members.worker, [tmp_path])
+    record(parent, members.worker, ppid=1 << 22, wall=time.time() - 3600)
+    row = describe(members.worker)
     assert row is not None
     assert (row.run_dir, row.left_behind) == (None, False)
 
 
 def test_a_program_of_the_user_is_not_left_behind(
-    family: Callable[..., Family], tmp_path: Path
+    family: Callable[..., Family], parent: Path
 ) -> None:
     """``nohup python serve.py &``: its shell may end, also where memprof recorded it as a worker."""
     members = family(title="python3")
     members.kill_launcher()
-    record(tmp_path, members.worker, ppid=members.launcher, wall=time.time())
-    row = describe(members.worker, [tmp_path])
+    record(parent, members.worker, ppid=members.launcher, wall=time.time())
+    row = describe(members.worker)
     assert row is not None
     assert (row.role, row.left_behind) == ("worker", None)
-    assert members.worker not in {row.pid for row in left_behind([tmp_path])}
+    assert members.worker not in {row.pid for row in left_behind()}
 
 
 def test_the_title_is_the_engines(family: Callable[..., Family]) -> None:

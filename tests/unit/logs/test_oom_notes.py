@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.unit.logs.conftest import explain
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Oom, Report
-from vllm_memprof.report import render_markdown
+from vllm_memprof.report.markdown import render_markdown
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
 STORY = """

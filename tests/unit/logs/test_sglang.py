@@ -19,7 +19,7 @@ from vllm_memprof.engines.line_format import Given
 from vllm_memprof.engines.sglang.log_lines import Lines, read_server_args, set_up
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
-from vllm_memprof.report import render_markdown
+from vllm_memprof.report.markdown import render_markdown
 from vllm_memprof.units import GIB
 
 from .conftest import explain

@@ -13,9 +13,9 @@ from tests.unit.logs.conftest import explain
 from tests.unit.logs.samples import CUDA_SUGGESTION
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.report import render_markdown
 from vllm_memprof.report.documents.report import report_document, verdict
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.markdown import render_markdown
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.starts import starts_document
 from vllm_memprof.units import GIB

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
@@ -149,11 +150,11 @@ def test_a_context_is_not_corrected_twice_where_the_equation_subtracts_it() -> N
 
 
 def test_workspace_is_corrected_where_one_operator_has_it() -> None:
-    rule = next(each for each in PROFILE.workspace if each.pattern == "AtbSelfAttention")
-    plan = only(cleared=rule.base_bytes + 2 * MIB)
-    found = Corrections(only(cleared=rule.base_bytes - 18 * MIB), plan, PROFILE)
+    rule = PROFILE.workspace["AtbSelfAttention"]
+    plan = only(cleared=rule.base + 2 * MIB)
+    found = Corrections(only(cleared=rule.base - 18 * MIB), plan, PROFILE)
     (constant,) = row(found, "npu_workspace").constants
-    assert (constant.key, constant.after) == ("AtbSelfAttention", rule.base_bytes - 20 * MIB)
+    assert (constant.key, constant.after) == ("AtbSelfAttention", rule.base - 20 * MIB)
     none = row(Corrections(only(cleared=GIB), only(cleared=0), PROFILE), "npu_workspace")
     assert none.reason == "no single operator has this workspace: not known whose it is"
     other = row(Corrections(only(cleared=GIB), only(cleared=3 * GIB), PROFILE), "npu_workspace")
@@ -219,7 +220,7 @@ def test_the_corrected_profile_can_be_read_and_differs_in_nothing_else(tmp_path:
     path = tmp_path / "calibrated.toml"
     path.write_text(text)
     made = load_profile(str(path))
-    assert made.memory == replace(PROFILE.memory, kernels_bytes=102_173_245)
+    assert made.memory == structs.replace(PROFILE.memory, kernels_bytes=102_173_245)
     assert (made.device, made.workspace) == (PROFILE.device, PROFILE.workspace)
     assert "corrected from 0 by non_torch of hardware" in text
 

@@ -118,6 +118,10 @@ def every_template() -> list[Template]:
     words = ("title", "source", "unknown")
     said = [row[key] for row in table.values() for key in words if key in row]
     found += [Template("quantities.toml", each, frozenset()) for each in said]
+    limits = read_table(PACKAGE / "check" / "limits.toml")
+    said = [row["title"] for row in limits["figures"].values() if "title" in row]
+    said += [row["sense"] for rows in limits["keys"].values() for row in rows.values()]
+    found += [Template("limits.toml", each, frozenset()) for each in said]
     said = [row[key] for row in TABLES["owners"].values() for key in row if key != "constants"]
     said += [row["title"] for row in TABLES["curves"].values()]
     said += [*TABLES["owner_changes"].values(), *TABLES["problems"].values()]

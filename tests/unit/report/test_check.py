@@ -17,9 +17,8 @@ from tests.support.runs import check_result
 from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.check.budget_file import parse_budget
+from vllm_memprof.check.ci import render_check_github, render_check_junit
 from vllm_memprof.check.document import check_document, sentences
-from vllm_memprof.check.github import render_check_github
-from vllm_memprof.check.junit import render_check_junit
 from vllm_memprof.check.outcomes import CheckResult, check_report
 from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.report.markdown import render_markdown
@@ -76,7 +75,7 @@ def test_a_failure_says_measured_limit_margin_and_rank() -> None:
     texts = {text for outcome in result.failures for text in sentences(outcome)}
     assert (
         "max_non_torch: 0.8100 GiB (869,730,816 bytes) (m) on TP1, allowed is at most 0.6519 GiB (700,000,000 bytes): "
-        "169,730,816 bytes too much"
+        "missed by 169,730,816 bytes"
     ) in texts
     assert "max_graph: NOT MEASURED on TP0-TP1: graph_capture: eager mode" in texts
 

@@ -22,9 +22,10 @@ from vllm_memprof.logs.to_record import NoMemoryLines, read_log
 from vllm_memprof.record.cause import Cure, EvidenceLine, NamedFailure
 from vllm_memprof.record.deployment import load_parts
 from vllm_memprof.record.loader import load_run
-from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.documents.first_screen import FirstScreen, most_lines
 from vllm_memprof.report.language import LANGUAGES
+from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.table import render_table
 from vllm_memprof.units import format_size
 
 MADE = sorted(str(path.relative_to(DATA)) for path in (DATA / "logs" / "made").glob("*.log"))

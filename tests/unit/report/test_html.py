@@ -26,8 +26,8 @@ from vllm_memprof.accounting.model import Finding, Report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.spans import DeviceMemory
-from vllm_memprof.report import render_json
 from vllm_memprof.report.documents.report import head, verdict
+from vllm_memprof.report.files import render_json
 from vllm_memprof.report.html import render_html, script_json, sort_value
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.findings import finding_views

@@ -10,9 +10,10 @@ import pytest
 
 from tests.support.runs import LOGS, RUNS, reports_of
 from tests.unit.report.templates import every_template, in_source, parameters
-from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.documents.report import report_document
 from vllm_memprof.report.language import ENGLISH, LANGUAGES, areas, language
+from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.table import render_table
 from vllm_memprof.text import Text, join, text
 
 ZH = language("zh")

@@ -23,10 +23,10 @@ from vllm_memprof.plans.curves import FIGURES, MOST_NAMED, curves
 from vllm_memprof.plans.documents import CSV_COLUMNS, fit_document, render_sweep_csv, sweep_document
 from vllm_memprof.plans.model import FirstFailure, Fit, Knob, Miss, OwnerChange, PlanRow, Sweep, Try
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.report import render_table
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.table import render_table
 from vllm_memprof.text import text
 
 GIB = 1 << 30

@@ -24,21 +24,17 @@ from tests.unit.accounting.builders import device_memory as device_edges
 from tests.unit.accounting.builders import gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.files import write_atomically
 from vllm_memprof.frames.csv import report_csv
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import PlannedRanks
-from vllm_memprof.report import (
-    render_json,
-    render_markdown,
-    render_table,
-    write_atomically,
-    write_reports,
-)
 from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.documents.report import verdict
+from vllm_memprof.report.files import render_json, write_reports
 from vllm_memprof.report.html import render_html
-from vllm_memprof.report.markdown import escape
+from vllm_memprof.report.markdown import escape, render_markdown
+from vllm_memprof.report.table import render_table
 from vllm_memprof.report.trace import report_trace
 from vllm_memprof.tables import fold
 

@@ -21,7 +21,7 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import load_run
-from vllm_memprof.report import render_json
+from vllm_memprof.report.files import render_json
 from vllm_memprof.report.json_text import render_result_json
 
 

@@ -24,8 +24,9 @@ from vllm_memprof.plans.share import (
     ways,
 )
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.json_text import render_result_json
+from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.table import render_table
 
 GIB = 1 << 30
 TOTAL = 60 * GIB

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.sim.calibrate import (
@@ -81,9 +81,10 @@ def test_every_figure_of_a_start_up() -> None:
     )
     assert (
         sources["hccl_base_bytes"]
-        == "derived: TP0, after profile_run, 1 communicator less 400 MiB of buffers"
+        == "derived: TP0, after profile_run, communicators: 1, less 400 MiB of buffers"
     )
-    assert sources["graph_capture_bytes"] == "measured: TP0, after graph_capture, 35 graphs"
+    graphs = "graphs: 35; with their arguments and queues"
+    assert sources["graph_capture_bytes"] == f"measured: TP0, after graph_capture, {graphs}"
     assert set(found.silent) == {"further_context_bytes", "hccl_buffer_mib", "hccl_buffers"}
 
 
@@ -195,9 +196,9 @@ def test_the_profile_names_every_source(tmp_path: Path) -> None:
         base.memory, context_bytes=6 * MIB, context_runtime_bytes=MIB, kernels_bytes=0
     )
     assert profile.simulation == base.simulation
-    assert [rule.pattern for rule in profile.workspace] == [
+    assert [*profile.workspace] == [
         "Atb*",
-        *(rule.pattern for rule in base.workspace if not rule.pattern.startswith("Atb")),
+        *(pattern for pattern in base.workspace if not pattern.startswith("Atb")),
     ]
     for line in text.splitlines():
         if " = " in line and not line.startswith(("name", "aliases", "title", "#")):

@@ -10,7 +10,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from vllm_memprof.cli.commands.sim import app
+from vllm_memprof.cli.commands import sim
 from vllm_memprof.errors import UsageError
 from vllm_memprof.sim import selftest
 from vllm_memprof.sim.poison import (
@@ -58,8 +58,8 @@ def test_a_value_that_nobody_wrote_fails(monkeypatch, kinds, status, said):
     reads = [
         PoisonedRead(kind, "aclnnX", "aclrtMemcpy", "a.py:1 f < b.py:2 g", 4) for kind in kinds
     ]
-    monkeypatch.setattr(selftest, "run_selftest", lambda stack, model, device: reads)
-    result = CliRunner().invoke(app, ["selftest"])
+    monkeypatch.setattr(sim, "run_selftest", lambda stack, model, device: reads)
+    result = CliRunner().invoke(sim.app, ["selftest"])
     assert result.exit_code == status
     assert said in result.output
     assert result.output.count("aclnnX") == len(kinds)

@@ -54,6 +54,10 @@ def write_config(folder):
     return folder
 
 
+def is_preset(model):
+    return presets.Path(model.path).parent == find_preset("memprof/tiny").folder.parent
+
+
 #: Other names of what a text ends with: several may, the configuration lists them.
 _ENDS = ("eos_token_id", "pad_token_id", "bos_token_id")
 
@@ -163,10 +167,9 @@ def test_a_folder_is_generated_once_and_whole():
 
 def test_a_preset_gets_its_arguments():
     model = resolve_model("Qwen/Qwen3-14B", ["--max-model-len", "8192"])
-    assert model.source == "preset"
+    assert model.path == str(find_preset("Qwen/Qwen3-14B").folder)
     assert model.extra_args == ["--load-format", "dummy", "--served-model-name", "Qwen/Qwen3-14B"]
     assert model.env["HF_HUB_OFFLINE"] == "1"
-    assert "synthetic" in model.note
     assert model.stand_ins == ()
     [note] = resolve_model(
         "deepseek-ai/DeepSeek-R1", []
@@ -193,7 +196,7 @@ def test_a_local_folder_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_config(tmp_path / "Qwen" / "Qwen3-14B")
     model = resolve_model("Qwen/Qwen3-14B", [])
-    assert (model.source, model.path) == ("folder", "Qwen/Qwen3-14B")
+    assert (model.path, model.env) == ("Qwen/Qwen3-14B", {})
     assert model.extra_args == [
         "--load-format",
         "dummy",
@@ -206,16 +209,19 @@ def test_a_local_folder_wins(tmp_path, monkeypatch):
 def test_a_cached_snapshot_wins_over_a_preset(tmp_path):
     write_config(tmp_path / "xdg/huggingface/hub/models--Qwen--Qwen3-14B/snapshots/abc")
     model = resolve_model("Qwen/Qwen3-14B", [])
-    assert (model.source, model.path) == ("hub", "Qwen/Qwen3-14B")
+    assert (model.path, model.env) == ("Qwen/Qwen3-14B", {})
     assert model.extra_args == ["--load-format", "dummy"]
 
 
 def test_a_modelscope_cache_wins_over_a_preset(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
     monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "ms"))
-    assert resolve_model("Qwen/Qwen3-14B", []).source == "preset"
+    assert is_preset(resolve_model("Qwen/Qwen3-14B", []))
     folder = write_config(tmp_path / "ms/models/Qwen/Qwen3-14B")
-    assert resolve_model("Qwen/Qwen3-14B", []).path == str(folder)
+    (folder / "model.safetensors").touch()
+    model = resolve_model("Qwen/Qwen3-14B", [])
+    assert (model.path, model.env["VLLM_USE_MODELSCOPE"]) == (str(folder), "False")
+    assert model.extra_args == ["--served-model-name", "Qwen/Qwen3-14B"]
 
 
 @pytest.mark.parametrize(
@@ -270,8 +276,8 @@ def hub(monkeypatch):
 
 def test_a_hub_that_answers_wins_over_a_preset(hub):
     model = resolve_model("Qwen/Qwen3-14B", [])
-    assert (model.source, model.path) == ("hub", "Qwen/Qwen3-14B")
-    assert resolve_model("Qwen/Qwen3-30B-A3B", []).source == "preset"  # this hub does not have it
+    assert (model.path, model.env) == ("Qwen/Qwen3-14B", {})
+    assert is_preset(resolve_model("Qwen/Qwen3-30B-A3B", []))  # this hub does not have it
 
 
 def test_a_silent_hub_costs_its_time_limit_at_most(monkeypatch):
@@ -287,7 +293,7 @@ def test_a_silent_hub_costs_its_time_limit_at_most(monkeypatch):
 def test_own_models_are_never_looked_for_on_a_hub(monkeypatch):
     monkeypatch.setattr(hubs, "hub_answers", lambda *_: pytest.fail("asked the hub"))
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert resolve_model("memprof/tiny", []).source == "preset"
+    assert is_preset(resolve_model("memprof/tiny", []))
 
 
 SMALL = {"model_type": "llama", "vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2}
@@ -382,13 +388,9 @@ def test_a_description_for_what_a_hub_s_cache_holds(tmp_path):
 
 def test_a_hub_s_name_alone_has_no_place_for_a_description(hub):
     model = resolve_model("Qwen/Qwen3-14B", ["--quantization", "ascend"])
-    assert model.source == "preset"
-    assert (
-        resolve_model(
-            "Qwen/Qwen3-14B", ["--quantization", "ascend", "--load-format", "auto"]
-        ).source
-        == "hub"
-    )
+    assert is_preset(model)
+    given = ["--quantization", "ascend", "--load-format", "auto"]
+    assert resolve_model("Qwen/Qwen3-14B", given).path == "Qwen/Qwen3-14B"
 
 
 def test_a_kind_without_rules_is_refused_by_name(tmp_path):

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from vllm_memprof.sim import presets, processors
+from vllm_memprof.sim import presets
+from vllm_memprof.sim.folders import PROCESSORS
 from vllm_memprof.sim.presets import find_preset, resolve_model
 
 QWEN35 = {
@@ -81,19 +82,21 @@ def test_a_tokenizer_of_the_user_is_kept_and_the_processor_added(tmp_path):
     assert not [note for note in model.stand_ins if "has no tokenizer" in note]
 
 
-@pytest.mark.parametrize("name", processors.PROCESSOR_FILES)
+@pytest.mark.parametrize("name", PROCESSORS)
 def test_a_processor_of_the_user_is_kept(tmp_path, name):
     own = {name.removesuffix(".json"): {"mine": True}, "tokenizer_config": {}}
     folder = folder_of(tmp_path / "m", QWEN35, **own)
     assert resolve_model(str(folder), []).path == str(folder)
 
 
-def test_a_kind_without_a_family_gets_nothing(tmp_path):
+def test_an_unknown_kind_gets_nothing(tmp_path):
     config = {"model_type": "foo_vl", "vocab_size": 9999, "vision_config": {}}
     _, files = made_of(folder_of(tmp_path / "m", config))
     assert not [name for name in files if "processor" in name]
 
 
-def test_every_family_names_a_token_of_its_tokenizer():
-    for family in processors.list_families():
-        assert family.token in presets._tokenizer(family.tokenizer)["special_tokens"]
+def test_another_vocabulary_moves_the_special_tokens(tmp_path):
+    config = {**QWEN35, "image_token_id": 500_012, "text_config": {"vocab_size": 500_100}}
+    model, files = made_of(folder_of(tmp_path / "m", config))
+    assert ids_of(files)["<|image_pad|>"] == 500_012
+    assert any("generated as for Qwen/Qwen3.5-27B" in note for note in model.stand_ins)

@@ -46,7 +46,7 @@ def test_every_figure_names_its_source() -> None:
 def test_unknown_profile_lists_the_known() -> None:
     with pytest.raises(UsageError) as caught:
         load_profile("920")
-    assert "ascend910b (910b, a2)" in str(caught.value.hint)
+    assert "ascend910b, 910b, a2" in str(caught.value.hint)
 
 
 def test_own_file(tmp_path: Path) -> None:
@@ -66,20 +66,20 @@ def test_own_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("context_bytes = 375_809_638", "", "needs context_bytes"),
-        ("context_bytes = 375_809_638", 'context_bytes = "0.35GiB"', "needs context_bytes"),
-        ("context_bytes = 375_809_638", "context_bytes = -1", "needs context_bytes"),
-        ("context_bytes = 375_809_638", "context_bytes = 1\ncontext_byte = 1", "unknown keys"),
-        ("[memory]", "[memories]", r"no \[memory\]"),
-        ("[memory]", "[memory", "not TOML"),
+        ("context_bytes = 375_809_638", "", r"missing required field `context_bytes`.*memory"),
+        ("context_bytes = 375_809_638", 'context_bytes = "0.35GiB"', r"got `str`.*\.context_bytes"),
+        ("context_bytes = 375_809_638", "context_bytes = -1", r">= 0.*\.context_bytes"),
         (
-            "[workspace]",
-            '[workspace]\n"A*" = {bytes = 1}',
-            r"rule in \[workspace\] that is none: 'A\*'",
+            "context_bytes = 375_809_638",
+            "context_bytes = 1\ncontext_byte = 1",
+            r"unknown field `context_byte`.*memory",
         ),
-        ("[workspace]", '[workspace]\n"A*" = -1', "is none"),
-        ("[workspace]", '[workspace]\n"A*" = {base = 1.5}', "is none"),
-        ("[workspace]", '[workspace]\n"A B" = 1', "is none"),
+        ("[memory]", "[memories]", "unknown field `memories`"),
+        ("[memory]", "[memory", "Expected"),
+        ("[workspace]", '[workspace]\n"A*" = {bytes = 1}', r"unknown field `bytes`.*workspace"),
+        ("[workspace]", '[workspace]\n"A*" = -1', r">= 0.*workspace"),
+        ("[workspace]", '[workspace]\n"A*" = {base = 1.5}', r"got `float`.*workspace"),
+        ("[workspace]", '[workspace]\n"A B" = 1', r"matching regex.*workspace"),
     ],
 )
 def test_broken_files_say_what_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -7,10 +7,10 @@ import os
 import re
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_memprof.errors import SetupError, UsageError
 from vllm_memprof.sim import runtime, setup

@@ -14,10 +14,9 @@ import typer
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.check.baseline import differences
 from vllm_memprof.check.budget_file import BudgetFile, parse_budget, parse_option
+from vllm_memprof.check.ci import render_check_github, render_check_junit
 from vllm_memprof.check.document import check_document
-from vllm_memprof.check.github import render_check_github
-from vllm_memprof.check.junit import render_check_junit
-from vllm_memprof.check.limits import BUDGET, FIGURES, KEYS, TOKENS
+from vllm_memprof.check.limits import BUDGET, KEYS, TOKENS
 from vllm_memprof.check.outcomes import CheckResult, check_report
 from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
 from vllm_memprof.cli.options import OUTPUT, Options, command_app
@@ -74,7 +73,7 @@ def check(
     report = read_report(find_run(run))
     before = None if baseline is None else read_report(baseline)
     if before is not None and not force and (found := differences(before, report)):
-        reasons = "\n  ".join(f"{row.sentence}" for row in found)
+        reasons = "\n  ".join(found)
         hint = "a baseline of the same set-up, or --force to compare all the same"
         what = f"the baseline cannot be compared with the run:\n  {reasons}"
         raise UsageError(what, hint=hint)
@@ -83,11 +82,11 @@ def check(
         result.notes.append(f"{budget} is left as it is: the run did not end well")
     elif update:
         assert budget is not None
-        turned = tighten_budget(text, str(budget), report, room, force)
-        result = check_report(report, parse_budget(turned.text, str(budget)), before)
-        result.notes.extend(turned.remarks)
-        if turned.text != text:
-            _put(budget, turned.text)
+        changed, remarks = tighten_budget(text, str(budget), report, room, force)
+        result = check_report(report, parse_budget(changed, str(budget)), before)
+        result.notes.extend(remarks)
+        if changed != text:
+            _put(budget, changed)
         else:
             result.notes.append(f"{budget} is left as it is: no limit to tighten")
     if junit is not None:
@@ -194,8 +193,8 @@ def _limits() -> Options:
                 str | None,
                 typer.Option(
                     f"--{key.name.replace('_', '-')}",
-                    metavar="N" if FIGURES[key.figure].unit == TOKENS else "SIZE",
-                    help=f"{key.sense.capitalize()} this much: {FIGURES[key.figure].title}.",
+                    metavar="N" if key.figure.unit == TOKENS else "SIZE",
+                    help=f"{key.sense.capitalize()} this much: {key.figure.title}.",
                 ),
             ],
             None,

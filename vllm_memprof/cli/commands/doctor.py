@@ -10,9 +10,8 @@ from rich.text import Text
 from vllm_memprof.cli.commands.who import source_of
 from vllm_memprof.cli.options import command_app
 from vllm_memprof.errors import MemprofError, UsageError
-from vllm_memprof.holders.checks import holder_checks
+from vllm_memprof.holders.document import holder_checks
 from vllm_memprof.holders.look import look
-from vllm_memprof.holders.processes import run_parents
 from vllm_memprof.launch.doctor import WARNING, DoctorCheck, diagnose
 
 _STYLES = {"ok": "green", "info": "dim", "warning": "yellow", "missing": "red"}
@@ -58,7 +57,7 @@ def _holders(device: str) -> list[DoctorCheck]:
         UsageError: not a kind of device whose driver lists processes.
     """
     try:
-        return holder_checks(look(source_of(device, None), folders=run_parents()))
+        return holder_checks(look(source_of(device, None)))
     except UsageError:
         raise
     except MemprofError as error:

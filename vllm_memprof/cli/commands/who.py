@@ -11,11 +11,8 @@ from vllm_memprof.cli.options import WRITTEN, command_app
 from vllm_memprof.cli.show import say, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.holders.document import waiting_lines, who_document
-from vllm_memprof.holders.driver import Source, npu_source, simulated_source
-from vllm_memprof.holders.look import look
-from vllm_memprof.holders.processes import run_parents
+from vllm_memprof.holders.look import Source, look, simulated_source, wait_until_free
 from vllm_memprof.holders.rows import Who
-from vllm_memprof.holders.wait import wait_until_free
 from vllm_memprof.launch.request import parse_device
 from vllm_memprof.report.language import language
 from vllm_memprof.units import parse_size
@@ -58,7 +55,7 @@ def who(
     source = source_of(device, stack)
 
     def looked() -> Who:
-        return look(source, numbers, run_parents())
+        return look(source, numbers)
 
     said: list[str] = []
 
@@ -93,7 +90,7 @@ def source_of(device: str, stack: str | None) -> Source:
     if choice.kind != "npu":
         hint = "npu, sim or sim:PROFILE"
         raise UsageError(f"the processes of --device {choice.kind} are not read", hint=hint)
-    return npu_source(os.environ)
+    return Source("npu", os.environ)
 
 
 def parse_wait(text: str) -> int:

@@ -36,7 +36,7 @@ SUMMARY, FINDINGS = "summary", "findings"
 NAMES = (SUMMARY, *SECTIONS, FINDINGS)
 
 
-class Parts(NamedTuple):
+class Excerpt(NamedTuple):
     """Some parts of a report."""
 
     report: Report

@@ -54,7 +54,7 @@ def columns_of(name: str, figures: Figures = NO_FIGURES, /, **values: Values) ->
     return list(SIZES) if rows is None else [column(**row) for row in rows]
 
 
-class Lines(NamedTuple):
+class Paper(NamedTuple):
     """What a table is laid out for."""
 
     wide: bool = True
@@ -81,7 +81,7 @@ class Sheet(NamedTuple):
 
 
 def draw(
-    on: Sheet | Lines,
+    on: Sheet | Paper,
     name: str,
     rows: Iterable[Any],
     /,

@@ -194,7 +194,7 @@ def skew(sheet: Sheet) -> Iterator[Section]:
     )
 
 
-class _Line(NamedTuple):
+class _MatrixRow(NamedTuple):
     """One row of the matrix: a rank, or the slowest rank of a host in each phase."""
 
     name: str
@@ -207,11 +207,11 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
     if sheet.report.deployment is None:
         return
     by_rank = len(sheet.report.ranks) <= _LISTED
-    lines: dict[str, _Line] = {}
+    lines: dict[str, _MatrixRow] = {}
     slowest: dict[str, tuple[float, str]] = {}
     for rank in sheet.report.ranks:
         name = rank.label if by_rank else rank.host or "-"
-        line = lines.setdefault(name, _Line(name, rank.host or "-", {}))
+        line = lines.setdefault(name, _MatrixRow(name, rank.host or "-", {}))
         for phase, seconds in _seconds(rank).items():
             for held in (line.seconds, slowest):
                 if phase not in held or seconds > held[phase][0]:
@@ -225,7 +225,7 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
         for phase in slowest
     }
 
-    def weight(line: _Line) -> tuple[bool, float]:
+    def weight(line: _MatrixRow) -> tuple[bool, float]:
         """Return whether it is the slowest of a phase, and how far from the median in any."""
         own = line.seconds.items()
         far = max((abs(entry[0] - middle[phase]) for phase, entry in own), default=0.0)
@@ -238,7 +238,7 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
     sizes = {phase: max(len(phase), 8) + 2 for phase in slowest}
     shown = fitting(sizes, {phase: entry[0] for phase, entry in slowest.items()}, room)
 
-    def took(phase: str, line: _Line) -> str | None:
+    def took(phase: str, line: _MatrixRow) -> str | None:
         entry = line.seconds.get(phase)
         mark = _SLOWEST if entry == slowest[phase] else ""
         return None if entry is None else f"{entry[0]:.2f}{mark}"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.document import BAD, PLAIN, Document, Section
-from vllm_memprof.report.sections.base import Lines, draw, least_grant
+from vllm_memprof.report.sections.base import Paper, draw, least_grant
 from vllm_memprof.text import text
 
 #: Starts that have a row.
@@ -16,7 +16,7 @@ LISTED_STARTS = 60
 _WIDE = 100
 
 
-class _Start(NamedTuple):
+class _EngineStart(NamedTuple):
     """An engine start, with its rank with the least KV cache."""
 
     report: Report
@@ -32,21 +32,21 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
     """
     files = {report.run.id.rpartition("#")[0] or report.run.id for report in reports}
 
-    def name(start: _Start) -> str:
+    def name(start: _EngineStart) -> str:
         run = start.report.run.id
         return f"#{run.rpartition('#')[2]}" if len(files) == 1 else run
 
-    def look(start: _Start) -> str:
+    def look(start: _EngineStart) -> str:
         well = start.report.run.status in ("ok", "truncated") or start.rank is None
         return PLAIN if well else BAD
 
     more = max(0, len(reports) - LISTED_STARTS) or None
     rows = [
-        _Start(each, least_grant(each.ranks) or next(iter(each.ranks), None))
+        _EngineStart(each, least_grant(each.ranks) or next(iter(each.ranks), None))
         for each in reports[:LISTED_STARTS]
     ]
     figures = {"count": len(reports), "more": more}
-    lines = Lines(width >= _WIDE)
+    lines = Paper(width >= _WIDE)
     return draw(lines, "starts", rows, figures, look=look, name=name, result=_result)
 
 
@@ -56,7 +56,7 @@ def starts_document(reports: Sequence[Report], width: int) -> Document:
     return Document(kind="starts", title=section.title, head=[], sections=[section], verdict="")
 
 
-def _result(start: _Start) -> str:
+def _result(start: _EngineStart) -> str:
     """Return how a start ended, in a few words; of one that did not fail, its equation."""
     report = start.report
     if report.run.status == "oom":
