@@ -63,3 +63,15 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return a hint: what is known and like a misspelt name, or else another one."""
     found = nearest(name, known, 3)
     return f"did you mean {' or '.join(found)}?" if found else otherwise
+
+
+def require_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not one of those that are known.
+
+    Raises:
+        UsageError: with those that are like it, or all of them.
+    """
+    listed = list(known)
+    if name not in listed:
+        hint = did_you_mean(name, listed, f"one of {', '.join(listed)}")
+        raise UsageError(f"{what} {name!r} is not known", hint=hint)

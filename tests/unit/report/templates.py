@@ -136,6 +136,8 @@ def every_template() -> list[Template]:
     for part in rows:
         for one in part if isinstance(part, tuple) else (part,):
             found.append(Template("tables.toml", one if isinstance(one, str) else one["say"], None))
+    for parts in read_table(PACKAGE / "launch" / "words.toml").values():
+        found += in_table("launch: words.toml", parts)
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)
