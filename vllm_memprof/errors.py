@@ -69,9 +69,8 @@ def require_known(what: str, name: str, known: Iterable[str]) -> None:
     """Refuse a name that is not one of those that are known.
 
     Raises:
-        UsageError: with those that are like it, or all of them.
+        UsageError: with those that are.
     """
     listed = list(known)
     if name not in listed:
-        hint = did_you_mean(name, listed, f"one of {', '.join(listed)}")
-        raise UsageError(f"{what} {name!r} is not known", hint=hint)
+        raise UsageError(f"{what} {name!r} is not known", hint=f"one of {', '.join(listed)}")

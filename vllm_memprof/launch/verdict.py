@@ -229,9 +229,8 @@ def _first_cause(seen: EngineEnd, suspects: list[Suspect]) -> tuple[str, bool]:
         culprit = suspects[0][0]
         reason = describe_death(seen, suspects[0])
         for other in suspects[1:]:
-            if (
-                culprit.code is None and other[0].code is None
-            ):  # nor then which of several was first
+            # nor is it known then which of several was first
+            if culprit.code is None and other[0].code is None:
                 reason += f"; {describe_death(seen, other)} at the same time"
         if culprit.code == -signal.SIGKILL and seen.host_oom_kills:
             reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"

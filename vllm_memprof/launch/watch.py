@@ -65,11 +65,9 @@ class Death:
         """``was killed by SIGKILL``, ``exited with status 1``, ``vanished``."""
         if self.code is None:
             return "vanished"
-        return (
-            f"was killed by {signal_name(-self.code)}"
-            if self.killed
-            else (f"exited with status {self.code}")
-        )
+        if self.killed:
+            return f"was killed by {signal_name(-self.code)}"
+        return f"exited with status {self.code}"
 
     @property
     def killed(self) -> bool:
