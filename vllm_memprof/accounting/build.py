@@ -11,7 +11,6 @@ from vllm_memprof.accounting.budget.budgets import equation_budget, fit_device
 from vllm_memprof.accounting.budget.equations import counted_per_byte
 from vllm_memprof.accounting.budget.infer_equation import choose
 from vllm_memprof.accounting.budget.kv import build_kv, infer_layout
-from vllm_memprof.accounting.deployment.ranks import fullest_notes
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
 from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.findings.table import find
@@ -63,7 +62,7 @@ def build_report(run: Run) -> Report:
     return replace(
         report,
         findings=find(run, report.ranks),
-        failure=with_values(run.failure, report.ranks),
+        failure=with_values(run.failure, report.ranks, report.run.engine),
     )
 
 
@@ -75,12 +74,9 @@ def run_report(run: Run, workers: list[tuple[str, ProcessRecord]]) -> Report:
         workers: of it, by label.
     """
     summary = summarise(run)
-    ranks = rank_reports(run, summary, workers)
-    if summary.mode == "plan":
-        summary = replace(summary, notes=[*summary.notes, *fullest_notes(ranks)])
     return Report(
         run=summary,
-        ranks=ranks,
+        ranks=rank_reports(run, summary, workers),
         not_measured=not_measured(summary, workers, bool(run.whole.planners)),
         growth=host_growth(run),
         allocations=traced(run),

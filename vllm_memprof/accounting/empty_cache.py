@@ -43,26 +43,23 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
     does not say, when it came after the engine was ready and before it began to shut down. An
     engine whose plan is ready serves nothing, and one that is paused runs nothing.
     """
-    ready = run.whole.first_ready(process.identity.host)
-    spans = process.phases
+    ready, spans = run.whole.first_ready(process.identity.host), process.phases
     shutdown, (_, left) = first_of(spans, "shutdown"), _end_of_start_up(spans)
     calls: list[EmptyCacheCall] = []
     retries = 0
-    for span in spans:
-        if span.phase != "empty_cache":
-            continue
+    for span in (span for span in spans if span.phase == "empty_cache"):
         at_end = shutdown is not None and span.order >= shutdown.order
         serves = ready is not None and span.start_t_ns is not None and span.start_t_ns > ready
         call = _call(spans, span, serves and not at_end)
         before, after = span.before or _NOTHING, span.after or _NOTHING
-        if before.alloc_retries is not None:
-            call = replace(call, alloc_retries=before.alloc_retries - retries)
-        if call.by == MEMPROF:  # what is kept, at the end of the start-up, else later
-            again, until = call.refilled_bytes, call.refilled_by
-            if left is not None and span.after and (left.t_ns or 0) > (after.t_ns or 0):
-                again, until = _refilled(span, left), "the end of the start-up"
+        again, until = call.refilled_bytes, call.refilled_by
+        # what memprof's own is worth shows at the end of the start-up, else later
+        if left is not None and span.after and (left.t_ns or 0) > (after.t_ns or 0):
+            again, until = _refilled(span, left), "the end of the start-up"
+        if call.by == MEMPROF:
             call = replace(call, kept_bytes=minus(call.freed_bytes, again), kept_until=until)
-        calls.append(replace(call, at_end=at_end))
+        since = minus(before.alloc_retries, retries)
+        calls.append(replace(call, at_end=at_end, alloc_retries=since))
         retries = (span.after or before).alloc_retries or retries
     return calls
 
@@ -71,13 +68,12 @@ def _call(spans: list[Span], span: Span, after_ready: bool) -> EmptyCacheCall:
     before, after = span.before or _NOTHING, span.after or _NOTHING
     workspace = growth(after, before, "npu_workspace_bytes")
     requests, in_step = span.integer("requests"), span.detail.get("in_step")
-    serving = after_ready if requests is None else after_ready and bool(requests or in_step)
     parents = list(ancestors(spans, span))
     # between a pause and the end of the continue that follows it nothing runs
     stops = (each for each in reversed(spans[: span.order]) if each.phase in ("pause", "continue"))
     last = next(stops, None)
-    if last is not None and (last.phase == "pause" or last in parents):
-        serving = False
+    paused = last is not None and (last.phase == "pause" or last in parents)
+    runs = requests is None or bool(requests or in_step)
     later, where = _next_reading(spans, span)
     refilled = None if later is None else _refilled(span, later)
     by_module = None
@@ -94,18 +90,18 @@ def _call(spans: list[Span], span: Span, after_ready: bool) -> EmptyCacheCall:
         refilled_bytes=refilled,
         freed_by_module=by_module,
         phase=parents[0].phase if parents else None,
-        site=span.string("site"),
-        while_serving=serving,
+        while_serving=after_ready and runs and not paused,
         order=span.order,
-        function=span.string("function"),
-        thread=span.string("thread"),
         requests=requests,
         in_step=in_step if isinstance(in_step, bool) else None,
-        by=MEMPROF if span.detail.get("by") == MEMPROF else ENGINE,
-        at=span.string("at"),
+        by=span.string("by") or ENGINE,
         after_ready=after_ready,
         refilled_by=None if refilled is None else where,
-        chain=tuple(str(entry) for entry in chain) if isinstance(chain, list) else (),
+        chain=tuple(map(str, chain)) if isinstance(chain, list) else (),
+        site=span.string("site"),
+        function=span.string("function"),
+        thread=span.string("thread"),
+        at=span.string("at"),
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import NotMeasured, RunSummary
-from vllm_memprof.engines import VLLM, row_of_run
+from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.loader import ProcessRecord
 
 #: Phases that come after the KV plan, where ``memprof plan`` stops the engine.
@@ -23,17 +24,12 @@ def not_measured(
         workers: its workers by label.
         planned: a process of the run recorded a KV plan.
     """
-    if (none := EVIDENCE[summary.source].no_snapshot) is not None:
-        seen = {span.phase for _, process in workers for span in process.phases}
-        absent = [phase for phase in VLLM.phases if phase not in seen]
-        return [NotMeasured(phase, none) for phase in absent]
-    rows: list[NotMeasured] = []
-    for phase in row_of_run(summary.engine).phases:
-        reasons: dict[str, list[str]] = {}
+    none, rows = EVIDENCE[summary.source].no_snapshot, []
+    for phase in row_of_run(None if none else summary.engine).phases:
+        reasons: dict[str, list[str]] = defaultdict(list)
         for label, process in workers:
             if not any(span.phase == phase for span in process.phases):
-                reason = _reason(summary, process, phase, planned)
-                reasons.setdefault(reason, []).append(label)
+                reasons[none or _reason(summary, process, phase, planned)].append(label)
         for reason, labels in reasons.items():
             everyone = len(labels) == len(workers)
             rows.append(NotMeasured(phase, reason, None if everyone else labels))
@@ -48,11 +44,9 @@ def _reason(summary: RunSummary, process: ProcessRecord, phase: str, planned: bo
     states = {hook.state for hook in process.hooks.values() if hook.phase == phase}
     if states and not states & {"bound", "pending"}:
         return f"its hook is {', '.join(sorted(states)).replace('_', ' ')}"
-    seen = {span.phase for span in process.phases}
     required = row_of_run(summary.engine).phases
-    if seen.isdisjoint(required[required.index(phase) :]):
-        unfinished = [span.phase for span in process.phases if span.open]
-        if unfinished:
+    if not {span.phase for span in process.phases} & set(required[required.index(phase) :]):
+        if unfinished := [span.phase for span in process.phases if span.open]:
             return f"not reached: {unfinished[-1]} was not finished"
         if summary.status != "ok":
             return "not reached"

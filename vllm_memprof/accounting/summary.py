@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from vllm_memprof.accounting.budget.engine_options import is_eager
 from vllm_memprof.accounting.deployment.ranks import rank_notes, step_notes
@@ -15,35 +15,28 @@ from vllm_memprof.text import text
 
 def summarise(run: Run) -> RunSummary:
     """Return the run in short; what the run record lacks is taken from its processes."""
-    info = run.info
-    versions = dict(run.versions)
-    names = (name for row in ENGINES.values() for _, name in row.known_as)
-    known = [name for name in names if name in versions]
-    engine = info.engine or (known[0] if known else None)
-    chips = [process.identity.soc for process in run.processes if process.identity.soc]
-    planned = any(process.kv_plan is not None for process in run.processes)
-    stopped = info.mode == "plan" and info.until == "kv" and planned
+    info, versions = run.info, run.versions
+    known = (name for row in ENGINES.values() for _, name in row.known_as if name in versions)
+    engine = info.engine or next(known, None)
+    # a launcher may know only the name of a profile
+    chips = (process.identity.soc for process in run.processes if process.identity.soc)
+    stopped = info.mode == "plan" and info.until == "kv" and bool(run.planners)
     notes = [*rank_notes(info.ranks), *step_notes(info.full_step, stopped), *info.notes, *run.notes]
     if info.empty_cache_at:
-        notes.insert(
-            0,
-            "experiment: memprof itself called empty_cache at the end of "
-            f"{', '.join(info.empty_cache_at)}; the run was changed by it",
-        )
-    return RunSummary(
-        **{
-            **vars(info),
-            "engine": engine,
-            "engine_version": info.engine_version or versions.get(engine or ""),
-            # a launcher may know only the name of a profile
-            "device": chips[0] if chips else info.device,
-            "notes": notes,
-            "versions": versions,
-        },
-        source=run.source,
-        truncated=run.truncated,
-        eager=is_eager(info.command, engine) or is_eager(info.engine_command, engine),
-    )
+        at = ", ".join(info.empty_cache_at)
+        own_calls = f"experiment: memprof itself called empty_cache at the end of {at}"
+        notes.insert(0, f"{own_calls}; the run was changed by it")
+    own: dict[str, Any] = {
+        "engine": engine,
+        "engine_version": info.engine_version or versions.get(engine or ""),
+        "device": next(chips, info.device),
+        "notes": notes,
+        "versions": versions,
+        "source": run.source,
+        "truncated": run.truncated,
+        "eager": any(is_eager(words, engine) for words in (info.command, info.engine_command)),
+    }
+    return RunSummary(**{**vars(info), **own})
 
 
 class RunsEngine(Protocol):
@@ -80,15 +73,15 @@ def workers_by_label(run: Run) -> list[tuple[str, ProcessRecord]]:
     A label that several replicas have, as TP0, begins with the replica, or ends with the process.
     """
     workers = [process for process in run.processes if process.is_worker]
-    labels = []
-    for who in (process.identity for process in workers):
-        by_number = f"pid {who.pid}" if who.rank is None else f"rank {who.rank}"
-        labels.append(who.label or by_number)
     found = []
-    for label, process in zip(labels, workers, strict=True):
+    for process in workers:
         who = process.identity
-        if labels.count(label) > 1:
-            shared = f"{label} pid {who.pid}"
-            label = shared if who.dp_rank is None else f"DP{who.dp_rank} {label}"
+        label = who.label or (f"pid {who.pid}" if who.rank is None else f"rank {who.rank}")
         found.append((label, process))
+    known = [label for label, _ in found]
+    for at, (label, process) in enumerate(found):
+        if known.count(label) > 1:
+            dp_rank = process.identity.dp_rank
+            shared = f"{label} pid {process.identity.pid}"
+            found[at] = shared if dp_rank is None else f"DP{dp_rank} {label}", process
     return found

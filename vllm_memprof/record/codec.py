@@ -42,7 +42,9 @@ def to_json(value: object) -> Any:
     """Return a dataclass object, or what holds some, as ``json`` takes it."""
     if isinstance(value, Mapping):
         return {str(name): to_json(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple, frozenset)):
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     if not dataclasses.is_dataclass(value):
         return value

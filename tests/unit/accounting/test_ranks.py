@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.accounting.deployment.ranks import fullest_notes, rank_notes, spans, step_notes
-from vllm_memprof.accounting.model import Budget, RankReport, Reading, Report, RunSummary
+from vllm_memprof.accounting.deployment.ranks import rank_notes, spans, step_notes
+from vllm_memprof.accounting.model import Report, RunSummary
 from vllm_memprof.compare.changes import changes
 from vllm_memprof.record.schema import FullStep, HoldsMore, ModalityStep, PlannedRanks
 
@@ -56,26 +56,6 @@ def test_ranks_not_run_that_hold_more_are_named_with_it():
         "ranks not run that hold more than rank 0, as the model's sizes give it: "
         "6-7: last pipeline stage (LM head 0.500 GiB, sampler); 5: experts in each layer (+1)"
     )
-
-
-def held(label: str, pp_rank: int, reserved: int, other: int | None = 5 << 20) -> RankReport:
-    rows = [
-        Reading(reserved, name="reserved_peak", title="reserved, peak"),
-        Reading(other, "modelled", name="non_torch_peak", title="non-torch, peak"),
-    ]
-    return RankReport(rank=0, label=label, pp_rank=pp_rank, budget=Budget(held_at_peak=rows))
-
-
-def test_ranks_that_were_run_and_hold_more_are_named_with_it():
-    gib = 1 << 30
-    first, last = held("PP0", 0, gib), held("PP1", 1, 2 * gib)
-    assert fullest_notes([first, last]) == [
-        "PP1, last pipeline stage (LM head, sampler), holds 1.000 GiB more than PP0 beside its KV "
-        "cache at the serving peak: reserved, peak +1.000"
-    ]
-    assert fullest_notes([last]) == []
-    assert fullest_notes([first, held("PP1", 1, gib + 1000)]) == []
-    assert fullest_notes([first, held("PP1", 1, 2 * gib, None)]) == [], "not known, not compared"
 
 
 def test_edges():

@@ -115,6 +115,7 @@ def every_template() -> list[Template]:
         said += [equation.base_title for equation in read_equations(row.folder)]
         found += [Template(f"{row.name}: row.json", each, frozenset()) for each in said if each]
     table = read_table(PACKAGE / "accounting" / "readings" / "quantities.toml")
+    table |= read_table(PACKAGE / "accounting" / "readings" / "own.toml")
     words = ("title", "source", "unknown")
     said = [row[key] for row in table.values() for key in words if key in row]
     found += [Template("quantities.toml", each, frozenset()) for each in said]
@@ -133,9 +134,7 @@ def every_template() -> list[Template]:
     rows += [part for row in words["sentences"].values() for part in row]
     heads = [head for row in words["tables"].values() for head in row.get("columns", ())]
     rows += [title for head in heads for title in (head["title"], head.get("narrow")) if title]
-    for part in rows:
-        for one in part if isinstance(part, tuple) else (part,):
-            found.append(Template("tables.toml", one if isinstance(one, str) else one["say"], None))
+    found += in_table("tables.toml", rows)
     for parts in read_table(PACKAGE / "launch" / "words.toml").values():
         found += in_table("launch: words.toml", parts)
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):

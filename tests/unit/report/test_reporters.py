@@ -205,7 +205,7 @@ def test_verdicts() -> None:
     assert verdict(report_of("killed_tp2", exit_reason=None)) == "no KV cache was sized"
     run = recorded("graph_tp2")
     for change, text in (
-        ({"weights_bytes": 1}, "equation recomputed: differs on TP0-TP1"),
+        ({"weights_bytes": 1}, "does not reproduce it on TP0-TP1"),
         ({"weights_bytes": None}, "on every rank; equation not recomputed"),
         ({"kv_cache_memory_bytes_arg": 5}, "fixed by --kv-cache-memory-bytes"),
     ):

@@ -46,6 +46,16 @@ def form_of(equation_id: str | None) -> Equation | None:
     return next((row for row in reversed(EQUATIONS) if row.id == equation_id), None)
 
 
+def named_equation(equation_id: str | None) -> str:
+    """Return an equation's id with the first release that has it; "" of none."""
+    rows = [row for row in EQUATIONS if row.id == equation_id]
+    limits = [one for row in rows for one in row.versions.split(",")]
+    least = min((Version(one[2:]) for one in limits if one.startswith(">=")), default=None)
+    if least is None:
+        return equation_id or ""
+    return f"{equation_id} ({rows[0].engine} {least.major}.{least.minor}+)"
+
+
 def divisor_of(equation_id: str | None) -> int:
     """Return what an equation divides its result by; 1 where the equation is unknown."""
     row = form_of(equation_id)
@@ -156,7 +166,6 @@ def evaluate(
     asked = figures.get("requested_bytes")
     if asked is None:
         asked = computed_request(equation, figures)
-    present = _terms_for(equation, figures)
     terms = [
         TermRow(
             term.name,
@@ -164,7 +173,7 @@ def evaluate(
             term.is_subtracted(figures),
             term.half_unit(figures, half_units),
         )
-        for term in present
+        for term in _terms_for(equation, figures)
     ]
     fixed = figures.get(FIXED_SIZE) if equation.takes_fixed_size else None
     if fixed is not None:
@@ -188,16 +197,16 @@ def evaluate(
     for stage in equation.stages:
         after = stage.apply(budget, figures)
         if after is not None:
-            terms.append(TermRow(stage.name, int(budget) - after, True, 0))
+            terms.append(TermRow(stage.name, int(budget) - after, True))
             run.append(stage.name)
             slack = math.ceil(slack * (stage.factor(figures) or 1.0))
             if half_units:  # the factor was read from text
                 slack += math.ceil(abs(budget) * stage.printed_half_unit)
             budget = after
     result = max(0, int(budget)) if equation.floor_zero else int(budget)
-    page = _page(equation, figures)
-    if page:
-        terms.append(TermRow(WHOLE_PAGES, result % page, True, 0))
+    page = int(figures.get(equation.pages or "") or 0)
+    if page:  # the result goes down to whole ones
+        terms.append(TermRow(WHOLE_PAGES, result % page, True))
         result -= result % page
     return Evaluation(asked, terms, result, slack + printed, stages=tuple(run))
 
@@ -222,7 +231,7 @@ def counted_per_byte(
 
 def _terms_for(equation: Equation, figures: Figures) -> list[Term]:
     """Return the terms that a set of figures fills: a printed sum where its parts are unknown."""
-    left_out = {HALF_A_PAGE} if _page(equation, figures) else set()
+    left_out = {HALF_A_PAGE} if figures.get(equation.pages or "") else set()
     for joint in (term for term in equation.terms if term.stands_for):
         parts = [term for term in equation.terms if term.name in joint.stands_for]
         told_apart = all(
@@ -237,12 +246,6 @@ def _terms_for(equation: Equation, figures: Figures) -> list[Term]:
     ]
 
 
-def _page(equation: Equation, figures: Figures) -> int | None:
-    """Return the bytes of a page, to whole ones of which the result goes down; None: unknown."""
-    size = None if equation.pages is None else figures.get(equation.pages)
-    return None if size is None else int(size)
-
-
 def _slack(
     equation: Equation, figures: Figures, half_units: Mapping[str, int], terms: Sequence[TermRow]
 ) -> int:
@@ -251,11 +254,9 @@ def _slack(
     A figure in the request and in a term counts once, with what both make of it.
     """
     base, exact = equation.base, figures.get("requested_bytes") is not None
-    joint = [
-        term for term in equation.terms if term.figure is None and base in term.plus and not exact
-    ]
     half, share = half_units.get(base, 0), figures.get(equation.share)
-    apart = sum(row.half_unit_bytes for row in terms) - len(joint) * half
+    joint = 0 if exact else sum(t.figure is None and base in t.plus for t in equation.terms)
+    apart = sum(row.half_unit_bytes for row in terms) - joint * half
     if exact:
         return half_units.get("requested_bytes", 0) + apart
-    return math.ceil(half * (abs(len(joint) - (share or 0)) if joint else share or 1)) + apart
+    return math.ceil(half * (abs(joint - (share or 0)) if joint else share or 1)) + apart

@@ -244,13 +244,11 @@ def _fitting_blocks(plan: dict[str, Any]) -> Amount:
     The engine serves with the minimum over workers.
     """
     blocks, available, planned = map(plan.get, ("blocks", "available_bytes", "planned_bytes"))
-    if not blocks or not available or not planned or None in available:
-        return None
-    if len(available) != len(planned) or any(size is None or size < blocks for size in planned):
+    if not blocks or not available or not planned or None in (*available, *planned):
         return None
     counted = plan.get("divisor_bytes") or [None] * len(planned)
-    rooms = zip(available, planned, counted, strict=True)
-    return min(int(room // (divisor or size // blocks)) for room, size, divisor in rooms)
+    rooms = zip(available, planned, counted, strict=False)
+    return min(int(room // (divisor or size // blocks or 1)) for room, size, divisor in rooms)
 
 
 def _checks(kv: Kv) -> list[Check]:
@@ -259,13 +257,12 @@ def _checks(kv: Kv) -> list[Check]:
     if None not in pages:
         sized = [replace(g, page_size_bytes=page) for g, page in zip(kv.groups, pages, strict=True)]
         per_block = _bytes_per_block(replace(kv, groups=sized, planned_bytes=None))
-    if kv.planned_bytes is None:
-        name = "bytes per block = those of its layers, by their types"
-        checks = [Check.of(name, per_block, kv.bytes_per_block)]
-    else:
+    by_type = "bytes per block = those of its layers, by their types", per_block, kv.bytes_per_block
+    if kv.planned_bytes is not None:
         product = None if kv.blocks is None or per_block is None else kv.blocks * per_block
         name = "planned bytes = blocks x bytes per block of their layers, by type"
-        checks = [Check.of(name, product, kv.planned_bytes)]
+        by_type = name, product, kv.planned_bytes
+    checks = [Check.of(*by_type)]
     if kv.override_blocks is None:
         left = minus(kv.available_bytes, kv.planned_bytes)
         within = None if left is None else left >= 0
@@ -275,15 +272,13 @@ def _checks(kv: Kv) -> list[Check]:
         checks.append(Check.of(name, kv.fitting_blocks, kv.blocks))
     else:
         checks.append(Check.of("blocks = --num-gpu-blocks-override", kv.override_blocks, kv.blocks))
-    needed, tokens = _request_blocks(kv), None
-    if kv.blocks is not None and kv.tokens_rule == "blocks":
-        tokens = tokens_for_blocks(kv, kv.blocks)
-    elif kv.blocks is not None and needed and kv.max_model_len is not None:
-        tokens = int(kv.blocks / needed * kv.max_model_len)
+    needed = _request_blocks(kv)
+    concurrent = kv.blocks / needed if kv.blocks and needed else None
+    tokens = tokens_for_blocks(replace(kv, max_concurrency=concurrent), kv.blocks or 0)
     name = "blocks of a request of max_model_len, by its layers"
     checks.append(Check.of(name, needed, blocks_per_request(kv)))
     name = "tokens = what the engine's release makes of its blocks"
-    return [*checks, Check.of(name, tokens, kv.tokens)]
+    return [*checks, Check.of(name, tokens if kv.blocks else None, kv.tokens)]
 
 
 def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
@@ -294,24 +289,19 @@ def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
     if not printed:
         return [Check(text("tokens and concurrency as the engine printed them"), None, None, None)]
 
-    def hundredths(figure: float | None) -> Amount:
-        return None if figure is None else round(float(f"{figure:.2f}") * 100)
-
-    concurrency = "max_concurrency"
-    rows = (
-        ("tokens", text("tokens as the engine printed them"), kv.tokens),
-        (
-            concurrency,
-            text("max concurrency as the engine printed it, in hundredths"),
-            hundredths(kv.max_concurrency),
-        ),
-        ("max_model_len", text("max_model_len as the engine printed it"), kv.max_model_len),
-        ("blocks", text("blocks as the engine printed them"), kv.blocks),
-    )
-    said = {**printed, concurrency: hundredths(printed.get(concurrency))}
-    return [
-        Check.of(title, recorded, said[name]) for name, title, recorded in rows if name in printed
-    ]
+    titles = {
+        "tokens": text("tokens as the engine printed them"),
+        "max_concurrency": text("max concurrency as the engine printed it, in hundredths"),
+        "max_model_len": text("max_model_len as the engine printed it"),
+        "blocks": text("blocks as the engine printed them"),
+    }
+    checks = []
+    for name in (name for name in titles if name in printed):
+        figures = [getattr(kv, name), printed[name]]
+        if name == "max_concurrency":
+            figures = [each and round(float(f"{each:.2f}") * 100) for each in figures]
+        checks.append(Check.of(titles[name], *figures))
+    return checks
 
 
 def _request_blocks(kv: Kv) -> Amount:

@@ -7,141 +7,107 @@ are compared with these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from vllm_memprof.accounting.model import Kv, KvGroup
 from vllm_memprof.engines import ENGINES
-from vllm_memprof.units import Amount
+from vllm_memprof.units import Amount, sum_or_none
 
-_Layout = Mapping[str, Any]
-#: Bytes of a block of so many tokens in one layer; blocks of so many tokens that one request of
-#: ``max_model_len`` tokens takes. Both are None where the layout or the plan lacks a figure.
-Page = Callable[[_Layout, int], Amount]
-Blocks = Callable[[_Layout, int, Kv], Amount]
+#: What a request keeps: its whole length, the tokens of a window or of a chunk, or states.
+WHOLE, WINDOW, CHUNK, STATES = "whole", "sliding_window", "attention_chunk_size", "states"
+
+
+class LayerType(NamedTuple):
+    """How much the layers of a type hold."""
+
+    keeps: str = WHOLE
+    vectors: tuple[str, ...] = ("head_size",)  # sizes of the vectors of a token
+    #: Keys by which a page holds more than vectors: where one is set, and where one is not so.
+    unless: tuple[str, ...] = ()
+    plain: Mapping[str, int | bool] = {}
+
+
+_KEYS_AND_VALUES = ("head_size", "head_size_v")
+#: Class of the engine's spec -> its layers. (vllm/v1/kv_cache_interface.py, read in vLLM 0.11.0,
+#: 0.18.0, 0.23.0, 0.27.1, 0.30.0 and 0.33.0; vllm_ascend/core/kv_cache_interface.py 0.23.0)
+LAYER_TYPES = {
+    # scales of quantised caches lie in the same page
+    "FullAttentionSpec": LayerType(vectors=_KEYS_AND_VALUES, unless=("kv_quant_mode",)),
+    "MLAAttentionSpec": LayerType(unless=("model_version", "kv_quant_mode")),
+    # caches of sparse attention in 8 bits with their scales, an indexer's that several ranks hold
+    "AscendMLAAttentionSpec": LayerType(
+        plain={
+            "scale_dim": 0,
+            "cache_sparse_sfa_c8": False,
+            "cache_sparse_li_c8": False,
+            "sfa_dcp_replicated_indexer_size": 1,
+        }
+    ),
+    "SlidingWindowSpec": LayerType(WINDOW, _KEYS_AND_VALUES, ("kv_quant_mode",)),
+    "ChunkedLocalAttentionSpec": LayerType(CHUNK, _KEYS_AND_VALUES, ("kv_quant_mode",)),
+    "MambaSpec": LayerType(STATES),
+}
+#: Of an engine that has no specs: the class of its pool stands for one.
+_POOLS = {pool: spec for row in ENGINES.values() for pool, spec in row.pools.items()}
+#: Bytes of a latent vector in the packed format of sparse attention.
+_PACKED, _PACKED_BYTES = "fp8_ds_mla", 656
 
 
 def page_bytes(group: KvGroup) -> Amount:
     """Bytes that one block takes in one layer of the group, by the formula of its type."""
-    row = _row(group)
-    if row is None or group.layout is None or not group.block_size:
+    row, layout = _row(group), group.layout
+    if row is None or layout is None or not group.block_size:
         return None
-    size, padded = row[0](group.layout, group.block_size), group.layout.get("page_size_padded")
-    return size if size is None or padded is None else max(size, int(padded))
+    if any(map(layout.get, row.unless)) or any(
+        layout.get(name) != value for name, value in row.plain.items()
+    ):
+        return None
+
+    def figure(name: str) -> Amount:
+        size = layout.get(name, layout.get("head_size") if name in row.vectors else None)
+        return None if size is None else int(size)
+
+    tokens = group.block_size // (figure("compress_ratio") or 1)
+    if row.keeps == STATES:
+        size = figure("state_bytes")
+    elif layout.get("cache_dtype_str") == _PACKED:
+        size = group.block_size * _PACKED_BYTES
+    else:
+        vectors = sum_or_none(map(figure, row.vectors))
+        factors = [tokens, vectors, figure("num_kv_heads"), figure("dtype_bytes")]
+        size = None if None in factors else math.prod(each or 0 for each in factors)
+    return size if size is None else max(size, figure("page_size_padded") or 0)
 
 
 def request_blocks(group: KvGroup, kv: Kv) -> Amount:
     """Blocks that one request of ``max_model_len`` tokens takes of the group."""
-    row = _row(group)
-    if row is None or not group.block_size or not kv.max_model_len:
+    row, layout, block = _row(group), group.layout or {}, group.block_size
+    if row is None or not block or not kv.max_model_len:
         return None
-    return row[1](group.layout or {}, group.block_size, kv)
+    if row.keeps == STATES:
+        # one state, one per speculative token, and one where prefix caching aligns them; without a
+        # mode the release is one from before 0.18, where it is one block or as many as the length
+        # has
+        aligned = kv.mamba_cache_mode == "align"
+        if not aligned and kv.mamba_cache_mode != "none":
+            return None
+        names = ["num_speculative_blocks"]
+        names += ["num_prefill_checkpoint_blocks"] if aligned else []  # from 0.29 on
+        return 1 + aligned + sum(int(layout.get(name) or 0) for name in names)
+    tokens, more = kv.max_model_len, 0
+    if row.keeps == WHOLE:
+        tokens = -(-tokens // (kv.context_parallel or 1))
+    else:  # what is kept and the tokens of one step
+        kept, step = layout.get(row.keeps), kv.max_num_batched_tokens
+        if kept is None or step is None:
+            return None
+        if row.keeps == WINDOW:  # it need not begin at the beginning of a block
+            kept, more = int(kept) - 1 + int(layout.get("extra_retained_tokens") or 0), 1
+        tokens = min(int(kept) + step, tokens)
+    return -(-tokens // block) + more
 
 
-def _row(group: KvGroup) -> tuple[Page, Blocks] | None:
+def _row(group: KvGroup) -> LayerType | None:
     return LAYER_TYPES.get(_POOLS.get(group.type, group.type))
-
-
-def _two_tensors(layout: _Layout, block: int) -> Amount:
-    """Keys and values: tokens x heads x (size of a key + size of a value) x bytes per number."""
-    if layout.get("kv_quant_mode"):
-        return None  # scales of quantised caches lie in the same page
-    size = layout.get("head_size_v", layout.get("head_size"))
-    keys, values = _vectors(layout, block), _vectors({**layout, "head_size": size}, block)
-    return None if keys is None or values is None else keys + values
-
-
-def _vectors(layout: _Layout, block: int) -> Amount:
-    """Tokens x heads x size of a vector x bytes per number."""
-    size: Amount = block
-    for name in ("num_kv_heads", "head_size", "dtype_bytes"):
-        factor = layout.get(name)
-        size = None if size is None or factor is None else int(size * factor)
-    return size
-
-
-def _latent(layout: _Layout, block: int) -> Amount:
-    """One latent vector per token; 656 bytes of it in the packed format of sparse attention."""
-    if layout.get("model_version") or layout.get("kv_quant_mode"):
-        return None
-    if layout.get("cache_dtype_str") == "fp8_ds_mla":
-        return block * 656
-    return _vectors(layout, block // (layout.get("compress_ratio") or 1))
-
-
-#: Keys by which a page of vllm-ascend's latent attention holds more than latent vectors (caches of
-#: sparse attention in 8 bits with their scales, an indexer's cache that several ranks hold), with
-#: the value of each where it does not.
-_PLAIN_LATENT = {
-    "scale_dim": 0,
-    "cache_sparse_sfa_c8": False,
-    "cache_sparse_li_c8": False,
-    "sfa_dcp_replicated_indexer_size": 1,
-}
-
-
-def _ascend_latent(layout: _Layout, block: int) -> Amount:
-    """Return the same latent vector; None where sparse attention adds to it, or may add to it."""
-    if any(layout.get(name) != plain for name, plain in _PLAIN_LATENT.items()):
-        return None
-    return _vectors(layout, block)
-
-
-def _state(layout: _Layout, block: int) -> Amount:
-    size = layout.get("state_bytes")
-    return None if size is None else int(size)
-
-
-def _whole_length(layout: _Layout, block: int, kv: Kv) -> Amount:
-    share = -(-(kv.max_model_len or 0) // (kv.context_parallel or 1))
-    return -(-share // block)
-
-
-def _window(layout: _Layout, block: int, kv: Kv) -> Amount:
-    """Return the blocks of the window and the tokens of one step, and one more.
-
-    A window need not begin at the beginning of a block.
-    """
-    kept, more = layout.get("sliding_window"), layout.get("extra_retained_tokens") or 0
-    blocks = None if kept is None else _recent(kept - 1 + more, block, kv)
-    return None if blocks is None else blocks + 1
-
-
-def _chunk(layout: _Layout, block: int, kv: Kv) -> Amount:
-    return _recent(layout.get("attention_chunk_size"), block, kv)
-
-
-def _recent(kept: Amount, block: int, kv: Kv) -> Amount:
-    """Return the blocks of the tokens that are kept and of those of one step."""
-    if kept is None or kv.max_num_batched_tokens is None or kv.max_model_len is None:
-        return None
-    return -(-min(kept + kv.max_num_batched_tokens, kv.max_model_len) // block)
-
-
-def _states(layout: _Layout, block: int, kv: Kv) -> Amount:
-    """Return one state, one per speculative token, and one where prefix caching aligns them.
-
-    Without a mode the release is one from before 0.18, where it is one block or as many as the
-    length has.
-    """
-    fixed = {"none": 1, "align": 2}.get(kv.mamba_cache_mode or "")
-    if fixed is None:
-        return None
-    names = ["num_speculative_blocks"]
-    if kv.mamba_cache_mode == "align":
-        names.append("num_prefill_checkpoint_blocks")  # from 0.29 on
-    return fixed + sum(int(layout.get(name) or 0) for name in names)
-
-
-#: Class of the engine's spec -> its formulas. (vllm/v1/kv_cache_interface.py, read in vLLM 0.11.0,
-#: 0.18.0, 0.23.0, 0.27.1, 0.30.0 and 0.33.0; vllm_ascend/core/kv_cache_interface.py 0.23.0)
-LAYER_TYPES: dict[str, tuple[Page, Blocks]] = {
-    "FullAttentionSpec": (_two_tensors, _whole_length),
-    "MLAAttentionSpec": (_latent, _whole_length),
-    "AscendMLAAttentionSpec": (_ascend_latent, _whole_length),
-    "SlidingWindowSpec": (_two_tensors, _window),
-    "ChunkedLocalAttentionSpec": (_two_tensors, _chunk),
-    "MambaSpec": (_state, _states),
-}
-#: Of an engine that has no specs: the class of its pool stands for one.
-_POOLS = {pool: spec for row in ENGINES.values() for pool, spec in row.pools.items()}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 
-from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.record.schema import FullStep, HoldsMore, PlannedRanks
+from vllm_memprof.record.schema import FullStep, PlannedRanks
 from vllm_memprof.text import spans
-from vllm_memprof.units import MIB, format_gib
-
-#: Less than this a rank is not said to hold more, bytes.
-_WORTH_A_NOTE = MIB
+from vllm_memprof.units import format_gib
 
 
 def rank_notes(ranks: PlannedRanks | None) -> list[str]:
@@ -34,9 +30,13 @@ def rank_notes(ranks: PlannedRanks | None) -> list[str]:
             "with other layers, experts or neighbours than any rank that was run; "
             "the KV cache is that of the rank with the least; --ranks edges runs one of each kind"
         )
-        alike_more: dict[str, list[int]] = {}
-        for rank, more in (ranks.more or {}).items():
-            alike_more.setdefault(", ".join(map(_said, more)), []).append(rank)
+        alike_more: dict[str, list[int]] = defaultdict(list)
+        for rank, each in (ranks.more or {}).items():
+            held = []
+            for more in each:
+                size = "" if more.bytes is None else f" {format_gib(more.bytes, 3)} GiB"
+                held.append(_MORE[more.what].format(count=more.count, size=size))
+            alike_more[", ".join(held)].append(rank)
         if alike_more:
             named = "; ".join(f"{spans(those)}: {said}" for said, those in alike_more.items())
             notes.append(
@@ -54,50 +54,6 @@ _MORE = {
     "experts": "experts in each layer (+{count}{size})",
     "contexts": "its device (+{count} contexts of other ranks{size})",
 }
-
-
-def _said(more: HoldsMore) -> str:
-    size = "" if more.bytes is None else f" {format_gib(more.bytes, 3)} GiB"
-    return _MORE[more.what].format(count=more.count, size=size)
-
-
-def fullest_notes(ranks: Sequence[RankReport]) -> list[str]:
-    """Return a note for each rank that holds more beside its KV cache than the one with the least.
-
-    Args:
-        ranks: of a plan, each of them run.
-    """
-    held = {
-        rank.label: {item.title: item.bytes or 0 for item in rank.budget.held_at_peak}
-        for rank in ranks
-        if rank.budget.held_at_peak
-        and all(item.bytes is not None for item in rank.budget.held_at_peak)
-    }
-    if len(held) < 2:
-        return []
-    least = min(held, key=lambda label: sum(held[label].values()))
-    last = max(rank.pp_rank or 0 for rank in ranks)
-    notes = []
-    for rank in ranks:
-        own = held.get(rank.label, {})
-        more = sum(own.values()) - sum(held[least].values())
-        if not own or more < _WORTH_A_NOTE:
-            continue
-        parts = [
-            f"{title} {'+' if size > 0 else '-'}{format_gib(abs(size), 3)}"
-            for title in own | held[least]
-            if abs(size := own.get(title, 0) - held[least].get(title, 0)) >= _WORTH_A_NOTE
-        ]
-        place = ""
-        if last and rank.pp_rank == last:
-            place = ", last pipeline stage (LM head, sampler),"
-        elif last and rank.pp_rank == 0:
-            place = ", first pipeline stage (token embedding),"
-        notes.append(
-            f"{rank.label}{place} holds {format_gib(more, 3)} GiB more than {least} beside its KV "
-            f"cache at the serving peak: {', '.join(parts)}"
-        )
-    return notes
 
 
 def step_notes(step: FullStep | None, stopped_before: bool = False) -> list[str]:

@@ -16,7 +16,6 @@ from vllm_memprof.accounting.budget import equations
 from vllm_memprof.accounting.model import DERIVED, Reading
 from vllm_memprof.accounting.readings.quantities import QUANTITIES, title_of
 from vllm_memprof.accounting.readings.startup import (
-    CONSTANT,
     Moments,
     made_of,
     unread,
@@ -52,9 +51,7 @@ def audit(
         equation gives with memprof's readings alone.
     """
     own, share = readings.own, asked_utilization or engine.get(equation.share)
-    request = _request(
-        equation, own.get(equation.base, Reading(None)), share, asked_utilization is not None
-    )
+    request = _request(equation, own.get(equation.base, Reading(None)), share)
     terms = {term.name: _of_term(term, own, engine) for term in equation.terms}
     rows = [("requested", engine.get("requested_bytes"), request)]
     for term in equation.terms:
@@ -92,18 +89,12 @@ def audit(
     return found
 
 
-def _request(equation: Equation, base: Reading, share: float | None, asked: bool) -> Reading:
-    if base.bytes is None or share is None:
+def _request(equation: Equation, base: Reading, share: float | None) -> Reading:
+    size = equations.computed_request(equation, {equation.base: base.bytes, equation.share: share})
+    if size is None:
         return unread(text("device total or utilization is unknown"))
-    figures = {equation.base: base.bytes, equation.share: share}
-    size = int(equations.computed_request(equation, figures) or 0)
-    if equation.base != "device_total_bytes":
-        source = text("free memory as read x the share as the engine holds it")
-        return replace(base, bytes=size, how=weakest((DERIVED, base.how)), source=source)
-    source = text("device total as read x utilization of the command")
-    if not asked:
-        source = text("device total as read x utilization as the engine holds it")
-    return Reading(size, DERIVED, source, tolerance_bytes=0, between=CONSTANT)
+    source = text("its share of the size as read")
+    return replace(base, bytes=int(size), how=weakest((DERIVED, base.how)), source=source)
 
 
 def _of_term(term: Term, own: Mapping[str, Reading], engine: Figures) -> Reading:
@@ -140,7 +131,7 @@ def _granted(
     terms: Mapping[str, Reading],
     own: Mapping[str, Reading],
 ) -> Reading:
-    """Evaluate the equation with memprof's readings; an estimate is the engine's, and named."""
+    """Evaluate the equation with memprof's readings; what it has not read is named."""
     if equations.evaluate(equation, engine).override is not None:
         return unread(text("a fixed size replaced the equation"))
     if request.bytes is None:
@@ -157,10 +148,8 @@ def _granted(
         if reading.bytes is not None and term.name not in _SET_ASIDE:
             used.append(reading)
             size = reading.bytes
-        elif QUANTITIES[term.name].borrowed:
-            borrowed += [term.name] if size else []
-        elif term.figure is not None:
-            return unread(text("{term} has no reading", term=term.name))
+        elif size:
+            borrowed.append(term.name)
         if term.figure is not None:
             figures[term.figure] = size
     if len(used) == 1:

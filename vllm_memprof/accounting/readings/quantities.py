@@ -84,7 +84,6 @@ class Quantity:
     optional: bool = False
     estimated_by: str | None = None
     estimated_within: str | None = None
-    borrowed: bool = False
 
     def reading(self, of: Moments) -> Reading:
         """Read the quantity, every field filled in."""
@@ -124,7 +123,7 @@ def _weights(of: Moments) -> Reading:
     rest. Nothing is divided where neither was loaded, or where the engine's figure is not what the
     whole phase has allocated: then it is not known what of them is in it.
     """
-    grown, load = growth(*of.loaded, ALLOCATED), of.last("weight_load")
+    grown, load = of.own["weights_bytes"].bytes, of.last("weight_load")
     size = either(of.figure("weights_bytes"), grown)
     if size is None or grown is None or load is None or abs(size - grown) > LOAD_SLACK_BYTES:
         return Reading(size)

@@ -7,19 +7,21 @@ quantities, ``accounting.readings.quantities``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple, cast
 
 from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, Reading
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.equation import Equation, Figures
+from vllm_memprof.files import read_table
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within, last_of, weakest
-from vllm_memprof.text import Text, text
-from vllm_memprof.units import MIB, Amount, largest, minus
+from vllm_memprof.text import Text, text, titled
+from vllm_memprof.units import MIB, Amount, either, largest, minus
 
 #: Tensors that ``load_model`` makes outside of what the engine measures as weights (tables of
 #: expert load balancing, buffers of a drafter) and garbage that the engine collects first: less
@@ -31,6 +33,7 @@ ALLOCATED, FREE, NON_TORCH = "allocated_bytes", "device_free_bytes", "non_torch_
 #: Fields that are read from the device, and depend on the profile of a simulated one.
 _DEVICE_WIDE = (FREE, NON_TORCH)
 
+_OWN = read_table(Path(__file__).with_name("own.toml"))
 _NO_READING = text("no reading at this edge")
 CONSTANT = text("nothing: the size of a device does not change")
 _NOT_LOADED = text("weight_load was not recorded to its end")
@@ -97,65 +100,70 @@ class Moments:
         """Return the last passage through a phase."""
         return self._last.get(phase)
 
+    def passages(self, phase: str) -> list[Span]:
+        """Return the passages through a phase."""
+        return [span for span in self.spans if span.phase == phase]
+
     @cached_property
     def _last(self) -> dict[str, Span]:
         return {span.phase: span for span in self.spans}
 
     @cached_property
     def moments(self) -> dict[str, Moment]:
-        """The moments at which engines read."""
+        """The moments at which engines read: right after most of them they call empty_cache."""
         load, sizing, capture = map(self.last, ("weight_load", "kv_cache_sizing", "graph_capture"))
-        empties = [span for span in self.spans if span.phase == "empty_cache"]
+        end, empties = after(self.last("profile_run")), self.passages("empty_cache")
         calls = [span for span in empties if is_within(self.spans, span, "profile_run")]
-        first, last = (calls[0], calls[-1]) if calls else (None, None)
-        end = after(self.last("profile_run"))
         before_load = [each for each in empties if load is not None and each.order < load.order]
         in_sizing = [each for each in empties if sizing is not None and each.parent == sizing.order]
-        found = {
+        # the engine's own calls around its captures; where it makes none, the phase's edges
+        captures = [
+            each
+            for each in empties
+            if capture is not None
+            and each.parent == capture.order
+            and (each.string("function") or "").endswith("capture_model")
+        ]
+        whole = [] if capture is None or capture.error else [capture]
+        no_graph = _NO_READING if capture else text("no graph was captured in this run")
+        first, last = calls[:-1][:1], calls[-1:]  # the first of at least two
+        return {
             "start": self._start(empties),
             "profile_begin": Moment(
-                after(first) if len(calls) > 1 else None,
-                text("after the first empty_cache of the profile run"),
+                after(*first), text("after the first empty_cache of the profile run")
             ),
             "profile_end": Moment(
-                before(last), text("before the last empty_cache of the profile run")
+                before(*last), text("before the last empty_cache of the profile run")
             ),
             "profile_after": Moment(
-                after(last), text("after the last empty_cache of the profile run"), end
+                after(*last), text("after the last empty_cache of the profile run"), end
             ),
             # the same; of an engine that makes no such call the end of the run
-            "profiled": Moment(after(last), text("the last empty_cache of the profile run"))
+            "profiled": Moment(after(*last), text("the last empty_cache of the profile run"))
             if calls
             else Moment(end, text("the end of the profile run")),
             # an engine without a profile run reads right after an empty_cache
             "before_load": Moment(
-                after(before_load[-1]) if before_load else None,
+                after(*before_load[-1:]),
                 text("after the last empty_cache before weight_load"),
                 before(load),
-            )
-            if load is not None
-            else Moment(None, reason=_NOT_LOADED),
+            ),
             "after_load": Moment(
-                after(in_sizing[-1]) if in_sizing else None,
+                after(*in_sizing[-1:]),
                 text("after the empty_cache of kv_cache_sizing"),
                 after(sizing),
             ),
+            "capture_begin": Moment(
+                after(*captures[:1]) if whole and captures else before(*whole),
+                text("graph_capture, before") if capture else None,
+                reason=no_graph,
+            ),
+            "capture_end": Moment(
+                before(captures[-1]) if whole and captures[1:] else after(*whole),
+                text("graph_capture, after") if capture else None,
+                reason=no_graph,
+            ),
         }
-        if capture is None:
-            begin = done = Moment(None, reason=text("no graph was captured in this run"))
-        else:
-            # the engine's own calls around its captures; where it makes none, the phase's edges
-            own = [
-                each
-                for each in empties
-                if each.parent == capture.order
-                and (each.string("function") or "").endswith("capture_model")
-            ]
-            low = own[0].after if own else capture.before
-            high = own[-1].before if len(own) > 1 else capture.after
-            begin = Moment(None if capture.error else low, text("graph_capture, before"))
-            done = Moment(None if capture.error else high, text("graph_capture, after"))
-        return found | {"capture_begin": begin, "capture_end": done}
 
     def _start(self, empties: list[Span]) -> Moment:
         """Return the moment of the engine's first snapshot, by its equation.
@@ -165,18 +173,20 @@ class Moments:
         (vllm_ascend/worker/worker.py::NPUWorker._init_device 0.13.0, 0.23.0;
         vllm/v1/worker/gpu_worker.py::Worker.init_device 0.33.0)
         """
-        groups, row = self.last("hccl_init"), self.equation
-        if groups is None:
-            return Moment(None, text("before hccl_init"))
-        if row is not None and row.starts != "before":
-            other = groups.before if row.starts == "either" else None
-            return Moment(groups.after, text("after hccl_init"), other)
+        groups, starts = self.last("hccl_init"), "before"
+        if groups is not None and self.equation is not None:
+            starts = self.equation.starts
+        if starts != "before":
+            other = before(groups) if starts == "either" else None
+            return Moment(after(groups), text("after hccl_init"), other)
         emptied = [
-            span.after
+            span
             for span in empties
-            if span.order < groups.order and is_within(self.spans, span, "device_init")
+            if groups is not None
+            and span.order < groups.order
+            and is_within(self.spans, span, "device_init")
         ]
-        return Moment(groups.before, text("before hccl_init"), emptied[-1] if emptied else None)
+        return Moment(before(groups), text("before hccl_init"), after(*emptied[-1:]))
 
     def value(self, moment: str, field: str) -> Amount:
         """Return a field of the snapshot that is nearest to a moment."""
@@ -199,42 +209,24 @@ class Moments:
 
     @cached_property
     def own(self) -> dict[str, Reading]:
-        """memprof's reading of each figure of the engine.
-
-        A figure that is not here, and that no difference of these gives, has no independent one.
-        """
-        at = self.at
-        allocated, non_torch = at("profile_begin", ALLOCATED), at("start", NON_TORCH)
-        peak, left = self._peak(), at("profile_after", NON_TORCH)
-        return {
-            "device_total_bytes": self._total(),
-            "initial_free_bytes": at("start", FREE),
-            "initial_non_torch_bytes": non_torch,
-            "weights_bytes": self._weights(),
-            "profile_before_allocated_peak_bytes": allocated,
-            "profile_before_non_torch_bytes": at("profile_begin", NON_TORCH),
-            "profile_after_allocated_peak_bytes": peak,
-            "peak_activation_bytes": _less(
-                peak, allocated, text("peak of the profile run less allocated before it")
-            ),
-            "profile_end_free_bytes": at("profile_end", FREE),
-            "profile_end_non_torch_bytes": at("profile_end", NON_TORCH),
-            "profile_after_allocated_bytes": at("profile_after", ALLOCATED),
-            "profile_after_free_bytes": at("profile_after", FREE),
-            "profile_after_non_torch_bytes": left,
-            "non_torch_increase_bytes": _less(
-                left,
-                non_torch,
-                text("non-torch after the profile run less non-torch before hccl_init"),
-            ),
-            "graph_bytes": _less(
-                at("capture_begin", FREE),
-                at("capture_end", FREE),
-                text("growth of used device memory over graph_capture"),
-            ),
-            "least_free_before_load_bytes": self._least("before_load"),
-            "least_free_after_load_bytes": self._least("after_load"),
+        """memprof's reading of each figure of the engine, the rows of ``own.toml``."""
+        special: dict[str, Callable[[], Reading]] = {
+            "device_total_bytes": self._total,
+            "weights_bytes": self._weights,
+            "profile_after_allocated_peak_bytes": self._peak,
+            "least_free_before_load_bytes": lambda: self._least("before_load"),
+            "least_free_after_load_bytes": lambda: self._least("after_load"),
         }
+        found: dict[str, Reading] = {}
+        for name, row in _OWN.items():
+            if name in special:
+                found[name] = special[name]()
+            elif "at" in row:
+                found[name] = self.at(*row["at"])
+            else:
+                more, less = (found[each] for each in row["less"])
+                found[name] = _less(more, less, titled(row["source"]))
+        return found
 
     def _total(self) -> Reading:
         total = first_device_total(self.spans)
@@ -244,17 +236,18 @@ class Moments:
         return Reading(total, source=source, tolerance_bytes=0, between=CONSTANT)
 
     def _weights(self) -> Reading:
-        load, (start, end) = self.last("weight_load"), self.loaded
+        load = self.last("weight_load")
         where = text("growth of allocated over weight_load")
-        if load is None or start is None or load.after is None or load.error:
+        if load is None or load.before is None or load.after is None or load.error:
             return unread(_NOT_LOADED, where)
+        end = end_of_loading(self.spans, load)
         if end is not load.after:
             where = text("growth of allocated from the begin of weight_load to that of model_state")
         between = text(
             "garbage that the engine collects first, and small tensors that load_model makes "
             "outside of what the engine measures"
         )
-        grown = growth(start, end, ALLOCATED)
+        grown = growth(load.before, end, ALLOCATED)
         return Reading(grown, DERIVED, where, tolerance_bytes=LOAD_SLACK_BYTES, between=between)
 
     def _peak(self) -> Reading:
@@ -284,45 +277,29 @@ class Moments:
         return replace(least, tolerance_bytes=(least.tolerance_bytes or 0) + _FLOAT32_BYTES)
 
     @cached_property
-    def loaded(self) -> tuple[Snapshot | None, Snapshot | None]:
-        """The snapshots between which the weights are loaded."""
-        load = self.last("weight_load")
-        return (None, None) if load is None else (load.before, end_of_loading(self.spans, load))
-
-    @cached_property
     def profile_peak(self) -> ProfilePeak | None:
         """The profile run at its worst; None where it failed, or an edge of it was not read."""
-        run = self.last("profile_run")
-        inside = [
-            span
-            for span in self.spans
-            if span.phase == "profile_run" or is_within(self.spans, span, "profile_run")
-        ]
-        reserved, outside, workspaces = (
-            [
-                size
-                for _, edge in edges_of(inside)
-                if (size := value(edge.snapshot, name)) is not None
-            ]
+        runs = self.passages("profile_run")
+        inside = [span for span in self.spans if is_within(self.spans, span, "profile_run")] + runs
+        snapshots = [edge.snapshot for _, edge in edges_of(inside)]
+        reserved, outside, workspace = (
+            largest(value(snapshot, name) for snapshot in snapshots)
             for name in ("reserved_bytes", NON_TORCH, "npu_workspace_bytes")
         )
-        reserved += [size for span in inside if (size := peak_between(span)) is not None]
-        failed = any(span.error for span in inside if span.phase == "profile_run")
-        if run is None or not reserved or not outside or failed:
+        reserved = largest([reserved, *map(peak_between, inside)])
+        if reserved is None or outside is None or any(span.error for span in runs):
             return None
         freed = minus(self.value("profile_end", NON_TORCH), self.value("profiled", NON_TORCH)) or 0
-        return ProfilePeak(
-            max(reserved), max(outside), largest(workspaces), max(0, freed), run.after
-        )
+        return ProfilePeak(reserved, outside, workspace, max(0, freed), runs[-1].after)
 
 
-def before(span: Span | None) -> Snapshot | None:
-    """Return the snapshot before a phase."""
+def before(span: Span | None = None) -> Snapshot | None:
+    """Return the snapshot before a phase; None without one."""
     return None if span is None else span.before
 
 
-def after(span: Span | None) -> Snapshot | None:
-    """Return the snapshot after a phase."""
+def after(span: Span | None = None) -> Snapshot | None:
+    """Return the snapshot after a phase; None without one."""
     return None if span is None else span.after
 
 
@@ -357,8 +334,7 @@ def end_of_loading(spans: Sequence[Span], load: Span) -> Snapshot | None:
 
 def first_device_total(spans: Sequence[Span]) -> Amount:
     """Return the device total that the first snapshot with one read, bytes."""
-    totals = (edge.snapshot.device_total_bytes for _, edge in edges_of(spans))
-    return next((total for total in totals if total is not None), None)
+    return either(*(edge.snapshot.device_total_bytes for _, edge in edges_of(spans)))
 
 
 def others_at_start(spans: Sequence[Span], own: Collection[str] = ()) -> Amount:
@@ -368,8 +344,7 @@ def others_at_start(spans: Sequence[Span], own: Collection[str] = ()) -> Amount:
         spans: phases of a rank.
         own: process numbers that do not count, e.g. of the run's other ranks.
     """
-    each = (others_in(edge.snapshot, own) for _, edge in edges_of(spans))
-    return next((others for others in each if others is not None), None)
+    return either(*(others_in(edge.snapshot, own) for _, edge in edges_of(spans)))
 
 
 def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> Amount:
@@ -391,12 +366,13 @@ def made_of(
 
 def _less(more: Reading, less: Reading, source: Text) -> Reading:
     """Return the difference of two readings; where one is unknown, its edge and its reason."""
-    unknown = next((each for each in (more, less) if each.bytes is None), None)
-    if unknown is None:
-        return made_of(minus(more.bytes, less.bytes), (more, less), source)
-    if unknown.source is None:
-        return unread(unknown.reason, source)
-    return unread(text("{edge}: {reason}", edge=unknown.source, reason=unknown.reason), source)
+    for each in (more, less):
+        if each.bytes is None:
+            edge, reason = each.source, each.reason
+            return unread(
+                text("{edge}: {reason}", edge=edge, reason=reason) if edge else reason, source
+            )
+    return made_of(minus(more.bytes, less.bytes), (more, less), source)
 
 
 def engine_figures(
