@@ -29,7 +29,7 @@ def engine_options(python: str, row: EngineRow) -> list[str]:
         (folder,) = ask(python, os.environ, "-c", code, row.package)
         files = [file for pattern in row.option_files for file in Path(folder).glob(pattern)]
         texts = [file.read_text() for file in files]
-    except (OSError, LaunchError):
+    except (OSError, LaunchError, ValueError):
         return []
     names = {name for text in texts for pair in _OPTION.findall(text) for name in pair if name}
     return sorted(f"--{name.replace('_', '-')}" for name in names)
