@@ -120,7 +120,11 @@ def test_version(env, tmp_path):
             2,
             "is not known\n  try: one of table, markdown, html, json, csv",
         ),
-        (["plan", "M", "--format", "trace"], 2, "is not known\n  try: one of table, markdown, json"),
+        (
+            ["plan", "M", "--format", "trace"],
+            2,
+            "is not known\n  try: one of table, markdown, json",
+        ),
         (["report", ".", "--format", "pdf"], 2, "not known"),
         (["nonsense"], 2, "nonsense"),
         (
