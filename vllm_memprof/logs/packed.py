@@ -26,7 +26,7 @@ _HEAD_BYTES = 16
 
 
 def _zstandard(stream: Any) -> Any:
-    import zstandard  # only where used: an engine's environment may lack it, and a report needs none
+    import zstandard  # only where used: an engine's environment may be without it
 
     return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
 
