@@ -57,10 +57,11 @@ def tokens_of(text: str, tree: ast.Module) -> list[tokenize.TokenInfo]:
     ]
 
 
-def used_once(trees: dict[Path, ast.Module]) -> tuple[int, int]:
-    """Return how many functions are private and named once outside their definition, and of all."""
-    private, every = 0, 0
-    for tree in trees.values():
+def used_once(trees: dict[Path, ast.Module]) -> tuple[list[str], int]:
+    """Return the functions that are private and named once, and how many there are of all kinds."""
+    private: list[str] = []
+    every = 0
+    for path, tree in trees.items():
         named: Counter[str] = Counter()
         for node in ast.walk(tree):
             if isinstance(node, ast.Name):
@@ -71,7 +72,8 @@ def used_once(trees: dict[Path, ast.Module]) -> tuple[int, int]:
             if isinstance(node, _FUNCTIONS):
                 every += 1
                 own = node.name.startswith("_") and not node.name.startswith("__")
-                private += own and named[node.name] == 1
+                if own and named[node.name] == 1:
+                    private.append(f"{path.relative_to(PACKAGE)}:{node.lineno} {node.name}")
     return private, every
 
 
@@ -132,7 +134,7 @@ def main() -> int:
     crossed = imports_between("scripts", "tests") + imports_between("tests", "scripts")
     counted: dict[str, tuple[float, list[str]]] = {
         "tokens of the package": (sum(sizes.values()), []),
-        "private helpers used once, % of functions": (100 * private / every, []),
+        "private helpers used once, % of functions": (100 * len(private) / every, private),
         "top-level class names that stand twice": (len(classes), classes),
         "modules outside engines/ and sim/ that name SGLang": (len(named), named),
         'branches on source == "log" outside logs/': (len(branches), branches),
@@ -149,7 +151,9 @@ def main() -> int:
         if options.names:
             print("".join(f"{'':>12}{name}\n" for name in names), end="")
     lines = sum(text.count("\n") for text in sources.values())
-    print(f"{private} of {every} functions; {lines:,} lines in {len(sources)} modules;", end=" ")
+    print(
+        f"{len(private)} of {every} functions; {lines:,} lines in {len(sources)} modules;", end=" "
+    )
     print(", ".join(f"{name} {size:,}" for name, size in folders.most_common() if size > 5000))
     if options.check and over:
         print("above the limit: " + "; ".join(over), file=sys.stderr)

@@ -62,7 +62,7 @@ def build_report(run: Run) -> Report:
     return replace(
         report,
         findings=find(run, report.ranks),
-        failure=with_values(run.failure, report.ranks),
+        failure=with_values(run.failure, report.ranks, report.run.engine),
     )
 
 
