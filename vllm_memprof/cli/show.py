@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from vllm_memprof.errors import MemprofError, RunRecordError, UsageError, nearest
+from vllm_memprof.errors import MemprofError, RunRecordError, UsageError, nearest, require_known
 from vllm_memprof.files import from_here, write_atomically
 from vllm_memprof.launch.folder import DEFAULT_PARENT
 from vllm_memprof.record.deployment import run_folders
@@ -119,8 +119,8 @@ def pieces(
     from vllm_memprof.report.documents.first_screen import FirstScreen
     from vllm_memprof.report.documents.report import NAMES, Excerpt
 
-    if unknown := [name for name in names if name not in NAMES]:
-        raise UsageError(f"--section {unknown[0]!r} is not known", hint=", ".join(NAMES))
+    for name in names:
+        require_known("--section", name, NAMES)
     if format_name == "json":
         from vllm_memprof.report.files import report_json
 

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
-import zstandard
-
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.lines import CHUNK_BYTES
 
@@ -25,15 +23,20 @@ from vllm_memprof.logs.lines import CHUNK_BYTES
 MOST_BYTES, MOST_FILES, MOST_PIPED_BYTES = 1 << 30, 1000, 256 << 20
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _HEAD_BYTES = 16
+
+
+def _zstandard(stream: Any) -> Any:
+    import zstandard  # only where used: an engine's environment may be without it
+
+    return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+
+
 #: First bytes of a packed stream -> its name, what unpacks it.
 _FORMS: dict[bytes, tuple[str, Callable[[Any], Any]]] = {
     b"\x1f\x8b": ("gzip", lambda stream: gzip.GzipFile(fileobj=stream)),
     b"BZh": ("bzip2", bz2.BZ2File),
     b"\xfd7zXZ\x00": ("xz", lzma.LZMAFile),
-    b"\x28\xb5\x2f\xfd": (
-        "zstandard",
-        partial(zstandard.ZstdDecompressor().stream_reader, read_across_frames=True),
-    ),
+    b"\x28\xb5\x2f\xfd": ("zstandard", _zstandard),
 }
 #: What a packed file begins with.
 PACKED = (*_ZIP, *_FORMS)
@@ -42,6 +45,8 @@ PACKED = (*_ZIP, *_FORMS)
 @contextmanager
 def _unpacking(form: str) -> Iterator[None]:
     """Refuse what is damaged; where a file was cut short, what precedes the cut counts."""
+    import zstandard
+
     try:
         yield
     except EOFError:

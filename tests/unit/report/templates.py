@@ -135,6 +135,8 @@ def every_template() -> list[Template]:
     heads = [head for row in words["tables"].values() for head in row.get("columns", ())]
     rows += [title for head in heads for title in (head["title"], head.get("narrow")) if title]
     found += in_table("tables.toml", rows)
+    for parts in read_table(PACKAGE / "launch" / "words.toml").values():
+        found += in_table("launch: words.toml", parts)
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)
