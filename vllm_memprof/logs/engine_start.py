@@ -128,9 +128,10 @@ class Worker:
         asked = found.get("gpu_memory_utilization")
         equivalent = found.get("equivalent_utilization")
         if total and asked and equivalent and asked.line == equivalent.line:
-            # the engine prints the utilization, and it less the graph estimate / the device's total,
-            # to four digits each. (vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory, 0.18
-            # to 0.33) A size of an older release means that a paste holds several starts
+            # the engine prints the utilization, and it less the graph estimate / the total of the
+            # device, to four digits each.
+            # (vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory, 0.18 to 0.33)
+            # A size of an older release means that a paste holds several starts
             share = asked.value - equivalent.value
             half = ceil(total.value * 1e-4 + share * total.half_unit_bytes)
             if total.format.equation not in ("E0", "E0a"):
