@@ -244,7 +244,8 @@ class StartSorter:
         self._waiting: list[EngineStart] = []  # set up, without figures
         self._pending: EngineStart | None = None  # the newest of them
         self._section = False  # a heading came: the next figure begins a start of the same set-up
-        self._ranks_by_pid: dict[tuple[int, str | None], tuple[str, dict[str, int]]] = {}
+        #: By (process id, address of its host): label and place.
+        self._ranks_by_pid: dict[tuple[int | None, str | None], tuple[str, dict[str, int]]] = {}
         self._document = Config()  # of the whole log, as far as nothing else is said
         self._loading = ""  # the model whose weights are being loaded
         self._tracebacks = Tracebacks()
@@ -275,10 +276,31 @@ class StartSorter:
         found = self._reader.read(line.text)
         if found is not None:
             self._configure(found, line.prefix)
-        if "is assigned as" in line.text:
-            self._assign_rank(line)
+        prefix = line.prefix
+        match = _RANK_LINE.search(line.text) if "is assigned as" in line.text else None
+        if match is not None and prefix is not None and prefix.pid is not None:
+            # a worker names its place: kept by process id
+            start = self._waiting_for(prefix) or next(reversed(self.starts), None)
+            config = Config() if start is None else start.config
+            places = ("dp", *WITHIN_CORE)
+            dims = {name: int(match[name]) for name in places if match[name] is not None}
+            several = [
+                name
+                for name in dims
+                if (config.parallel_size(name) or (2 if name == "tp" else 1)) > 1
+            ]
+            label = "_".join(f"{name.upper()}{dims[name]}" for name in several)
+            if len(self._ranks_by_pid) >= MAX_WORKERS:
+                self._ranks_by_pid.clear()
+            known = label, {**dims, "rank": int(match["rank"])}
+            self._ranks_by_pid[prefix.pid, prefix.ip] = known
         if "Starting to load" in line.text and (match := _LOADS.search(line.text)):
-            self._begin_to_load(match["model"])
+            # a worker that has loaded a model and goes on with another one loads a draft model
+            again = self._section or match["model"] == self._loading
+            newest = None if again else self._newest
+            if newest is not None and all(each.stage == LOAD for each in newest.workers.values()):
+                newest.config = replace(newest.config, draft_model=True)
+            self._loading = match["model"]
         self._tracebacks.read(line)
         if self.starts and not line.figures:
             up = any(text in line.text for text in _UP)
@@ -337,33 +359,18 @@ class StartSorter:
         ]
         return self._waiting[-min(near)[1]] if near else self._pending
 
-    def _assign_rank(self, line: ParsedLine) -> None:
-        """Read the line in which a worker names its place; keep it by process id."""
-        match = _RANK_LINE.search(line.text)
-        if match is None or line.prefix is None or line.prefix.pid is None:
-            return
-        start = self._waiting_for(line.prefix) or next(reversed(self.starts), None)
-        config = Config() if start is None else start.config
-        dims = {name: int(match[name]) for name in ("dp", *WITHIN_CORE) if match[name] is not None}
-        sizes = {name: config.parallel_size(name) or (2 if name == "tp" else 1) for name in dims}
-        label = "_".join(f"{name.upper()}{dims[name]}" for name in dims if sizes[name] > 1)
-        if len(self._ranks_by_pid) >= MAX_WORKERS:
-            self._ranks_by_pid.clear()
-        known = label, {**dims, "rank": int(match["rank"])}
-        self._ranks_by_pid[line.prefix.pid, line.prefix.ip] = known
-
-    def _begin_to_load(self, model: str) -> None:
-        """Note a draft model: a worker that has loaded a model goes on with another one."""
-        newest = None if self._section or model == self._loading else self._newest
-        if newest is not None and all(each.stage == LOAD for each in newest.workers.values()):
-            newest.config = replace(newest.config, draft_model=True)
-        self._loading = model
-
     # --- figures
 
     def _add_figures(self, line: ParsedLine) -> None:
         prefix, figures = line.prefix, list(line.figures)
-        start = self._serving(figures) or self._start_of(prefix)
+        start = self._newest
+        # a line that its engine alone prints while it serves begins no start, also below a heading,
+        # as a driver puts it between requests
+        if start is None or not all(
+            figure.format.engine == start.log.engine and figure.format.stage is None
+            for figure in figures
+        ):
+            start = self._start_of(prefix)
         names_worker = prefix is not None and prefix.is_worker and prefix.short is not None
         in_core = any(worker.in_core for worker in start.workers.values())
         if start.rejects(figures) or (names_worker and in_core):
@@ -371,7 +378,18 @@ class StartSorter:
         engine_figures = [figure for figure in figures if figure.format.scope == ENGINE]
         rank_figures = [figure for figure in figures if figure.format.scope != ENGINE]
         if engine_figures:
-            start = self._add_kv_plan(start, prefix, engine_figures)
+            dp = None if prefix is None else prefix.dims.get("dp")
+            plan = start.kv_plans.setdefault(dp, {})
+            clash = any(
+                one.name in plan and not plan[one.name].agrees(one) for one in engine_figures
+            )
+            if clash and start.config.world_size <= 1:
+                start = self._restart(start)
+                plan = start.kv_plans.setdefault(dp, {})
+            for figure in engine_figures:  # of several workers the least counts
+                known = plan.setdefault(figure.name, figure)
+                if figure.name in _LEAST_OF_PLANS and figure.value < known.value:
+                    plan[figure.name] = figure
         if rank_figures:
             start = self._add_to_worker(start, prefix, rank_figures)
         start.first_line = start.first_line or line.line
@@ -383,18 +401,6 @@ class StartSorter:
                 start.equations.setdefault(figure.format.equation, line.line)
         if prefix is not None:
             start.members.setdefault(prefix.label, prefix)
-
-    def _serving(self, figures: list[Figure]) -> EngineStart | None:
-        """Return the start that serves, for a line that its engine alone prints while it does.
-
-        Such a line begins no start, also below a heading, as a driver puts it between requests.
-        """
-        newest = self._newest
-        serves = newest is not None and all(
-            figure.format.engine == newest.log.engine and figure.format.stage is None
-            for figure in figures
-        )
-        return newest if serves else None
 
     def _start_of(self, prefix: Prefix | None) -> EngineStart:
         """Return the start to which the process of a prefix belongs, if need be a new one."""
@@ -458,22 +464,6 @@ class StartSorter:
             new.inferred = True
         return new
 
-    def _add_kv_plan(
-        self, start: EngineStart, prefix: Prefix | None, figures: list[Figure]
-    ) -> EngineStart:
-        """Add the engine core's figures; of several workers the least counts."""
-        dp = None if prefix is None else prefix.dims.get("dp")
-        plan = start.kv_plans.setdefault(dp, {})
-        clash = any(one.name in plan and not plan[one.name].agrees(one) for one in figures)
-        if clash and start.config.world_size <= 1:
-            start = self._restart(start)
-            plan = start.kv_plans.setdefault(dp, {})
-        for figure in figures:
-            known = plan.setdefault(figure.name, figure)
-            if figure.name in _LEAST_OF_PLANS and figure.value < known.value:
-                plan[figure.name] = figure
-        return start
-
     def _add_to_worker(
         self, start: EngineStart, prefix: Prefix | None, figures: list[Figure]
     ) -> EngineStart:
@@ -487,15 +477,39 @@ class StartSorter:
         if is_oom:
             # the first OOM is the cause; later ones are counted only
             if worker.oom is None:
-                worker.oom = self._oom(start, worker, prefix)
+                planned, up = PLAN if start.kv_plans else -1, READY if start.finished else -1
+                found, notes, self.notes = self._tracebacks.take(prefix), self.notes, LogNotes()
+                # after the start-up it is one of a request
+                served = start.finished or notes.at_request is not None
+                if served or any(each.moment != PROFILE for each in notes.readings):
+                    found.phase = found.phase or "request"
+                worker.oom = LoggedOom(found, notes, max(worker.stage, planned, up))
             elif any(figure.name == "oom_requested_bytes" for figure in figures):
                 worker.oom.failures += 1
             if worker.oom.failures > 1 or any(map(worker.contradicts, figures)):
                 return start
         if start.drafts:
-            figures = [_of_draft(start.log, worker, figure) for figure in figures]
-        elif _is_still_loaded(start.log, worker, figures):
-            start.config = replace(start.config, draft_model=True)
+            for at, figure in enumerate(figures):
+                name, target = start.log.draft.get(figure.name), worker.figures.get(figure.name)
+                loads = worker.stage == figure.format.stage == LOAD
+                # the smaller of two models that are loaded is the draft model
+                if name and target and loads and target.value > figure.value:
+                    contradicts = worker.contradicts(figure)
+                    figures[at] = replace(figure, name=name) if contradicts else figure
+        else:
+            begin, end = start.log.free_around_load
+            after = worker.figures.get(end)
+            # it loads a model while one that it has loaded takes its memory
+            if (
+                after is not None
+                and worker.stage == LOAD
+                and any(
+                    figure.name == begin
+                    and figure.value <= after.value + after.half_unit_bytes + figure.half_unit_bytes
+                    for figure in figures
+                )
+            ):
+                start.config = replace(start.config, draft_model=True)
         apart = [figure for figure in figures if start.several_values(figure)]
         worker.unknown |= {figure.name for figure in apart if worker.contradicts(figure)}
         single = [figure for figure in figures if figure not in apart]
@@ -517,18 +531,31 @@ class StartSorter:
             worker.sleeps.append(PrintedSleep(figures[0].line, *slept))
         return start
 
-    def _oom(self, start: EngineStart, worker: Worker, prefix: Prefix | None) -> LoggedOom:
-        """Return what is known before an OOM: after the start-up it is one of a request."""
-        stages = worker.stage, PLAN if start.kv_plans else -1, READY if start.finished else -1
-        found, notes, self.notes = self._tracebacks.take(prefix), self.notes, LogNotes()
-        served = start.finished or notes.at_request is not None
-        if served or any(each.moment != PROFILE for each in notes.readings):
-            found.phase = found.phase or "request"
-        return LoggedOom(found, notes, max(stages))
-
     def _worker(self, start: EngineStart, prefix: Prefix | None, oom_device: str | None) -> Worker:
         """Return the worker of a prefix, if need be a new one."""
-        key, label, dims = self._identify(start, prefix)
+        key, label, dims = "", None, {}
+        if prefix is not None and prefix.is_worker:
+            assigned = self._ranks_by_pid.get((prefix.pid, prefix.ip))
+            by_pid = f"pid {prefix.pid}" if prefix.ip is None else f"{prefix.ip} pid {prefix.pid}"
+            if assigned is not None:
+                label, dims = prefix.short or assigned[0] or None, {**assigned[1], **prefix.dims}
+                key = label or f"pid {prefix.pid}"
+            else:
+                key = label = prefix.short or by_pid
+                dims = prefix.dims
+            if assigned is None and prefix.label.startswith("rank_"):
+                # torch names a worker by its rank, vLLM by its place
+                for worker in start.workers.values():
+                    rank = worker.dims.get("rank")
+                    if rank is None and not {"dp", "pp", "pcp"} & worker.dims.keys():
+                        rank = worker.dims.get("tp")
+                    if rank == dims["rank"]:
+                        key, label, dims = worker.key, worker.label, worker.dims
+                        break
+        elif prefix is not None and prefix.replica is not None:
+            # with one worker per engine core, the core prints the worker's lines
+            key = label = f"DP{prefix.replica}"
+            dims = prefix.dims
         first = start.workers.get(key)
         if oom_device and label is None and first and first.device not in (None, oom_device):
             key = f"device {oom_device}"  # OOM messages of several devices: several workers
@@ -539,34 +566,6 @@ class StartSorter:
                 return worker  # read, and not kept
             start.workers[key] = worker
         return start.workers[key]
-
-    def _identify(
-        self, start: EngineStart, prefix: Prefix | None
-    ) -> tuple[str, str | None, dict[str, int]]:
-        """Return (key, label, ranks) of the worker that a prefix names; the key "" for none."""
-        if prefix is None:
-            return "", None, {}
-        dims = prefix.dims
-        if not prefix.is_worker:
-            if prefix.replica is None:
-                return "", None, {}
-            # with one worker per engine core, the core prints the worker's lines
-            return f"DP{prefix.replica}", f"DP{prefix.replica}", dims
-        if prefix.pid is not None and (prefix.pid, prefix.ip) in self._ranks_by_pid:
-            assigned, known = self._ranks_by_pid[prefix.pid, prefix.ip]
-            label = prefix.short or assigned or None
-            return label or f"pid {prefix.pid}", label, {**known, **dims}
-        if prefix.label.startswith("rank_"):
-            # torch names a worker by its rank, vLLM by its place
-            for worker in start.workers.values():
-                rank = worker.dims.get("rank")
-                if rank is None and not {"dp", "pp", "pcp"} & worker.dims.keys():
-                    rank = worker.dims.get("tp")
-                if rank == dims["rank"]:
-                    return worker.key, worker.label, worker.dims
-        by_pid = f"pid {prefix.pid}" if prefix.ip is None else f"{prefix.ip} pid {prefix.pid}"
-        short = prefix.short or by_pid
-        return short, short, dims
 
     @staticmethod
     def _unnamed_peer(start: EngineStart, worker: Worker, figures: list[Figure]) -> Worker | None:
@@ -582,24 +581,3 @@ class StartSorter:
         peer = Worker(f"#{len(unnamed) + 1}")
         start.workers[peer.key] = peer
         return peer
-
-
-def _of_draft(log: LogLines, worker: Worker, figure: Figure) -> Figure:
-    """Return a figure under the name of the draft model's, where a larger model is loaded."""
-    name, target = log.draft.get(figure.name), worker.figures.get(figure.name)
-    if name is None or target is None or not worker.stage == figure.format.stage == LOAD:
-        return figure
-    larger = target.value > figure.value and worker.contradicts(figure)
-    return replace(figure, name=name) if larger else figure
-
-
-def _is_still_loaded(log: LogLines, worker: Worker, figures: list[Figure]) -> bool:
-    """Return True where a worker loads a model while one that it has loaded takes its memory."""
-    begin, end = log.free_around_load
-    after = worker.figures.get(end)
-    return worker.stage == LOAD and any(
-        figure.name == begin
-        and after is not None
-        and figure.value <= after.value + after.half_unit_bytes + figure.half_unit_bytes
-        for figure in figures
-    )
