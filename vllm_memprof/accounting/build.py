@@ -42,7 +42,7 @@ def build_report(run: Run) -> Report:
     report = run_report(run, workers_by_label(run))
     return replace(
         report,
-        failure=with_values(run.failure, report.ranks),
+        failure=with_values(run.failure, report.ranks, report.run.engine),
         findings=find(run, report.ranks),
     )
 

@@ -74,7 +74,7 @@ def test_its_process_is_none_of_the_engine_and_ends_with_it() -> None:
         assert child not in watch.living()
         began = time.monotonic()
         refresher.close()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30  # the child sleeps for a minute
         until(lambda: not psutil.pid_exists(child), 10)
         assert not OWN_CHILDREN
     finally:

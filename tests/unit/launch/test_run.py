@@ -163,7 +163,7 @@ def test_a_worker_killed_during_start_up(tmp_path, phase, extra):
     job = make_job(tmp_path, f"--kill-in={phase}", "--pace=0.3", *extra)
     began = time.monotonic()
     outcome, _ = run(job)
-    assert time.monotonic() - began < 20  # the fake engine would go on for a minute
+    assert time.monotonic() - began < 50  # the fake engine would go on for a minute
     info = read_info(job)
     assert info["status"] == "failed"
     assert outcome.verdict.exit_code != 0
@@ -270,7 +270,7 @@ def test_a_second_interrupt_hastens(tmp_path):
     job.patience = Patience(after_interrupt_s=60, after_term_s=60, after_kill_s=2)
     began = time.monotonic()
     run(job, interrupt_soon(times=3, pause_s=0.3))
-    assert time.monotonic() - began < 20  # the fake engine would go on for a minute
+    assert time.monotonic() - began < 50  # the fake engine would go on for a minute
 
 
 def test_an_interrupt_during_start_up_is_a_failed_run(tmp_path):

@@ -150,7 +150,7 @@ def test_the_equation_is_recomputed_rank_by_rank() -> None:
     text += "(Worker_TP1 pid=31) INFO [gpu_worker.py:1] Available KV cache memory: 5.00 GiB\n"
     (report,) = reports_of(text)
     assert (
-        "equation E5 recomputed: equal within rounding on TP0; equation not recomputed on TP1"
+        "equation E5 (vllm 0.10+) reproduces it within rounding on TP0; equation not recomputed on TP1"
         in verdict(report)
     )
 

@@ -195,7 +195,7 @@ def test_a_second_ctrl_c_hastens(env: dict[str, str], tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         time.sleep(0.7)
     process.communicate(timeout=60)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60  # the plans would go on for 100 s
     assert process.returncode == 130
     wait_for(
         lambda: not any(psutil.pid_exists(pid) for pid in children), "plans outlived the sweep"

@@ -35,8 +35,7 @@ def explain(ctx: typer.Context, logs: list[str], **shown: object) -> None:
     Exit status 0: at least one log holds a figure or a failure. 3: none does, or one cannot be
     read.
     """
-    where = " ".join("standard input" if name == "-" else name for name in logs)
-    write_reports(ctx, read_reports(logs), where)
+    write_reports(ctx, read_reports(logs), logs)
 
 
 def read_reports(logs: list[str]) -> list[Report]:

@@ -28,7 +28,7 @@ def report(
     process per rank.
     """
     folders = runs if runs and len(runs) > 1 else [find_run(runs[0] if runs else None)]
-    write_reports(ctx, [build_runs(folders, deployment)], " ".join(folders))
+    write_reports(ctx, [build_runs(folders, deployment)], folders if runs else [])
 
 
 app = command_app(report, REPORTS)
