@@ -68,7 +68,17 @@ def device_memory(
 
     read, at = edge.snapshot, EdgeTime.of(span, edge.side)
     outside = _counted(read, owners, at) if owners.counted else _uncounted(read, owners, at)
-    found = [*_torch(read), *outside, ("free", read.device_free_bytes, MEASURED, "the driver")]
+    idle = minus(read.reserved_bytes, read.allocated_bytes)
+    found: list[_Row] = [
+        ("allocated", read.allocated_bytes, MEASURED, "torch: blocks handed to tensors"),
+        ("reserved_not_allocated", idle, MEASURED, "torch: the rest of its segments"),
+    ]
+    if read.unmapped_bytes:
+        source = "counted by torch, unmapped by sleep mode"
+        found.append(("unmapped", -read.unmapped_bytes, MEASURED, source))
+    source = "the allocator's list of segments"
+    found.append(("npu_workspace", read.npu_workspace_bytes, MEASURED, source))
+    found += [*outside, ("free", read.device_free_bytes, MEASURED, "the driver")]
     rows = [row(*each) for each in found if each[0] not in REMAINDERS]
     remainders = [row(*each, UNEXPLAINED) for each in found if each[0] in REMAINDERS]
     known, named = (sum(each.bytes or 0 for each in listed) for listed in (rows, remainders))
@@ -86,18 +96,6 @@ def device_memory(
     parts += divide_allocated(torch, read.allocated_bytes, at)
     how = MODELLED if simulated else weakest([DERIVED, *(each.how for each in remainders)])
     return DeviceMemory(rows, unexplained, remainders + parts, how)
-
-
-def _torch(read: Snapshot) -> Iterator[_Row]:
-    """Yield torch's segments, and the operator workspace beside them."""
-    idle = minus(read.reserved_bytes, read.allocated_bytes)
-    yield "allocated", read.allocated_bytes, MEASURED, "torch: blocks handed to tensors"
-    yield "reserved_not_allocated", idle, MEASURED, "torch: the rest of its segments"
-    if read.unmapped_bytes:
-        source = "counted by torch, unmapped by sleep mode"
-        yield "unmapped", -read.unmapped_bytes, MEASURED, source
-    source = "the allocator's list of segments"
-    yield "npu_workspace", read.npu_workspace_bytes, MEASURED, source
 
 
 def _counted(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
