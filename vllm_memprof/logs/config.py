@@ -74,6 +74,20 @@ class Config:
             size *= self.parallel_size(dimension) or 1
         return size
 
+    def rank_of(self, dims: Mapping[str, int]) -> int | None:
+        """Return the rank within an engine core, from the places that are known."""
+        if "rank" in dims:
+            return dims["rank"]
+        rank = 0
+        for name in WITHIN_CORE:
+            place, size = dims.get(name), self.parallel_size(name)
+            if place is None and (size or 1) > 1:
+                return None  # its place is unknown
+            if rank and size is None and place:
+                return None  # the number of ranks before it is unknown
+            rank = rank * (size or 1) + (place or 0)
+        return rank if dims.keys() & WITHIN_CORE.keys() else None
+
     def merged(self, other: Config) -> Config:
         """Return this set-up with the values that the other has."""
         known = {name: value for name, value in vars(other).items() if value not in (None, ())}

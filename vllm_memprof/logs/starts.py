@@ -12,33 +12,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from vllm_memprof.engines import VLLM
-from vllm_memprof.engines.base import same_lines
 from vllm_memprof.engines.line_format import (
-    CAPTURE,
     ENGINE,
-    GRANT,
-    INIT,
     LOAD,
     OOM,
     PLAN,
     READY,
-    LogLines,
 )
 from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
+from vllm_memprof.logs.engine_start import EngineStart, LoggedOom, Worker
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
-from vllm_memprof.logs.formats import LOGS, log_of, words
+from vllm_memprof.logs.formats import LOGS, words
 from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.npu_smi import NpuSmi
-from vllm_memprof.logs.tracebacks import Traceback, Tracebacks
+from vllm_memprof.logs.tracebacks import Tracebacks
 from vllm_memprof.record.failures import PROFILE
 from vllm_memprof.record.loader import PrintedSleep
 
-#: Of a figure that a process may print many times with other values, the one that counts.
-_LARGEST, _LATEST, _LEAST = words("largest"), words("latest"), words("least")
-_LOOSE, _SEVERAL = words("loose"), words("contradiction_is_unknown")
 _BROKEN, _UP = words("broken"), words("ready")
 _SPEAKS = {log.engine: log.speaks for log in LOGS.values()}
 #: Starts that still take figures from their processes; older ones are closed.
@@ -55,177 +48,6 @@ _RANK_LINE = re.compile(
     r"rank (?P<rank>\d+) in world size \d+ is assigned as DP rank (?P<dp>\d+),"
     r" PP rank (?P<pp>\d+),(?: PCP rank (?P<pcp>\d+),)? TP rank (?P<tp>\d+)"
 )
-
-
-@dataclass
-class LoggedOom:
-    """The first failed allocation of a worker; the later ones are counted."""
-
-    traceback: Traceback  # its phase may be that of the lines before it
-    notes: LogNotes  # what the log has noted before it
-    stage: int  # the last whose lines came before it; -1 for none
-    failures: int = 1
-
-
-@dataclass
-class Worker:
-    """One worker, as far as the log tells workers apart."""
-
-    key: str
-    label: str | None = None  # TP0, PP1_TP3, DP1; None where nothing names it
-    pid: int | None = None
-    dims: dict[str, int] = field(default_factory=dict)  # dp, pp, pcp, tp, ep, rank
-    device: str | None = None  # as OOM and start-up messages name it
-    figures: dict[str, Figure] = field(default_factory=dict)
-    stage: int = -1
-    oom: LoggedOom | None = None
-    first_line: int = 0
-    last_line: int = 0
-    in_core: bool = False  # the engine core prints its lines: it is inside the core
-    unknown: set[str] = field(default_factory=set)  # figures printed with several values
-    sleeps: list[PrintedSleep] = field(default_factory=list)
-
-    def contradicts(self, figure: Figure) -> bool:
-        """Return True for another value of a known figure, further off than rounding explains."""
-        known = self.figures.get(figure.name)
-        changes = figure.name in (*_LARGEST, *_LATEST, *_LEAST)
-        return known is not None and not changes and not known.agrees(figure)
-
-    def breaks(self, figure: Figure) -> bool:
-        """Return True for a contradiction that means another worker or start."""
-        if figure.name in _LOOSE or not self.contradicts(figure):
-            return False
-        reduced = self.figures.get("kv_cache_reduced_bytes")
-        if reduced is None or figure.name != "kv_cache_bytes" or figure.format.stage != READY:
-            return True
-        return not reduced.agrees(figure)
-
-    def restarts_with(self, figure: Figure) -> bool:
-        """Return True for a line of a stage that this worker has passed: another start."""
-        stage = figure.format.stage
-        if stage is not None and stage > INIT and "startup_refused" in self.figures:
-            return True
-        if stage is None or stage > GRANT or stage >= self.stage:
-            return False
-        granted = any(known.format.stage == GRANT for known in self.figures.values())
-        if stage == GRANT and self.stage == CAPTURE and not granted:
-            return False  # graphs may be captured before the KV cache is sized
-        # every start prints these once, before the KV cache is granted
-        once = stage == LOAD or (
-            figure.format.equation in ("E0", "E0a") and figure.name == "device_total_bytes"
-        )
-        return figure.name not in self.figures or (once and self.stage >= GRANT)
-
-    def has_all(self, figures: Iterable[Figure]) -> bool:
-        """Return whether it has printed these figures, with these values."""
-        values = {name: known.value for name, known in self.figures.items()}
-        return all(values.get(figure.name) == figure.value for figure in figures)
-
-    def add(self, figure: Figure) -> None:
-        """Keep a figure: the first one printed, or the more exact one of two that agree."""
-        known = self.figures.get(figure.name)
-        if known is None or figure.name in _LATEST:
-            better = True
-        elif figure.name in _LARGEST:
-            better = figure.value > known.value
-        elif figure.name in _LEAST:
-            better = figure.value < known.value
-        elif figure.name.endswith("_bytes"):
-            better = figure.half_unit_bytes < known.half_unit_bytes and known.agrees(figure)
-        else:
-            better = len(figure.text) > len(known.text) and known.agrees(figure)
-        if better:
-            self.figures[figure.name] = figure
-        self.first_line = min(self.first_line or figure.line, figure.line)
-        self.last_line = max(self.last_line, figure.line)
-        if figure.format.stage is not None:
-            self.stage = max(self.stage, figure.format.stage)
-
-
-@dataclass
-class EngineStart:
-    """One start of an engine; it waits until it has a figure."""
-
-    config: Config
-    members: dict[str, Prefix] = field(default_factory=dict)  # by label
-    kinds: set[str] = field(default_factory=set)  # of the lines that have set it up
-    workers: dict[str, Worker] = field(default_factory=dict)  # by key
-    #: Figures of the KV cache that an engine core printed, by data-parallel rank.
-    kv_plans: dict[int | None, dict[str, Figure]] = field(default_factory=dict)
-    engines: set[str] = field(default_factory=set)  # named by lines that one engine alone prints
-    equations: dict[str, int] = field(default_factory=dict)  # equation -> line that shows its form
-    first_line: int = 0
-    last_line: int = 0
-    inferred: bool = False  # no line names its beginning: figures alone tell it apart
-    finished: bool = False  # the server reported that it is up
-    broken: bool = False  # an engine process reported that it failed
-    #: Of the section that it stands in, where its command stands above that section.
-    heading: str | None = None
-
-    @property
-    def log(self) -> LogLines:
-        """The lines of its engine, vLLM's where none is known."""
-        given = "" if self.config.given is None else self.config.given.engine
-        return log_of(next(iter(self.engines), given))
-
-    @property
-    def printed(self) -> list[Figure]:
-        """The figures of all its workers."""
-        return [figure for worker in self.workers.values() for figure in worker.figures.values()]
-
-    @property
-    def drafts(self) -> bool:
-        """Whether a second model is loaded beside the one that serves."""
-        given = self.config.given
-        return bool(self.config.draft_model) or (given is not None and given.draft_model)
-
-    def engine_of(self, figure: Figure) -> str | None:
-        """Return the engine that a line names; torch's messages name the chip."""
-        chip = figure.format.stage == OOM and self.log is not LOGS[VLLM.name]
-        return None if chip else figure.format.engine
-
-    def several_values(self, figure: Figure) -> bool:
-        """Return True for a figure that one start of this engine may print with two values."""
-        per_model = self.drafts and figure.name in self.log.once_per_model
-        return per_model or figure.name in _SEVERAL
-
-    def rejects(self, figures: list[Figure]) -> bool:
-        """Return True for a line that the engine of this start does not print."""
-        engines = {self.engine_of(figure) for figure in figures} - {None}
-        forms = {figure.format.equation for figure in figures} - {None}
-        return bool(self.engines and engines - self.engines) or not all(
-            same_lines(form, other) for form in forms if form for other in self.equations
-        )
-
-    def has(self, prefix: Prefix | None) -> bool:
-        """Return whether a process is one of its own."""
-        return prefix is not None and self.members.get(prefix.label) == prefix
-
-    def distance(self, prefix: Prefix | None) -> int | None:
-        """Return how far below a process the closest one of this start is; None: there is none.
-
-        Instances may start side by side: the closest earlier process tells them apart.
-        """
-        if prefix is None or prefix.pid is None or prefix.ip is not None:
-            return None
-        pids = (other.pid for other in self.members.values() if other.pid is not None)
-        return min((prefix.pid - pid for pid in pids if pid <= prefix.pid), default=None)
-
-    @property
-    def anonymous(self) -> bool:
-        """Whether process ids were made alike, as people do before they share a log."""
-        pids = [
-            (one.pid, one.ip)
-            for one in self.members.values()
-            if not one.is_worker or one.short is not None
-        ]
-        return len(pids) > len(set(pids))
-
-    def takes_core(self, prefix: Prefix | None) -> bool:
-        """Return True for a further data-parallel engine core of a start that has one."""
-        if prefix is None or prefix.label in self.members or prefix.replica is None:
-            return False
-        return any(member.replica is not None for member in self.members.values())
 
 
 class StartSorter:
@@ -515,7 +337,7 @@ class StartSorter:
         single = [figure for figure in figures if figure not in apart]
         again = single if start.drafts else figures
         if any(map(worker.restarts_with, again)) or any(map(worker.breaks, single)):
-            other = self._unnamed_peer(start, worker, figures)
+            other = start.unnamed_peer(worker, figures)
             if other is None:
                 start = self._restart(start)
                 other = self._worker(start, prefix, None)
@@ -566,18 +388,3 @@ class StartSorter:
                 return worker  # read, and not kept
             start.workers[key] = worker
         return start.workers[key]
-
-    @staticmethod
-    def _unnamed_peer(start: EngineStart, worker: Worker, figures: list[Figure]) -> Worker | None:
-        """Return the next of several ranks without labels, while some ranks were not seen."""
-        if worker.label is not None or worker.key.startswith("device"):
-            return None
-        unnamed = [other for other in start.workers.values() if other.label is None]
-        for other in unnamed:
-            if not any(other.contradicts(one) or other.restarts_with(one) for one in figures):
-                return other
-        if len(unnamed) >= start.config.world_size or any(map(worker.restarts_with, figures)):
-            return None
-        peer = Worker(f"#{len(unnamed) + 1}")
-        start.workers[peer.key] = peer
-        return peer
