@@ -246,7 +246,10 @@ def test_items_that_a_log_does_not_give_share_a_line() -> None:
         if "NOT MEASURED" in note
     ]
     assert len(notes) == 1
-    assert "freed by empty_cache before the engine measures; non-torch, after profiling (the log does not say)" in notes[0]
+    assert (
+        "freed by empty_cache before the engine measures; non-torch, after profiling (the log does not say)"
+        in notes[0]
+    )
 
 
 def test_a_request_that_follows_from_the_rest_has_its_rounding() -> None:
