@@ -69,9 +69,9 @@ _NOT_OWNERS = {*NEVER_MODELLED_ROWS, "free"}
 _TERMS = {
     "device_total": ("", text("device total")),
     "requested": ("=", text("requested")),
-    "kv_cache": ("=", text("KV cache granted by the engine")),
-    "residual": ("", text("granted - recomputed")),
-    "fits_request": ("", text("KV cache that fits the request")),
+    "kv_cache": ("=", text("Available KV cache memory (engine)")),
+    "residual": ("", text("engine - recomputed")),
+    "fits_request": ("", text("KV cache that fits into requested memory")),
     "fits_device": ("", text("KV cache that fits the device")),
     "headroom": ("", text("headroom at the serving peak")),
 }
@@ -96,7 +96,7 @@ _SUMMARY = {
     STATE: text("subtracted by both, of another size"),
     SIZE: text("a fixed size"),
     RANK: text("another rank has the least"),
-    RESIDUAL: text("granted and recomputed differ"),
+    RESIDUAL: text("the engine's value and the recomputed one differ"),
     ROUNDING: text("rounding"),
     UNKNOWN: text("unknown"),
 }
@@ -104,7 +104,7 @@ _WHY = {
     REQUEST: text("requested"),
     STATE: text("subtracted by both"),
     SIZE: "--kv-cache-memory-bytes",
-    RESIDUAL: text("granted and recomputed differ"),
+    RESIDUAL: text("the engine's value and the recomputed one differ"),
     UNKNOWN: text("unexplained"),
     BLOCKS: _TOKENS_ALONE,
 }
@@ -283,7 +283,7 @@ def _cause_section(
     size, causes = rank.difference_bytes, rank.causes_bytes
     if size is None or causes is None:
         added_up = _CauseRow(text("B - A = sum of the causes: unknown"), style=MUTED)
-        title = text("KV cache budgets, {labels}", labels=label)
+        title = text("KV cache sizes compared, {labels}", labels=label)
     else:
         good = size == causes
         added_up = _CauseRow(
@@ -331,7 +331,7 @@ def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[st
     notes: list[str] = []
     sides = [side for cause in shown for side in (cause.a, cause.b)]
     if not brief and any(not side.subtracts and side.held_bytes is not None for side in sides):
-        notes.append(text("GiB; in brackets: held, not subtracted by that run's equation"))
+        notes.append(text("GiB; in brackets: in use, not subtracted by that run's equation"))
     same: list[str] = [
         cause.title for cause in rank.causes if cause.bytes == 0 and cause.kind == STATE
     ]
@@ -340,7 +340,7 @@ def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[st
     if same:
         notes.append(text("the same in both, to the byte: {titles}", titles=join(", ", same)))
     if any(cause.kind == UNKNOWN for cause in rank.causes) and rank.difference_bytes is not None:
-        notes.append(text("unknown: not recorded by a run; what the granted KV cache leaves"))
+        notes.append(text("unknown: not recorded by a run; what the available KV cache leaves"))
     # the owners of non-torch memory, where counters of the device name them
     owners = [
         owner

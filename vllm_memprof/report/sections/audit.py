@@ -55,8 +55,8 @@ def recomputed_from(sheet: Sheet, rank: RankReport) -> Iterator[str]:
         yield sheet.evidence.recomputed
     elif any(row.name in terms and row.engine_bytes is not None for row in budget.audit):
         yield text(
-            "recomputed from the engine's own figures: its arithmetic and release are understood; "
-            "the audit compares the figures"
+            "recomputed from the engine's own values: the equation matches this release; "
+            "the cross-check tests its inputs"
         )
     else:
         yield text("recomputed from memprof's readings: the engine keeps no figure of its terms")

@@ -89,7 +89,7 @@ def _owners(memory: DeviceMemory) -> Iterator[ComponentRow]:
         UNEXPLAINED,
         memory.unexplained_bytes,
         memory.unexplained_how,
-        text("every remainder together"),
+        text("all unexplained memory"),
     )
     for row in (*memory.rows, rest):
         if row.bytes or row is rest:
