@@ -34,7 +34,7 @@ TITLES = {
     "kv_cache": "KV cache",
     "tokens": "KV cache tokens",
     "concurrency": "max concurrency",
-    "graphs": "captured graphs",
+    "graphs": "graph memory",
     "limit": "start limit",
 }
 _HEAD = """\

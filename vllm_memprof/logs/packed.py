@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.lines import CHUNK_BYTES
@@ -93,7 +93,14 @@ def logs_in(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, Iterato
         yield name, pieces(head, stream)
         return
     with _unpacking("zip"):
-        archive = zipfile.ZipFile(stream if stream.seekable() else _whole(stream))
+        whole: BinaryIO = stream
+        if not stream.seekable():
+            data = stream.read(MOST_PIPED_BYTES)
+            if len(data) == MOST_PIPED_BYTES:
+                what = "the archive is too large for standard input"
+                raise RunRecordError(what, hint="pass a file")
+            whole = io.BytesIO(data)
+        archive = zipfile.ZipFile(whole)
     # without what a Mac puts beside each file
     files = [
         each
@@ -115,10 +122,3 @@ def logs_in(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, Iterato
             raise RunRecordError(f"{inner} is another archive", hint="unpack it and pass it")
         with opened:
             yield inner, pieces(head, opened, "zip")
-
-
-def _whole(stream: io.BufferedReader) -> io.BytesIO:
-    data = stream.read(MOST_PIPED_BYTES)
-    if len(data) == MOST_PIPED_BYTES:
-        raise RunRecordError("the archive is too large for standard input", hint="pass a file")
-    return io.BytesIO(data)
