@@ -208,7 +208,12 @@ class EngineRun:
         while True:
             self._fold_events()
             if self._note_readiness() and self._cause is None:
-                self._become_ready()
+                self._adopt_facts()
+                self._write_info()
+                if seen.mode == "serve":
+                    self._view.update(self._progress)
+                    self._view.suspend()
+                    self._progress.serve(self._on_ready(self._info) or ())
             if time.monotonic() >= self._next_walk_s or engine.poll() is not None:
                 watch.walk()
                 pause_s = _WALK_READY_S if seen.ready else _WALK_S
@@ -217,6 +222,7 @@ class EngineRun:
             self._note_losses()
             self._look_at_head()
             if engine.poll() is not None and not set(watch.living()) - {engine.pid}:
+                self._note_losses()  # some may have died since
                 return []
             if self._cause is None and (ending := self._find_cause()):
                 self._end(*ending)
@@ -304,6 +310,9 @@ class EngineRun:
         """Take over what died; what is after the user's signal belongs to it."""
         seen = self._seen
         for death in self._watch.refresh():
+            if death.pid == self._engine.pid and death.code is None:
+                # it was collected here, by ``poll``, before the watch could read how it died
+                death = replace(death, code=self._engine.poll())
             own = death.pid == self._engine.pid and not death.killed
             if not own and (self._cause is None or seen.interrupted_by is None):
                 seen.deaths.append(death)
@@ -347,14 +356,6 @@ class EngineRun:
         self._seen.ready = True
         self._seen.ready_t_ns = time.monotonic_ns() if t_ns is None else t_ns
         return True
-
-    def _become_ready(self) -> None:
-        self._adopt_facts()
-        self._write_info()
-        if self._info.mode == "serve":
-            self._view.update(self._progress)
-            self._view.suspend()
-            self._progress.serve(self._on_ready(self._info) or ())
 
     def _write_info(self) -> None:
         """Write ``run.json``; a full disk changes nothing about the run."""

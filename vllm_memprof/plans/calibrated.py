@@ -121,7 +121,7 @@ def hardware_of(
     if rank is None or not told(rank)[0]:
         raise RunRecordError(
             f"{name} tells no figure of memory outside torch: neither what is free at the start, "
-            "nor the non-torch increase, nor captured graphs",
+            "nor the non-torch increase, nor graph memory",
             "memprof explain shows the figures that a log has; VLLM_LOGGING_LEVEL=DEBUG prints "
             "most of them",
         )

@@ -121,7 +121,7 @@ def figures_of(rank: RankReport) -> dict[str, ReportedFigure]:
             text("non-torch before less after the last empty_cache of the profile run"),
             ends,
         ),
-        ("graph", rank.figure("graph_bytes"), text("captured graphs"), ("graph_bytes",)),
+        ("graph", rank.figure("graph_bytes"), text("graph memory"), ("graph_bytes",)),
         ("graph_runtime", parts.get("runtime"), text("of it in the runtime"), ("graph_bytes",)),
     )
     found = {

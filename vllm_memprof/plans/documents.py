@@ -179,11 +179,11 @@ def _plans(
             length=length,
         ),
         text(
-            "headroom: device total less all that is held at the serving peak, with the granted KV "
+            "headroom: device total - all memory in use at the serving peak, with the available KV "
             "cache in use"
         ),
         all(each.plan.until != READY for each in tries)
-        and text("captured graphs and all else after the KV plan is not in the headroom"),
+        and text("graph memory and all else after the KV plan is not in the headroom"),
         simulated and _MODELLED,
         *(
             text("{plan}: {reason}", plan=named(alike), reason=_lacking(alike[0]))
@@ -375,7 +375,7 @@ def calibrated_document(found: Calibrated, width: int) -> Document:
         *map(_changed, found.corrections),
         text(
             "GiB; hardware and simulated are of the hardware run's own command; differences are "
-            "hardware less simulated"
+            "hardware - simulated"
         ),
     ]
     if found.own is not None:

@@ -33,7 +33,7 @@ UNORDERED = text(
 )
 AFTER_THE_PLAN = text(
     "the plans stop at the KV plan: whether a value survives serving was not tried (--until ready "
-    "tries it); what comes after the plan (captured graphs, pools that are first used in the "
+    "tries it); what comes after the plan (graph memory, pools that are first used in the "
     "warm-up) is not in the headroom: ask for it with --headroom"
 )
 #: What every plan has to reach, by where it stops.

@@ -20,7 +20,7 @@ def test_a_report_in_chinese(format_name: str) -> None:
         report, [str(DATA / "graph_tp2"), "--full", "--format", format_name, "--lang", "zh"]
     )
     assert done.exit_code == 0
-    for text in ("重算，与引擎完全一致", "KV cache 预算，等式 E4", "激活峰值", "诊断结果："):
+    for text in ("重算，与引擎完全一致", "KV cache 计算公式 E4", "激活峰值", "诊断结果："):
         assert text in done.stdout
     for text in ("verdict", "peak activation", "Findings", "Try:"):
         assert text not in done.stdout

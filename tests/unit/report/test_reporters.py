@@ -350,7 +350,7 @@ def test_without_a_terminal_there_are_no_escapes() -> None:
 def test_an_ascii_terminal_can_print_it() -> None:
     text = table(report_of("graph_tp2"), 80, "ascii")
     assert "9.75 > 17.69" in text
-    assert "ok granted - recomputed: equal" in text
+    assert "ok engine - recomputed: equal" in text
 
 
 def test_fixed_width_wins_over_the_console_s() -> None:
@@ -452,7 +452,7 @@ def test_markdown_fits_into_a_comment_whatever_a_run_says() -> None:
     assert len(text.encode()) < 60_000
     assert "497 more in report.json" in text
     assert "Too long for a comment, see report.json: Phases, GiB" in text
-    assert "## KV cache budget" in text  # what fits is there
+    assert "## KV cache equation" in text  # what fits is there
 
 
 @pytest.mark.parametrize(

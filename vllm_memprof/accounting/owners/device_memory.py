@@ -71,7 +71,7 @@ def device_memory(
     idle = minus(read.reserved_bytes, read.allocated_bytes)
     found: list[_Row] = [
         ("allocated", read.allocated_bytes, MEASURED, "torch: blocks handed to tensors"),
-        ("reserved_not_allocated", idle, MEASURED, "torch: the rest of its segments"),
+        ("reserved_not_allocated", idle, MEASURED, "torch: reserved - allocated"),
     ]
     if read.unmapped_bytes:
         source = "counted by torch, unmapped by sleep mode"
@@ -84,7 +84,7 @@ def device_memory(
     known, named = (sum(each.bytes or 0 for each in listed) for listed in (rows, remainders))
     unexplained = minus(read.device_total_bytes, known)
     rest = minus(unexplained, named)
-    parts = [row("rest", rest, DERIVED, "device total less all of the rows", UNEXPLAINED)]
+    parts = [row("rest", rest, DERIVED, "device total - all rows", UNEXPLAINED)]
     if read.graph_pool_bytes is not None:
         within = "allocated and reserved_not_allocated"
         parts.append(row("graph_pools", read.graph_pool_bytes, MEASURED, "private pools", within))
@@ -109,7 +109,7 @@ def _counted(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
         graph = min(runtime, sum(max(0, size or 0) for size in taken))
     yield "graph", graph, DERIVED, f"growth of the {RUNTIME} counter in graph_capture"
     how = DERIVED if graph else MEASURED
-    yield "runtime", minus(runtime, graph), how, f"{RUNTIME} counter, less graph"
+    yield "runtime", minus(runtime, graph), how, f"{RUNTIME} counter - graph"
     for name in sorted({*(read.components or ())} - {APP, HCCL, RUNTIME}):
         yield f"cann_{name.lower()}", counter(read, name), MEASURED, f"{name} counter"
     # where the list was not read, what it last gave, and at most what this process leaves of the
@@ -132,7 +132,7 @@ def _context(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
     first = owners.contexts[0][1] if owners.contexts else None
     size = minus(read.process_bytes, counted_bytes(read))
     if size is not None:
-        source = "the driver's figure of this process, less all counters"
+        source = "the driver's value of this process - all counters"
         growth = max(0, size - (size if first is None else first))
         yield "context", size - growth, MEASURED, source
         yield "context_growth", growth, MEASURED, f"{source}, since its first reading"
@@ -159,7 +159,7 @@ def _named_communicators(held: Amount, owners: Owners, at: EdgeTime) -> Iterator
         source = f"{HCCL} counter, {each.source}" if alone else each.source
         yield each.name, named[each.name], MEASURED if alone else DERIVED, source
         how = DERIVED if named[each.name] and not alone else how
-    yield "communicators_unnamed", rest, how, f"{HCCL} counter, less the named"
+    yield "communicators_unnamed", rest, how, f"{HCCL} counter - named"
 
 
 def _application(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
@@ -172,10 +172,10 @@ def _application(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]
     left = beside - (read.npu_workspace_bytes or 0)
     atb = max(0, min(_atb(owners, at), left))
     yield "atb", atb, DERIVED, "growth in the phase of ATB's first operation"
-    name, source = "other", f"{APP} counter, less torch, npu_workspace and atb"
+    name, source = "other", f"{APP} counter - torch - npu_workspace - atb"
     if read.npu_workspace_bytes is None:
         name = "npu_workspace_and_other"
-        source = f"{APP} counter, less torch and atb: the workspace was not read here"
+        source = f"{APP} counter - torch - atb: the workspace was not measured here"
     yield name, left - atb, DERIVED if atb else MEASURED, source
 
 

@@ -118,7 +118,7 @@ def _of_term(term: Term, own: Mapping[str, Reading], engine: Figures) -> Reading
         join(" + ", [own[name].source or name for name in side]) for side in (term.plus, term.minus)
     )
     size = term.derived({name: own[name].bytes for name in names})
-    return made_of(size, parts, text("{added} less {taken}", added=added, taken=taken))
+    return made_of(size, parts, text("{added} - {taken}", added=added, taken=taken))
 
 
 def _granted(

@@ -243,10 +243,7 @@ class Moments:
         end = end_of_loading(self.spans, load)
         if end is not load.after:
             where = text("growth of allocated from the begin of weight_load to that of model_state")
-        between = text(
-            "garbage that the engine collects first, and small tensors that load_model makes "
-            "outside of what the engine measures"
-        )
+        between = text("Python gc, and small tensors that the engine does not measure")
         grown = growth(load.before, end, ALLOCATED)
         return Reading(grown, DERIVED, where, tolerance_bytes=LOAD_SLACK_BYTES, between=between)
 

@@ -35,7 +35,28 @@ def printed(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return what a log prints besides; nothing of other runs."""
     if not sheet.evidence.partial:
         return
-    rows = list(_rows(rank))
+    rows: list[Row | Size] = []
+    terms = {term.name: term.bytes for term in rank.budget.terms if term.bytes is not None}
+    if rank.budget.override:  # the equation shows none then
+        beside = {name: size for name, size in terms.items() if name not in _SHOWN_BY.values()}
+        rows += [Size(title_of(name), size) for name, size in beside.items()]
+        terms = beside
+    named = {name: title_of(term) for name, term in _SHOWN_BY.items() if term not in terms}
+    for name, title in {**named, **titles("printed")}.items():
+        of = name if name in rank.figures else _ROUNDED.get(name, name)
+        value = rank.figures.get(of)
+        if value is None:
+            continue
+        if name.endswith("_bytes"):
+            half = rank.half_units.get(of, 0)
+            size = COUNT(int(value)) + (f" ±{half:,}" if half else "")
+            rows.append(Row([title, GIB4(value), size]))
+        elif name.endswith(("_utilization", "_fraction")):
+            rows.append(Row([title, f"{value:.4f}", ""]))
+        elif name.endswith("_requests"):
+            rows.append(Row([title, "", COUNT(int(value))]))
+        else:
+            rows.append(Row([title, "", text("{tokens} tokens", tokens=COUNT(int(value)))]))
     charged = rank.figures.get("graph_estimate_charged")
     if rank.budget.equation is not None:  # its terms say so
         charged = None
@@ -52,27 +73,3 @@ def printed(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             "share": None if unknown else (asked or 0) - (equivalent or 0),
         }
         yield draw(sheet, "printed", rows, figures)
-
-
-def _rows(rank: RankReport) -> Iterator[Row | Size]:
-    terms = {term.name: term.bytes for term in rank.budget.terms if term.bytes is not None}
-    if rank.budget.override:  # the equation shows none then
-        beside = {name: size for name, size in terms.items() if name not in _SHOWN_BY.values()}
-        yield from (Size(title_of(name), size) for name, size in beside.items())
-        terms = beside
-    named = {name: title_of(term) for name, term in _SHOWN_BY.items() if term not in terms}
-    for name, title in {**named, **titles("printed")}.items():
-        of = name if name in rank.figures else _ROUNDED.get(name, name)
-        value = rank.figures.get(of)
-        if value is None:
-            continue
-        if name.endswith("_bytes"):
-            half = rank.half_units.get(of, 0)
-            size = COUNT(int(value)) + (f" ±{half:,}" if half else "")
-            yield Row([title, GIB4(value), size])
-        elif name.endswith(("_utilization", "_fraction")):
-            yield Row([title, f"{value:.4f}", ""])
-        elif name.endswith("_requests"):
-            yield Row([title, "", COUNT(int(value))])
-        else:
-            yield Row([title, "", text("{tokens} tokens", tokens=COUNT(int(value)))])
