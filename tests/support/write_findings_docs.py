@@ -16,8 +16,8 @@ from vllm_memprof.units import MIB
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "findings"
-#: Key of a row -> heading of the page.
-SECTIONS = {"meaning": "Meaning", "computed": "Computed", "to_do": "What to do"}
+#: Key of a row -> title of the paragraph.
+SECTIONS = {"meaning": "Meaning", "computed": "Computed", "to_do": "Action"}
 #: Module of the rules -> heading of the index.
 SUBJECTS = {
     "kv_cache": "The KV cache that was granted and planned",
@@ -31,12 +31,23 @@ SUBJECTS = {
 }
 
 
+def fill(said: str, indent: str = "") -> str:
+    """Return prose in lines of 100 characters."""
+    return textwrap.fill(
+        said, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def page(rule: FindingRule) -> str:
     severity = rule.severity
     if severity == BY_BYTES:
         severity = f"warning from {WARNING_BYTES // MIB} MiB on, info below"
-    parts = [f"# {rule.id}", textwrap.fill(f"{rule.title[-1]}. Severity: {severity}.", 100)]
-    parts += [f"## {heading}\n\n{getattr(rule, name)}" for name, heading in SECTIONS.items()]
+    parts = [f"# {rule.id}", fill(f"{rule.title[-1]}. Severity: {severity}.")]
+    for name, heading in SECTIONS.items():
+        first, *others = getattr(rule, name).split("\n\n")
+        title = f"**{heading}.**"
+        parts += [title, first] if first.startswith("- ") else [fill(f"{title} {first}")]
+        parts += others
     return "\n\n".join(parts) + "\n"
 
 
@@ -45,9 +56,7 @@ def entry(rule: FindingRule, numbers: dict[str, int]) -> str:
     line = f"- [`{rule.id}`]({rule.id}.md): {rule.title[-1]}"
     if rule.needs.conditions or rule.needs.item:
         line += f" ({numbers.setdefault(rule.needs.said, len(numbers) + 1)})"
-    return textwrap.fill(
-        line, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    return fill(line, "  ")
 
 
 def pages() -> dict[str, str]:
