@@ -106,8 +106,6 @@ _ADD = """\
 
 `memprof sim calibrate RUN --row FILE.toml` writes a recorded run on an NPU as a row of such a
 table. `python -m scripts.accuracy --run --rows FILE.toml` plans the rows of your own file.
-
-See also: [the simulated device](concepts/simulation.md), [plans](concepts/plans.md).
 """
 
 

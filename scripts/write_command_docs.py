@@ -26,9 +26,9 @@ REST = """\
 Every argument of a command with MODEL that memprof does not know goes to the engine unchanged and
 in order; `--` ends memprof's own. `-q VALUE` is vLLM's `--quantization`.
 
-`memprof --install-completion` installs completion of commands, options, devices, stacks, model
-presets and runs for the shell in use (bash, zsh, fish); `--show-completion` prints the script. bash
-completes behind a colon (`sim:910b`) after `COMP_WORDBREAKS=${COMP_WORDBREAKS//:}`."""
+`memprof --install-completion` installs completion for the shell in use (bash, zsh, fish);
+`--show-completion` prints the script. bash completes behind a colon (`sim:910b`) after
+`COMP_WORDBREAKS=${COMP_WORDBREAKS//:}`."""
 
 
 def command_of(name: str) -> tuple[Any, typer.Context]:

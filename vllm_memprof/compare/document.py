@@ -149,7 +149,6 @@ def diff_document(diff: Diff, width: int) -> Document:
     if parts:
         head.append(Line(text("causes"), join("; ", parts)))
     head += [Line(text("note"), note) for note in diff.notes]
-    wide = width >= WIDE
     found = []
     if served is not None:
         groups = group_ranks(diff.ranks, _key)
@@ -157,11 +156,11 @@ def diff_document(diff: Diff, width: int) -> Document:
         labels = [rank.b_label for rank in alike if rank.a_label == rank.b_label]
         named = served.a_label == served.b_label and labels
         whose = fold(labels) if named else _pair(served)
-        found.append(_cause_section(diff, served, whose, wide))
+        found.append(_cause_section(diff, served, whose, width))
         others = [group for group in groups if _key(group[0]) != _key(served)]
         for group in others[:SHOWN_GROUPS]:
             whose = fold([rank.b_label for rank in group])
-            found.append(_cause_section(diff, group[0], whose, wide, others=True))
+            found.append(_cause_section(diff, group[0], whose, width, others=True))
         found[-1].notes.extend(more_groups(others, text("the JSON")))
     found.append(_changed_section(diff))
     if served is not None:
@@ -241,6 +240,10 @@ def _key(rank: RankDiff) -> Hashable:
     return rank.a_granted, rank.b_granted, causes
 
 
+#: From how many columns on bars and bytes are shown; the longest bar, cells.
+WITH_BARS, WITH_BYTES, _BAR_CELLS = 100, 140, 6
+
+
 class _CauseRow(NamedTuple):
     """A cause, a KV cache, or the sum of the causes; a cell that a row lacks is empty."""
 
@@ -248,6 +251,8 @@ class _CauseRow(NamedTuple):
     gib: str = ""
     bytes: str = ""
     tokens: str = ""
+    percent: str = ""
+    bar: str = ""
     a: str = ""
     b: str = ""
     why: str = ""
@@ -255,8 +260,14 @@ class _CauseRow(NamedTuple):
     mark: str = ""
 
 
+def _signed_bar(share: float) -> str:
+    """Return a bar to the left of an axis for a loss, to its right for a gain; 1 is the longest."""
+    cells = "█" * round(_BAR_CELLS * abs(share))
+    return f"{cells if share < 0 else '':>{_BAR_CELLS}}|{cells if share > 0 else ''}"
+
+
 def _cause_section(
-    diff: Diff, rank: RankDiff, label: str, wide: bool, others: bool = False
+    diff: Diff, rank: RankDiff, label: str, width: int, others: bool = False
 ) -> Section:
     def total(title: str, size: int | None, tokens: int | None, mark: str) -> _CauseRow:
         sizes = format_gib(size, 4), format_bytes(size), format_bytes(tokens)
@@ -268,10 +279,13 @@ def _cause_section(
         if cause.kind == UNKNOWN:
             title = text("unknown: {title}", title=title)
         sizes = (_signed_gib(cause.bytes, 4), signed(cause.bytes))
+        size, base = cause.bytes, rank.a_granted
         return _CauseRow(
             title,
             *(("", "") if why is _TOKENS_ALONE else sizes),
             signed(cause.kv_tokens),
+            f"{100 * size / base:+.1f}" if size and base and base > 0 else "",
+            _signed_bar(size / largest) if size else "",
             _held(cause, cause.a),
             _held(cause, cause.b),
             why,
@@ -280,6 +294,7 @@ def _cause_section(
 
     simulated = diff.a.simulated or diff.b.simulated
     shown = [cause for cause in rank.causes if cause.bytes != 0 or cause.kind == BLOCKS]
+    largest = max((abs(cause.bytes or 0) for cause in shown), default=0)
     size, causes = rank.difference_bytes, rank.causes_bytes
     if size is None or causes is None:
         added_up = _CauseRow(text("B - A = sum of the causes: unknown"), style=MUTED)
@@ -319,10 +334,12 @@ def _cause_section(
         Column("", "title"),
         Column("A holds", "a", right=True),
         Column("B holds", "b", right=True),
-        Column("KV cache, GiB", "gib", when=wide, right=True),
-        Column("KV cache, bytes", "bytes", right=True),
+        Column("GiB", "gib", right=True),
+        Column("KV cache, bytes", "bytes", when=width >= WITH_BYTES, right=True),
         Column("tokens", "tokens", when=priced, right=True),
-        Column("Why", "why", when=wide),
+        Column("%", "percent", right=True),
+        Column("", "bar", when=width >= WITH_BARS),
+        Column("Why", "why", when=width >= WIDE),
     )
     return table(title, columns, rows, _cause_notes(rank, shown, brief=others))
 

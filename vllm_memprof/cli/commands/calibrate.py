@@ -27,9 +27,9 @@ NOT_UP = 1
 def calibrate(ctx: typer.Context, run: str, **options: object) -> None:
     """Correct a simulated device by a real run, and plan MODEL with and without it.
 
-    Plans the command of the run or log, of the same family of models, on the simulated device,
-    compares owner by owner what is in use outside torch, and corrects what the device models. The
-    corrected profile, calibrated.toml, is kept for further plans: --device sim:FILE.
+    Plans the command of the run or log, of the same family of models, on the simulated device, and
+    compares memory outside torch owner by owner. The corrected profile, calibrated.toml, is for
+    further plans: --device sim:FILE.
 
     Exit status 0: both plans came up. 1: one did not. 2: a wrong argument. 3: a run or log that
     cannot correct.

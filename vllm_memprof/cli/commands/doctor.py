@@ -20,11 +20,11 @@ _STYLES = {"ok": "green", "info": "dim", "warning": "yellow", "missing": "red"}
 def doctor(python: str | None = None, device: str | None = None) -> None:
     """Check what this machine has for a run, what is missing, and what to do about it.
 
-    With --device, a row per device says how much of it is free and which processes hold the rest,
-    and one names each engine process that was left behind (memprof who has the whole of it).
+    With --device, a row per device says how much of it is free, which processes use the rest, and
+    which engine processes were left behind (more: memprof who).
 
     Exit status 0: memprof can run here (a device with vLLM and memprof in the engine's interpreter,
-    or a simulated stack that is set up). Exit status 1: it cannot.
+    or a simulated stack that is set up). 1: it cannot.
     """
     held: list[DoctorCheck] = []
     if device is not None:

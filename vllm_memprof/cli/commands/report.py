@@ -20,8 +20,7 @@ def report(
     The first screen has the answer: what fits, what failed, where the memory is, what to do. --full
     has every section, --section NAME one of them.
 
-    A deployment on several hosts leaves a run folder per host. Their clocks are brought onto that
-    of the first host, and a host whose folder is missing or cannot be read is named.
+    A deployment on several hosts has a run folder per host; see docs/deployments.md.
 
     html is one self-contained page. csv has one row per rank, phase, edge and component. trace
     opens in Perfetto (ui.perfetto.dev): phases as slices, owners of device memory as counters, one
