@@ -26,8 +26,11 @@ _HEAD_BYTES = 16
 
 
 def _zstandard(stream: Any) -> Any:
-    import zstandard  # only where used: an engine's environment may be without it
-
+    try:
+        import zstandard  # only where used: an engine's environment may be without it
+    except ImportError as exc:
+        hint = "pip install zstandard, or unpack it with zstd -d"
+        raise RunRecordError("reading zstandard data needs a package", hint) from exc
     return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
 
 
@@ -38,6 +41,8 @@ _FORMS: dict[bytes, tuple[str, Callable[[Any], Any]]] = {
     b"\xfd7zXZ\x00": ("xz", lzma.LZMAFile),
     b"\x28\xb5\x2f\xfd": ("zstandard", _zstandard),
 }
+#: What reading a packed file that is damaged raises.
+_DAMAGE = (zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError, NotImplementedError)
 #: What a packed file begins with.
 PACKED = (*_ZIP, *_FORMS)
 
@@ -45,16 +50,14 @@ PACKED = (*_ZIP, *_FORMS)
 @contextmanager
 def _unpacking(form: str) -> Iterator[None]:
     """Refuse what is damaged; where a file was cut short, what precedes the cut counts."""
-    import zstandard
-
     try:
         yield
     except EOFError:
         pass
-    except (
-        zlib.error, lzma.LZMAError, zipfile.BadZipFile, zstandard.ZstdError, OSError,
-        NotImplementedError,
-    ) as exc:  # fmt: skip
+    except Exception as exc:
+        # that of zstandard by its name, so that the others do not need the package
+        if not isinstance(exc, _DAMAGE) and type(exc).__name__ != "ZstdError":
+            raise
         hint = f"unpack it with a tool for {form} and pass what comes out"
         raise RunRecordError(f"damaged {form} data: {exc}", hint) from exc
 
