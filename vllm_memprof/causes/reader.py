@@ -124,63 +124,8 @@ class CauseReader:
 
     def finish(self) -> list[tuple[int, NamedFailure]]:
         """Return (line, failure) of each start that failed, in their order."""
-        found: list[tuple[int, NamedFailure]] = []
-        for start in self._starts:
-            loud, over = [line for line in start.lines if not line.quiet], start.ends_of_processes()
-            up = start.ready or 0  # what came before was survived
-            survived, failed = not any(at < up for at in over), any(at >= up for at in over)
-            whole_page, loud_page = (
-                "\n".join(line.text for line in lines) for lines in (start.lines, loud)
-            )
-            matches = []
-            for row in chain.from_iterable(read_book().origins.values()):
-                lines, page = (start.lines, whole_page) if row.quiet else (loud, loud_page)
-                match = _match(row, lines, page, start)
-                if match is None or (match.number < up and survived):
-                    continue
-                # a request may fail while the server goes on; that is no failure of the server
-                if not up or match.number < up or row.is_memory or failed:
-                    matches.append(match)
-            if not matches:
-                other = _unrecognised(start, loud, over)
-                found += [] if other is None else [other]
-                continue
-            grave = [each for each in matches if each.row.rank != WRAPPER] or matches
-            first = min(each.number for each in grave)
-            near = [each for each in grave if each.number <= first + _SAME_FAILURE]
-            best = min(near, key=lambda each: (-RANKS.index(each.row.rank), each.number))
-            speakers = self._words.speakers.items()
-            spoken = [name for name, own in speakers if own.search(whole_page)]
-            cures = []
-            for cure in best.row.cures:
-                # of the engines that speak the first counts, and of the platforms below them
-                peers = [name for name in spoken if (name in ENGINES) == (cure.engine in ENGINES)]
-                if cure.engine is not None and peers and peers[0] != cure.engine:
-                    continue
-                compute = best.row.values.get(cure)
-                if value := "" if compute is None else ask(compute, best.groups, ""):
-                    cure = replace(cure, value=value, enough="computed")
-                if cure.engine in ENGINES and not peers:
-                    title = ENGINES[cure.engine].title
-                    cure = replace(
-                        cure, why=text("with {engine}: {why}", engine=title, why=cure.why)
-                    )
-                cures.append(cure)
-            quoted = [line for line in start.lines if line.number in (best.number, best.beside)]
-            sure = best.row.certain and best.row.rank != WRAPPER
-            failure = NamedFailure(
-                kind=best.row.kind,
-                is_memory=best.row.is_memory,
-                title=best.row.title,
-                confidence="certain" if sure else "likely",
-                evidence=[
-                    EvidenceLine(line.number, line.text.strip()[:400]) for line in quoted[:3]
-                ],
-                cures=cures,
-                source=best.row.source,
-            )
-            found.append((best.number, failure))
-        return found
+        found = (_first_cause(start, self._words.speakers) for start in self._starts)
+        return [each for each in found if each is not None]
 
 
 def _has(line: str, words: Iterable[str]) -> bool:
@@ -194,6 +139,34 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def _pattern(name: str) -> re.Pattern[str]:
     return _compiled(read_book().patterns[name])
+
+
+def _first_cause(
+    start: _Start, speakers: Mapping[str, re.Pattern[str]]
+) -> tuple[int, NamedFailure] | None:
+    loud, over = [line for line in start.lines if not line.quiet], start.ends_of_processes()
+    up = start.ready or 0  # what came before was survived
+    survived, failed = not any(at < up for at in over), any(at >= up for at in over)
+    whole_page, loud_page = (
+        "\n".join(line.text for line in lines) for lines in (start.lines, loud)
+    )
+    matches = []
+    for row in chain.from_iterable(read_book().origins.values()):
+        lines, page = (start.lines, whole_page) if row.quiet else (loud, loud_page)
+        match = _match(row, lines, page, start)
+        if match is None or (match.number < up and survived):
+            continue
+        # a request may fail while the server goes on; that is no failure of the server
+        if not up or match.number < up or row.is_memory or failed:
+            matches.append(match)
+    if not matches:
+        return _unrecognised(start, loud, over)
+    grave = [each for each in matches if each.row.rank != WRAPPER] or matches
+    first = min(each.number for each in grave)
+    near = [each for each in grave if each.number <= first + _SAME_FAILURE]
+    best = min(near, key=lambda each: (-RANKS.index(each.row.rank), each.number))
+    spoken = [name for name, own in speakers.items() if own.search(whole_page)]
+    return best.number, _named(best, start.lines, spoken)
 
 
 def _match(row: Row, lines: list[_Line], page: str, start: _Start) -> _Match | None:
@@ -219,6 +192,32 @@ def _match(row: Row, lines: list[_Line], page: str, start: _Start) -> _Match | N
             beside = next((line.number for line in near if pattern.search(line.text)), number)
         return _Match(row, number, groups, beside)
     return None
+
+
+def _named(match: _Match, lines: list[_Line], spoken: list[str]) -> NamedFailure:
+    row = match.row
+    cures = []
+    for cure in row.cures:
+        # of the engines that speak the first counts, and of the platforms below them
+        peers = [name for name in spoken if (name in ENGINES) == (cure.engine in ENGINES)]
+        if cure.engine is not None and peers and peers[0] != cure.engine:
+            continue
+        if value := ask(row.values[cure], match.groups, "") if cure in row.values else "":
+            cure = replace(cure, value=value, enough="computed")
+        if cure.engine in ENGINES and not peers:
+            title = ENGINES[cure.engine].title
+            cure = replace(cure, why=text("with {engine}: {why}", engine=title, why=cure.why))
+        cures.append(cure)
+    quoted = [line for line in lines if line.number in (match.number, match.beside)]
+    return NamedFailure(
+        kind=row.kind,
+        is_memory=row.is_memory,
+        title=row.title,
+        confidence="certain" if row.certain and row.rank != WRAPPER else "likely",
+        evidence=[EvidenceLine(line.number, line.text.strip()[:400]) for line in quoted[:3]],
+        cures=cures,
+        source=row.source,
+    )
 
 
 def _unrecognised(

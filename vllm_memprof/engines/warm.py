@@ -87,13 +87,7 @@ class Server:
                     plan = clients[ready]  # type: ignore[index]  # one of those that are waited for
                     _signal_group(plan.pid, signal.SIGTERM)
                     plan.kill_at_s = time.monotonic() + _ENDS_WITHIN_S
-            # collect every process that ended: plans, and what they left behind
-            with contextlib.suppress(ChildProcessError):
-                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                    for plan in [plan for plan in self._plans if plan.pid == ended[0]]:
-                        _answer(plan.connection, status=os.waitstatus_to_exitcode(ended[1]))
-                        plan.connection.close()
-                        self._plans.remove(plan)
+            self._collect()
             for plan in self._plans:
                 last_s = time.monotonic()
                 if last_s > plan.kill_at_s:
@@ -169,6 +163,15 @@ class Server:
                 with contextlib.suppress(Exception):
                     stdio.flush()
             os._exit(status)
+
+    def _collect(self) -> None:
+        """Collect every process that ended: plans, and what they left behind."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                for plan in [plan for plan in self._plans if plan.pid == ended[0]]:
+                    _answer(plan.connection, status=os.waitstatus_to_exitcode(ended[1]))
+                    plan.connection.close()
+                    self._plans.remove(plan)
 
 
 def _answer(connection: socket.socket, **answer: int) -> None:
