@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import jsonschema
 
 from scripts.write_schemas import json_schema, schemas
-from vllm_memprof.record.codec import to_json
+from vllm_memprof.record.codec import computed, one_of, to_json
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Part:
     """One of the parts."""
 
     size: int | None
-    share: float | None = None
-    side: Literal["low", "high"] = "low"
+    share: float | int | None = None
+    side: Annotated[str, one_of("low", "high")] = "low"
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Whole:
     other: bool = False
     SCHEMA: ClassVar[str] = "test/1"
 
+    @property
+    @computed
+    def count(self) -> int | None:
+        return len(self.parts) or None
+
 
 def test_the_files_are_those_of_the_types() -> None:
     folder = files("vllm_memprof.report") / "schemas"
@@ -46,7 +51,13 @@ def test_the_schema_of_a_type_takes_what_is_written_and_nothing_else() -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
     whole = Whole(
-        "whole", [Part(5), Part(None, 0.5)], Part(1), {3: ["a"]}, {"x": [1]}, ("b",), True
+        name="whole",
+        parts=[Part(5), Part(None, 0.5)],
+        high=Part(1),
+        by_number={3: ["a"]},
+        anything={"deep": [{"x": None}]},
+        words=("b", "c"),
+        other=True,
     )
     data = to_json(whole)
     assert list(check.iter_errors(data)) == []
