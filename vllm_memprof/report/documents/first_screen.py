@@ -89,6 +89,54 @@ class FirstScreen:
         return self.reports[-1]
 
 
+@dataclass(frozen=True)
+class Share:
+    """One owner of the device."""
+
+    name: str
+    title: str
+    size: str
+    percent: str
+    width: float  # of the bar, in percent
+    of_largest: float
+    note: str
+    style: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The device by owner."""
+
+    title: str
+    shares: list[Share]
+    end: float  # where the device ends, in percent of the bar: owners may be more than it holds
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is seen at one look: on a page everything else is folded away."""
+
+    failed: bool
+    facts: list[str]  # of the run, its model aside
+    answer: list[Line]
+    bar: Bar | None
+    actions: list[Section]
+    absent: list[Line]
+
+
+def opening_of(report: Report, width: int) -> Opening:
+    """Return what a page begins with, of which the first screen is made, too."""
+    rank, failed = _worst(report), _failed(report)
+    return Opening(
+        failed,
+        _facts(report),
+        _answer(report, rank, failed, width, FirstScreen([report])),
+        _device(report, rank),
+        _what_to_do(report, rank, failed, _ACTIONS),
+        _not_in_the_log(report),
+    )
+
+
 def most_lines(width: int) -> int:
     """Return how many lines a first screen has at most, by the width of a line."""
     return next(lines for least, lines in MOST_LINES.items() if width >= least)
@@ -104,7 +152,7 @@ def first_screen_document(screen: FirstScreen, width: int) -> Document:
     start_up, less = _start_up(report, rank, width, less)
     differing, less = _differing(report, less)
     todo = _what_to_do(report, rank, failed, max(2, _ACTIONS - less))
-    device = _device(report, rank, width)
+    device = _bars(_device(report, rank), width)
     if failed:
         blocks += [device, todo, differing, start_up, _equation(report, rank)]
     else:
@@ -158,18 +206,24 @@ def _worst(report: Report) -> RankReport | None:
 
 def _headline(report: Report) -> Line:
     run = report.run
+    named = [_short_model(run.model)] if run.model != UNKNOWN else []
+    return Line("memprof", join("  ", [*named, *_facts(report)]), TOTAL)
+
+
+def _facts(report: Report) -> list[str]:
+    """Return the engine, the ranks, the device and the time, where they are known."""
+    run = report.run
     total = next((rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), 0)
     device: list[str] = [] if run.device is None else [run.device.removeprefix("Ascend")]
     if total:
         device.append(text("{size:gib} GiB", size=total))
     if run.simulated:
         device.append(text("(simulated)"))
-    named = [_short_model(run.model)] if run.model != UNKNOWN else []
-    named += [engine_text(run)] if run.engine is not None or not named else []
-    parts: list[str] = [*named, _parallel(report)]
+    named = run.engine is not None or run.model == UNKNOWN
+    parts: list[str] = [engine_text(run) if named else "", _parallel(report)]
     parts += [join(" ", device)] if device else []
     parts += [] if run.seconds is None else [text("{seconds:.0f} s", seconds=run.seconds)]
-    return Line("memprof", join("  ", [part for part in parts if part]), TOTAL)
+    return [part for part in parts if part]
 
 
 def _short_model(model: str, most: int = 44) -> str:
@@ -467,45 +521,41 @@ def _bar(share: float, cells: int) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def _barred(bar: str, note: str) -> str:
-    return text("{bar}   {note}", bar=bar, note=note) if note else bar
-
-
 _MOMENTS = {
     SERVING_PEAK: text("Device at the serving peak"),
     FAILURE: text("Device when the allocation failed"),
 }
 
 
-def _device(report: Report, rank: RankReport | None, width: int) -> list[Section]:
-    """Return the device of the worst rank by owner, with bars."""
+def _device(report: Report, rank: RankReport | None) -> Bar | None:
+    """Return the device of the worst rank by owner."""
     divided = None if rank is None else divided_device(rank)
     if rank is None or divided is None:
-        return []
+        return None
     rows = _owners(divided)
     if not rows:
-        return []
+        return None
+    total = divided.total_bytes or 0
     largest = max(row.bytes for row in rows)
-    cells = 30 if width >= 100 else 20
-    total = divided.total_bytes
-    simulated = report.run.simulated
-
-    def title(row: ItemPart) -> str:
+    whole = max(total, sum(max(row.bytes, 0) for row in rows))
+    shares = []
+    for row in rows:
         name, _, whose = row.name.partition(":")
         words = OWNER_TITLES.get(name, row.title)
         if whose:
             words = text("{owner} {whose}", owner=words, whose=whose)
-        return modelled(words, row.how == MODELLED and simulated)
-
-    def style(row: ItemPart) -> str:
-        return {OVER: BAD, HEADROOM: GOOD, FREE: MUTED}.get(row.name, PLAIN)
-
-    columns = (
-        Column("", title),
-        Column("", "bytes", _gib_or_mib, right=True),
-        Column("", lambda row: _percent(row.bytes, total), when=bool(total), right=True),
-        Column("", lambda row: _barred(_bar(row.bytes / largest, cells), _note(row, divided))),
-    )
+        shares.append(
+            Share(
+                name,
+                modelled(words, row.how == MODELLED and report.run.simulated),
+                _gib_or_mib(row.bytes),
+                _percent(row.bytes, total),
+                round(100 * max(row.bytes, 0) / whole, 3),
+                row.bytes / largest,
+                _note(row, divided),
+                {OVER: BAD, HEADROOM: GOOD, FREE: MUTED}.get(row.name, PLAIN),
+            )
+        )
     if divided.moment in _MOMENTS:
         when = _MOMENTS[divided.moment]
     elif divided.moment == LAST_READING:
@@ -520,7 +570,26 @@ def _device(report: Report, rank: RankReport | None, width: int) -> list[Section
             if len(groups) == 1
             else text("{when}, GiB, {label}", when=when, label=_role(report, rank))
         )
-    return [table(heading, columns, rows, look=style)]
+    return Bar(heading, shares, round(100 * (total or whole) / whole, 3))
+
+
+def _bars(bar: Bar | None, width: int) -> list[Section]:
+    """Return the device as a table, with bars of characters."""
+    if bar is None:
+        return []
+    cells = 30 if width >= 100 else 20
+
+    def barred(row: Share) -> str:
+        drawn = _bar(row.of_largest, cells)
+        return text("{bar}   {note}", bar=drawn, note=row.note) if row.note else drawn
+
+    columns = (
+        Column("", "title"),
+        Column("", "size", right=True),
+        Column("", "percent", right=True, when=any(row.percent for row in bar.shares)),
+        Column("", barred),
+    )
+    return [table(bar.title, columns, bar.shares)]
 
 
 def _role(report: Report, rank: RankReport) -> str:
