@@ -73,7 +73,7 @@ lint: $(STAMP)  ## ruff, codespell, mypy, clang-format, size of the package
 	$(BIN)/codespell vllm_memprof tests scripts docs README.md CHANGELOG.md Makefile
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
-	$(BIN)/python scripts/size.py
+	$(BIN)/python scripts/size.py --check
 
 format: $(STAMP)  ## Format the code
 	$(BIN)/ruff check --fix .

@@ -34,7 +34,7 @@ TITLES = {
     "kv_cache": "KV cache",
     "tokens": "KV cache tokens",
     "concurrency": "max concurrency",
-    "graphs": "captured graphs",
+    "graphs": "graph memory",
     "limit": "start limit",
 }
 _HEAD = """\
@@ -48,7 +48,7 @@ this page. Single runs with their sources: [accuracy.csv](accuracy.csv).
 An error is (simulated − published) / published. A target is met if a value that rounds to the
 published one is within it. Only **predicted** values count: no constant of the simulated device was
 taken from that run, and the source is exact. "Without taken constants" removes each constant that
-any run on hardware gave.
+any run on hardware gave. Start limit: the largest `max-num-batched-tokens` that starts.
 
 ![Signed errors of each value, by device](accuracy.svg)
 """
@@ -73,8 +73,6 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str:
         "## Outside the targets\n",
         _outside(errors),
         accuracy_calibration.section([run for run, _ in done], kept),
-        "## Start limits\n",
-        _limits(done),
         "## Not planned\n",
         _failed(failed, missing),
         _ADD,
@@ -108,8 +106,6 @@ _ADD = """\
 
 `memprof sim calibrate RUN --row FILE.toml` writes a recorded run on an NPU as a row of such a
 table. `python -m scripts.accuracy --run --rows FILE.toml` plans the rows of your own file.
-
-See also: [the simulated device](concepts/simulation.md), [plans](concepts/plans.md).
 """
 
 
@@ -191,7 +187,7 @@ def _outside(errors: Sequence[Error]) -> str:
         value = f"{error.run.id}, {TITLES[error.figure]} {_percent(error.relative)}"
         rows.setdefault(re.sub(r"^[\d.]+ of [\d.]+ MiB: |^[\d.]+ MiB: ", "", why), []).append(value)
     listed = [
-        ["; ".join(values), textwrap.shorten(why, 160, placeholder="…")]
+        ["; ".join(values), textwrap.shorten(why, 120, placeholder="…")]
         for why, values in rows.items()
     ]
     return _table(("value", "why"), listed) if listed else "None.\n"
@@ -221,24 +217,6 @@ def _csv(errors: Sequence[Error]) -> str:
             "; ".join(run.unknown), "; ".join(run.differs),
         ])  # fmt: skip
     return out.getvalue()
-
-
-def _limits(done: Sequence[tuple[PublishedRun, PlannedRow]]) -> str:
-    rows = []
-    for run, planned in done:
-        if run.limit is None:
-            continue
-        found, error = f"none: {planned.reason or planned.status}", "-"
-        if planned.limit is not None:
-            found = f"{planned.limit:,.0f}"
-            [each] = [each for each in errors_of(run, planned) if each.figure == "limit"]
-            error = f"{_percent(each.relative)}{'' if each.met else ', outside'}"
-        rows.append([run.id, f"{run.limit.starts:,} to {run.limit.fails:,}", found, error])
-    text = (
-        "The largest `max-num-batched-tokens` that starts: published between a start and a\n"
-        "failure; simulated where the KV cache equals that of one request of full length.\n\n"
-    )
-    return text + _table(("row", "published", "simulated", "error"), rows)
 
 
 def _failed(

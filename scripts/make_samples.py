@@ -23,6 +23,7 @@ from vllm_memprof.cli.live import rank_budgets, shown_of
 from vllm_memprof.cli.show import pieces
 from vllm_memprof.launch.attach import Attached
 from vllm_memprof.launch.painting import draw_screen
+from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.table import render_table
 from vllm_memprof.sources import build_run
@@ -82,11 +83,9 @@ def terminal_page(report: Report) -> str:
     console = Console(
         record=True, file=io.StringIO(), width=TERMINAL_COLUMNS, force_terminal=True, _environ={}
     )
-    console.print(
-        f"[bold]$[/bold] memprof report reports/{report.run.model.split('/')[-1].lower()}",
-        highlight=False,
-    )
-    console.print(render_table(report))
+    folder = f"reports/{report.run.model.split('/')[-1].lower()}"
+    console.print(f"[bold]$[/bold] memprof report {folder}", highlight=False)
+    console.print(render_table(FirstScreen((report,), folder)))
     return console.export_html(theme=MONOKAI, code_format=TERMINAL, inline_styles=True)
 
 
@@ -127,7 +126,7 @@ class Screenshot:
 
 
 SCREENSHOTS = (
-    Screenshot("terminal.png", RUN, 910, 1180, terminal_page),
+    Screenshot("terminal.png", RUN, 910, 700, terminal_page),
     Screenshot("terminal-oom.png", OOM_RUN, 910, 606, terminal_page),
     Screenshot("live-80-dark.png", SERVING_RUN, 672, 270, live_page(80, dark=True)),
     Screenshot("live-80-light.png", SERVING_RUN, 672, 270, live_page(80, dark=False)),

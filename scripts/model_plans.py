@@ -132,15 +132,13 @@ NOTES = """
 
 - DeepSeek-V3 and R1, Kimi-K2, MiniMax-M2, gpt-oss: bfloat16, or W8A8 if the table says so. Their
   public checkpoints are FP8 and MXFP4, which vllm-ascend does not take on 910B and A3.
-- W8A8: `--quantization ascend`. Without weights memprof generates `quant_model_description.json`,
-  with 8 bits in attention and MLP projections and experts, as the W8A8 models published for Ascend;
-  put your own file beside config.json for another choice. Not generated for gpt-oss, Qwen2.5-Omni
-  and MiniCPM3.
-- A different model: a folder with its `config.json` is enough. Missing files (tokenizer,
-  preprocessor) are generated in memprof's cache, and a note names them.
+- W8A8: `--quantization ascend`. Without weights memprof generates `quant_model_description.json`
+  (8 bits in attention and MLP projections and experts), or takes yours next to config.json. Not
+  generated for gpt-oss, Qwen2.5-Omni and MiniCPM3.
+- A different model: a folder with its `config.json` is enough; missing files (tokenizer,
+  preprocessor) are generated.
 - Qwen2.5-Omni: the thinker, which is what vLLM loads.
 - gpt-oss-120b on A3 with TP4, as its page has it, has 0.29 GiB for the KV cache; one request of
   32,768 tokens needs 0.32: so TP8 here.
-- Tokens of a hybrid model (Qwen3-Next, Qwen3.5) are the engine's value: concurrency × length. The
-  states of its linear attention do not grow with a request.
+- Tokens of a hybrid model (Qwen3-Next, Qwen3.5) are the engine's value: concurrency × length.
 """

@@ -28,6 +28,8 @@ LIMITS = {
     "modules outside engines/ and sim/ that name SGLang": 6,
     'branches on source == "log" outside logs/': 5,
     "scripts that import tests, tests that import scripts": 0,
+    "words of docs/": 35_000,
+    "words of README.md": 1_000,
 }
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -55,10 +57,11 @@ def tokens_of(text: str, tree: ast.Module) -> list[tokenize.TokenInfo]:
     ]
 
 
-def used_once(trees: dict[Path, ast.Module]) -> tuple[int, int]:
-    """Return how many functions are private and named once outside their definition, and of all."""
-    private, every = 0, 0
-    for tree in trees.values():
+def used_once(trees: dict[Path, ast.Module]) -> tuple[list[str], int]:
+    """Return the functions that are private and named once, and how many there are of all kinds."""
+    private: list[str] = []
+    every = 0
+    for path, tree in trees.items():
         named: Counter[str] = Counter()
         for node in ast.walk(tree):
             if isinstance(node, ast.Name):
@@ -69,7 +72,8 @@ def used_once(trees: dict[Path, ast.Module]) -> tuple[int, int]:
             if isinstance(node, _FUNCTIONS):
                 every += 1
                 own = node.name.startswith("_") and not node.name.startswith("__")
-                private += own and named[node.name] == 1
+                if own and named[node.name] == 1:
+                    private.append(f"{path.relative_to(PACKAGE)}:{node.lineno} {node.name}")
     return private, every
 
 
@@ -88,6 +92,11 @@ def imports_between(folder: str, other: str) -> list[str]:
     pattern = re.compile(rf"^\s*(?:from|import) {other}\b", re.MULTILINE)
     files = sorted((ROOT / folder).rglob("*.py"))
     return [str(path.relative_to(ROOT)) for path in files if pattern.search(path.read_text())]
+
+
+def words_of(*pages: Path) -> int:
+    """Return the words of pages, as ``wc -w`` counts them."""
+    return sum(len(page.read_text().split()) for page in pages)
 
 
 def main() -> int:
@@ -125,11 +134,13 @@ def main() -> int:
     crossed = imports_between("scripts", "tests") + imports_between("tests", "scripts")
     counted: dict[str, tuple[float, list[str]]] = {
         "tokens of the package": (sum(sizes.values()), []),
-        "private helpers used once, % of functions": (100 * private / every, []),
+        "private helpers used once, % of functions": (100 * len(private) / every, private),
         "top-level class names that stand twice": (len(classes), classes),
         "modules outside engines/ and sim/ that name SGLang": (len(named), named),
         'branches on source == "log" outside logs/': (len(branches), branches),
         "scripts that import tests, tests that import scripts": (len(crossed), crossed),
+        "words of docs/": (words_of(*(ROOT / "docs").rglob("*.md")), []),
+        "words of README.md": (words_of(ROOT / "README.md"), []),
     }
     assert counted.keys() == LIMITS.keys()
     over = []
@@ -140,7 +151,9 @@ def main() -> int:
         if options.names:
             print("".join(f"{'':>12}{name}\n" for name in names), end="")
     lines = sum(text.count("\n") for text in sources.values())
-    print(f"{private} of {every} functions; {lines:,} lines in {len(sources)} modules;", end=" ")
+    print(
+        f"{len(private)} of {every} functions; {lines:,} lines in {len(sources)} modules;", end=" "
+    )
     print(", ".join(f"{name} {size:,}" for name, size in folders.most_common() if size > 5000))
     if options.check and over:
         print("above the limit: " + "; ".join(over), file=sys.stderr)

@@ -1,23 +1,28 @@
-"""Write ``docs/causes/*.md`` from the book of causes, a page per kind of failure.
+"""Write ``docs/causes.md`` from the book of causes: errors by kind of failure, changes once.
 
-python -m scripts.write_causes_docs          rewrite the pages
-python -m scripts.write_causes_docs --check  exit status 1 when a page differs
+python -m scripts.write_causes_docs          rewrite the page
+python -m scripts.write_causes_docs --check  exit status 1 if it differs
 """
 
 from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_memprof.causes.book import Row, read_book
 from vllm_memprof.record.cause import KINDS, Cure
 
-FOLDER = Path(__file__).parent.parent / "docs" / "causes"
+PAGE = Path(__file__).parent.parent / "docs" / "causes.md"
 MADE = "<!-- Made by scripts/write_causes_docs.py from vllm_memprof/causes: edit it there. -->"
-ORIGINS = read_book().origins
-ROWS = [row for rows in ORIGINS.values() for row in rows]
+ROWS = [row for rows in read_book().origins.values() for row in rows]
+OPENING = (
+    "What a failed start or server may have failed of, by the kind that `memprof explain` and a "
+    "report name: what each error means, the line of the log (an out-of-memory message is shown "
+    "once for each kind), and in brackets the numbers of [what to change](#what-to-change). A "
+    "report calls a change enough only if that was tried or computed. An error that is not listed "
+    "is shown as it is."
+)
 
 
 def wrapped(said: str, indent: str = "") -> str:
@@ -35,83 +40,67 @@ def change(cure: Cure) -> str:
     return (cure.action or f"`{joined}`") + whose
 
 
-def cell(said: str) -> str:
-    """Return the text of a cell of a table."""
-    return said.replace("|", "\\|")
+def short(row: Row) -> str:
+    """Return the line of the log that shows a row, cut to what tells it from others."""
+    said = max(row.example.splitlines(), key=len).strip().replace("`", "'")
+    return textwrap.shorten(said, 64, placeholder="…")
 
 
-def entry(row: Row, numbers: dict[Cure, int]) -> str:
-    """Return the line of a row: what the log says, what it means, which changes answer it."""
-    said = max(row.example.splitlines(), key=len).strip()
+def meaning(row: Row) -> str:
+    """Return what the error means, and how far that is certain."""
     title = row.title[0].upper() + row.title[1:]
     if row.is_memory != KINDS[row.kind]:
         title += " (memory)" if row.is_memory else " (no memory is short)"
-    if row.beside or not row.certain:
-        title += " (likely)"
-    if row.source:
-        title += f"; {row.source}"
-    change = ", ".join(str(numbers[cure]) for cure in row.cures)
-    return f"| `{cell(textwrap.shorten(said, 90, placeholder='…'))}` | {cell(title)} | {change} |"
+    return title + (" (likely)" if row.beside or not row.certain else "")
 
 
-def page(kind: str, rows: Sequence[Row]) -> str:
-    """Return the page of a kind: its errors, then what to change, each once."""
-    cures = list(dict.fromkeys(cure for row in rows for cure in row.cures))
-    numbers = {cure: number for number, cure in enumerate(cures, 1)}
-    table = ["| the log says | it means | change |", "|---|---|---|"]
-    table += [entry(row, numbers) for row in rows]
-    parts = [MADE + f"\n# {kind}"]
-    parts += [] if KINDS[kind] else ["No memory is short."]
-    parts.append("\n".join(table))
-    if cures:
-        listed = [wrapped(f"{n}. {change(cure)}: {cure.why}", "   ") for cure, n in numbers.items()]
-        parts += ["## What to change", "\n".join(listed)]
-    return "\n\n".join(parts) + "\n"
+def entries(kind: str, numbers: dict[str, int]) -> str:
+    """Return the errors of a kind: what each means, what the log says, which changes answer it."""
+    lines: dict[tuple[str, str], dict[str, None]] = {}
+    for row in (row for row in ROWS if row.kind == kind):
+        changes = ", ".join(dict.fromkeys(str(numbers[cure.why]) for cure in row.cures))
+        known = lines.setdefault((meaning(row), changes), {})
+        if not any(f"`{short(row)}`" in each for each in lines.values()):
+            known[f"`{short(row)}`"] = None
+    return "\n".join(
+        wrapped(
+            f"- {title}"
+            + (f": {', '.join(said)}" if said else "")
+            + f" [{changes}]" * bool(changes),
+            "  ",
+        )
+        for (title, changes), said in lines.items()
+    )
 
 
-def pages() -> dict[str, str]:
-    """Return the pages by their name."""
-    found = {}
+def page() -> str:
+    """Return the page: the kinds with their errors, then what to change, a reason each."""
+    reasons: dict[str, dict[str, None]] = {}
     for kind in KINDS:
-        rows = [row for row in ROWS if row.kind == kind]
-        if rows:
-            found[f"{kind}.md"] = page(kind, rows)
-    listed = "\n".join(
-        f"- [{kind}]({kind}.md): {sum(row.kind == kind for row in ROWS)} errors"
-        for kind in KINDS
-        if f"{kind}.md" in found
-    )
-    origins = ", ".join(f"{name.replace('_', ' ')} ({len(rows)})" for name, rows in ORIGINS.items())
-    opening = wrapped(
-        "What a failed start or server may have failed of, as `memprof explain` and the report of "
-        "a run name it in `failure`: the first cause in the log, not the last. A page has the "
-        "errors that are known of a kind, each with lines as they look, and what to change. Of "
-        "what to change nothing is called enough that was not tried."
-    )
-    found["README.md"] = (
-        f"{MADE}\n# Causes of failures\n\n{opening}\n\n{listed}\n\n"
-        + wrapped(f"By origin: {origins}. An error that none of them names is shown as it is.")
-        + "\n"
-    )
-    return found
+        for row in ROWS:
+            if row.kind == kind:
+                for cure in row.cures:
+                    reasons.setdefault(cure.why, {})[change(cure)] = None
+    numbers = {why: number for number, why in enumerate(reasons, 1)}
+    parts = [f"{MADE}\n# Causes of failures", wrapped(OPENING)]
+    for kind, is_memory in KINDS.items():
+        if errors := entries(kind, numbers):
+            parts += [f"## {kind}"] + ([] if is_memory else ["No memory is short."]) + [errors]
+    listed = [
+        wrapped(f"{number}. {', '.join(reasons[why])}: {why}", " " * (len(str(number)) + 2))
+        for why, number in numbers.items()
+    ]
+    return "\n\n".join([*parts, "## What to change", "\n".join(listed)]) + "\n"
 
 
 def main(check: bool) -> int:
-    """Write or compare the pages; return the exit status."""
-    wanted = pages()
-    there = {path.name: path.read_text() for path in FOLDER.glob("*.md")}
-    stale = sorted(
-        name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name)
-    )
-    if check:
-        for name in stale:
-            print(f"docs/causes/{name} is stale: python -m scripts.write_causes_docs")
-        return 1 if stale else 0
-    FOLDER.mkdir(exist_ok=True)
-    for name in stale:
-        (FOLDER / name).unlink(missing_ok=True)
-        if name in wanted:
-            (FOLDER / name).write_text(wanted[name])
+    """Write or compare the page; return the exit status."""
+    wanted = page()
+    if not check:
+        PAGE.write_text(wanted)
+    elif not PAGE.exists() or PAGE.read_text() != wanted:
+        print("docs/causes.md is stale: python -m scripts.write_causes_docs")
+        return 1
     return 0
 
 

@@ -63,3 +63,14 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return a hint: what is known and like a misspelt name, or else another one."""
     found = nearest(name, known, 3)
     return f"did you mean {' or '.join(found)}?" if found else otherwise
+
+
+def require_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not one of those that are known.
+
+    Raises:
+        UsageError: with those that are.
+    """
+    listed = list(known)
+    if name not in listed:
+        raise UsageError(f"{what} {name!r} is not known", hint=f"one of {', '.join(listed)}")

@@ -34,6 +34,7 @@ STATUS_WORDS = {
 }
 
 S = TypeVar("S", bound=str)
+K = TypeVar("K", bound=Hashable)
 #: How a value becomes a cell; ``-`` where it is unknown. Words stand on the left.
 Unit = Callable[[Any], str]
 
@@ -257,6 +258,20 @@ def foremost(rows: Iterable[R], count: int, weight: Callable[[R], Any]) -> list[
     listed = list(rows)
     kept = {id(row) for row in nlargest(count, listed, key=weight)}
     return [row for row in listed if id(row) in kept]
+
+
+def merged_order(*orders: Iterable[K]) -> list[K]:
+    """Return one order of all keys: one that earlier orders lack comes after its previous one."""
+    merged: list[K] = []
+    for order in orders:
+        place = 0
+        for key in order:
+            if key in merged:
+                place = merged.index(key)
+            else:
+                merged.insert(place, key)
+            place += 1
+    return merged
 
 
 def fold_rows(columns: Sequence[Column], per_rank: Mapping[str, Iterable[Any]]) -> list[Folded]:

@@ -65,7 +65,7 @@ def test_a_row_that_asks_for_npugraph_ex_has_a_graph_mode_that_leaves_it_on():
 def test_a_row_names_no_constant_that_a_profile_lacks():
     memory = load_profile("910b").memory
     patterns = set(load_profile("910b").workspace)
-    known = {*vars(memory), *patterns, "which layers have 8 bits"}
+    known = {*memory.__struct_fields__, *patterns, "which layers have 8 bits"}
     for run in RUNS:
         for constants in run.fitted.values():
             assert set(constants.split(", ")) <= known, run.id

@@ -15,6 +15,8 @@ ARGS = ["--device", "sim:910b", "--max-model-len", "4096", "--gpu-memory-utiliza
 #: Not of the device: clocks, processes and what the host holds for them.
 NOT_COMPARED = {
     "pid",
+    "ppid",
+    "roles",
     "host",
     "seconds",
     "t_ns",

@@ -30,7 +30,7 @@ TINY = ("memprof/tiny", "--enforce-eager", "--max-model-len", "4096")
 #: What two runs of one command cannot share: times, places, names, what is read by the clock, and
 #: the host's memory.
 _OF_A_RUN = ("_s", "_ns", "_seconds")
-_OWN = {"run", "host_rss_bytes", "seconds", "pid", "other_processes", "samples", "growth"}
+_OWN = {"run", "host_rss_bytes", "seconds", "pid", "ppid", "other_processes", "samples", "growth"}
 
 
 @pytest.fixture

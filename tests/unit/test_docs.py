@@ -186,7 +186,7 @@ OWN_ROWS = (
     "Inputs that differ",
     "KV layers by type",
     "Device memory when an allocation failed",
-    "What would have let it pass",
+    "Options that avoid this OOM",
     "Requests: ",
     "Parts of a step",
     "Communicators",

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import cast
 
 from vllm_memprof.accounting.budget.budgets import equation_budget, fit_device
-from vllm_memprof.accounting.budget.equations import counted_per_byte
 from vllm_memprof.accounting.budget.infer_equation import choose
-from vllm_memprof.accounting.budget.kv import build_kv, infer_layout
+from vllm_memprof.accounting.budget.kv import kv_cache
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
 from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.findings.table import find
-from vllm_memprof.accounting.model import (
-    Kv,
-    RankReport,
-    Report,
-    RunSummary,
-)
+from vllm_memprof.accounting.model import RankReport, Report, RunSummary
 from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom.estimates import Case
 from vllm_memprof.accounting.oom.failed_allocation import failed_allocation
@@ -28,26 +21,14 @@ from vllm_memprof.accounting.owners.device_memory import device_memory
 from vllm_memprof.accounting.owners.in_torch import torch_owners
 from vllm_memprof.accounting.owners.outside_torch import owners_of
 from vllm_memprof.accounting.readings.quantities import StartupReadings
-from vllm_memprof.accounting.readings.startup import (
-    Moments,
-    after,
-    before,
-    engine_figures,
-    first_device_total,
-    grown_by,
-    growth,
-)
+from vllm_memprof.accounting.readings.startup import Moments, engine_figures, first_device_total
 from vllm_memprof.accounting.serving.growth import device_growth, host_growth, traced, with_room
 from vllm_memprof.accounting.serving.requests import mm_profile, points, request_rows, stage_rows
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.loader import ProcessRecord, Run
-from vllm_memprof.record.spans import first_of
 from vllm_memprof.text import text
-from vllm_memprof.units import either, minus, sum_or_none
-
-#: Phases inside kv_cache_alloc that allocate something else.
-_BESIDE_KV = ("kv_connector", "request_pool")
+from vllm_memprof.units import either, sum_or_none
 
 
 def build_report(run: Run) -> Report:
@@ -61,8 +42,8 @@ def build_report(run: Run) -> Report:
     report = run_report(run, workers_by_label(run))
     return replace(
         report,
+        failure=with_values(run.failure, report.ranks, report.run.engine),
         findings=find(run, report.ranks),
-        failure=with_values(run.failure, report.ranks),
     )
 
 
@@ -100,7 +81,7 @@ def rank_reports(
             replicas[process.identity.dp_rank].append(moments)
     ranks = []
     for at, (label, process) in enumerate(workers):
-        who, spans, calls = process.identity, process.phases, empty_cache_calls(run, process)
+        who, spans = process.identity, process.phases
         of = StartupReadings(
             spans,
             engine_figures(process, summary.eager, choice.equation),
@@ -111,7 +92,9 @@ def rank_reports(
             nothing_later,
             process.figures_half_units,
         )
-        kv, oom = _kv(run, process, of, summary.engine), failed_allocation(run, process)
+        total = either(of.figure("device_total_bytes"), first_device_total(spans))
+        kv = kv_cache(run, process, of, summary.engine)
+        oom = failed_allocation(run, process)
         budget = replace(
             equation_budget(of, kv, process.figures, summary.command),
             chosen_by=choice.chosen_by if choice.equation is not None else None,
@@ -129,10 +112,11 @@ def rank_reports(
             }
             for span in spans
         ]
+        calls = empty_cache_calls(run, process)
         rank = RankReport(
             **{**vars(who), "label": label},
             group=run.info.group,
-            device_total_bytes=either(of.figure("device_total_bytes"), first_device_total(spans)),
+            device_total_bytes=total,
             initial_free_bytes=of.figure("initial_free_bytes"),
             phases=[replace(span, owners=each) for span, each in zip(spans, divided, strict=True)],
             budget=budget,
@@ -164,37 +148,3 @@ def rank_reports(
             rank = replace(rank, oom=replace(oom, remedies=tried))
         ranks.append(rank)
     return ranks
-
-
-def _kv(run: Run, process: ProcessRecord, of: StartupReadings, engine: str | None) -> Kv:
-    """Return the KV cache of a rank by its own plan, else its replica's, else any."""
-    dp_rank, planners = process.identity.dp_rank, run.whole.planners
-    own = [each for each in planners if each is process]
-    replica = [each for each in planners if each.identity.dp_rank == dp_rank]
-    plan = next((each.kv_plan for each in (*own, *replica, *planners)), None)
-    span, draft = first_of(process.phases, "kv_cache_alloc"), of.last("draft_load")
-    beside = [
-        grown_by(inner)
-        for inner in process.phases
-        if span is not None and inner.phase in _BESIDE_KV and inner.parent == span.order
-    ]
-    allocated = growth(before(span), after(span), "allocated_bytes")
-    layers = None if draft is None else draft.detail.get("layers")
-    printed = run.printed_kv.get(dp_rank, run.printed_kv.get(None, {}))
-    kv = build_kv(
-        plan,
-        process.identity.rank,
-        minus(allocated, sum_or_none(beside)),
-        printed or run.whole.printed_kv.get(dp_rank, {}),
-        counted_per_byte(of.equation, of.figures),
-        {str(name) for name in layers} if isinstance(layers, list) else None,
-    )
-    peers = [each for each in run.processes if each.is_worker and each.identity.dp_rank == dp_rank]
-    stages = {each.identity.pp_rank for each in peers}  # that hold other layers
-    if kv.recorded or of.figure("kv_cache_bytes") is None or len(stages) > 1:
-        return kv
-    # the engine serves with the tokens of the rank that has the least
-    least = min(peers, key=lambda each: each.figures.get("kv_cache_bytes") or math.inf)
-    granted = engine_figures(least, False, None).get("kv_cache_bytes")
-    half = least.figures_half_units.get("kv_cache_bytes", 0)
-    return infer_layout(kv, None if granted is None else int(granted), half, engine)

@@ -74,7 +74,19 @@ def _call(spans: list[Span], span: Span, after_ready: bool) -> EmptyCacheCall:
     last = next(stops, None)
     paused = last is not None and (last.phase == "pause" or last in parents)
     runs = requests is None or bool(requests or in_step)
-    later, where = _next_reading(spans, span)
+    # the next call's first reading or the end of the next phase, whichever is first
+    for other in spans[span.order + 1 :]:
+        if other.phase == "empty_cache":
+            later, where = other.before, "the next call"
+            break
+        if other.phase in _BREAKS:
+            later, where = other.before or other.after, f"the beginning of {other.phase}"
+            break
+        if not any(inner.parent == other.order and inner.phase == "empty_cache" for inner in spans):
+            later, where = other.after, f"the end of {other.phase}"
+            break
+    else:
+        later, where = None, None
     refilled = None if later is None else _refilled(span, later)
     by_module = None
     if before.components is not None and after.components is not None:
@@ -131,18 +143,6 @@ def _taken_again(sizes: Sequence[Amount]) -> Amount:
 
 def _cached(snapshot: Snapshot) -> Amount:
     return minus(snapshot.reserved_bytes, snapshot.allocated_bytes)
-
-
-def _next_reading(spans: list[Span], span: Span) -> tuple[Snapshot | None, str | None]:
-    """Return the next call's first reading or the end of the next phase, whichever is first."""
-    for other in spans[span.order + 1 :]:
-        if other.phase == "empty_cache":
-            return other.before, "the next call"
-        if other.phase in _BREAKS:
-            return other.before or other.after, f"the beginning of {other.phase}"
-        if not any(inner.parent == other.order and inner.phase == "empty_cache" for inner in spans):
-            return other.after, f"the end of {other.phase}"
-    return None, None
 
 
 def _end_of_start_up(spans: list[Span]) -> tuple[str | None, Snapshot | None]:

@@ -45,8 +45,8 @@ EVIDENCE = {
             "the log names neither the release nor an equation: its figures are shown as they are"
         ),
         recomputed=text(
-            "recomputed from the engine's own figures: its arithmetic and release are understood; "
-            "no figure is audited, a log holds the engine's figures only"
+            "recomputed from the engine's own values: the equation matches this release; "
+            "a log has no measurements to compare them with"
         ),
         # a log rarely shows a run to its end: what it shows is said, and no more
         status={

@@ -160,7 +160,7 @@ class Tried:
     tolerance_bytes: int  # rounding of the printed figures
     given: bool = False  # that of the release, or of the form of the lines
     missing: str | None = None  # the only term that is not in the log
-    missing_bytes: Amount = None  # what the granted KV cache leaves for it
+    missing_bytes: Amount = None  # what the available KV cache leaves for it
     missing_tolerance_bytes: int = 0
 
     @property
@@ -279,7 +279,7 @@ class Budget:
         return sum(known) + self.engine_kv_cache_bytes
 
     def implied_term(self, divisor: int = 1) -> tuple[str, int] | None:
-        """Return (name, bytes) of the only unknown term, as the granted KV cache leaves it."""
+        """Return (name, bytes) of the only unknown term, as the available KV cache leaves it."""
         missing = [row.name for row in self.terms if row.subtracted and row.bytes is None]
         granted, asked = self.engine_kv_cache_bytes, self.requested_bytes
         if len(missing) != 1 or granted is None or asked is None or self.override:

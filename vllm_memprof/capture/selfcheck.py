@@ -14,7 +14,7 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from vllm_memprof.capture.hook import Hook, Verdict
+from vllm_memprof.capture.hook import Verdict
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import PACKAGES
 from vllm_memprof.engines import ENGINES, VLLM
@@ -35,16 +35,15 @@ def check_installed(path: list[str]) -> list[Verdict]:
     engine = next((row for row in ENGINES.values() if row.package in versions), VLLM)
     version = versions.get(engine.package)
     rows = rows_in_force(backend, version, sampling=True, engine=engine.name)
-    return [_check_row(hook, path) for hook in rows]
-
-
-def _check_row(hook: Hook, path: list[str]) -> Verdict:
-    answers = {target: _defined(target, path) for target in hook.targets}
-    best = max(answers, key=answers.__getitem__)
-    states = ("missing", "compiled", "found")
-    if hook.need == "expected_absent":
-        states = ("absent_ok", "absent_ok", "stale")
-    return hook.verdict(states[answers[best]], best)
+    verdicts = []
+    for hook in rows:
+        answers = {target: _defined(target, path) for target in hook.targets}
+        best = max(answers, key=answers.__getitem__)
+        states = ("missing", "compiled", "found")
+        if hook.need == "expected_absent":
+            states = ("absent_ok", "absent_ok", "stale")
+        verdicts.append(hook.verdict(states[answers[best]], best))
+    return verdicts
 
 
 def _defined(target: str, path: list[str]) -> int:

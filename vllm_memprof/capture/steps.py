@@ -86,21 +86,17 @@ def start_thread(recorder: Recorder) -> None:
 
 
 def _read_on(recorder: Recorder) -> None:
+    """Write a reading in each period."""
     try:
         while True:
             time.sleep(PERIOD_S)
-            _read(recorder)
+            figures: Fields = dict.fromkeys(DEVICE_SAMPLE_FIGURES)
+            if not recorder.is_in_phase and recorder.serving:
+                snapshot = recorder.probe.snapshot()
+                figures = {name: snapshot.get(name) for name in figures}
+                for module, component in (snapshot["components"] or {}).items():
+                    figures[f"runtime.{module}"] = component["bytes"]
+            figures["host_rss_bytes"], figures["host_shared_bytes"] = host_memory()
+            recorder.sampler.files.sample("device_sample", time.monotonic_ns(), None, 0, figures)
     except Exception as error:
         recorder.error("device thread", error)
-
-
-def _read(recorder: Recorder) -> None:
-    """Write one reading."""
-    figures: Fields = dict.fromkeys(DEVICE_SAMPLE_FIGURES)
-    if not recorder.is_in_phase and recorder.serving:
-        snapshot = recorder.probe.snapshot()
-        figures = {name: snapshot.get(name) for name in figures}
-        for module, component in (snapshot["components"] or {}).items():
-            figures[f"runtime.{module}"] = component["bytes"]
-    figures["host_rss_bytes"], figures["host_shared_bytes"] = host_memory()
-    recorder.sampler.files.sample("device_sample", time.monotonic_ns(), None, 0, figures)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vllm_memprof.causes import values
 from vllm_memprof.engines import ENGINES
@@ -83,43 +83,30 @@ def read_book() -> Book:
             said = {key: titled(cure[key]) for key in ("why", "action") if key in cure}
             engine = origin if origin in ENGINES else None
             cures.setdefault(name, {})[origin] = Cure(**{"engine": engine} | cure | said)
-    origins = {
-        origin: [
-            _row(file.get("defaults", {}) | row, origin, cures, patterns) for row in file["rows"]
-        ]
-        for origin, file in found.items()
-        if "rows" in file
-    }
+    origins: dict[str, list[Row]] = {}
+    for origin, file in found.items():
+        for row in file.get("rows", ()):
+            entry = file.get("defaults", {}) | row
+            computed = entry.get("values", {})
+            # a row of an engine has its cures, any other those of every engine
+            own = {
+                cure: computed.get(name)
+                for name in entry["cures"]
+                for owner, cure in cures[name].items()
+                if owner == origin or origin not in cures[name]
+            }
+            entry |= {
+                "title": titled(entry["title"]),
+                "holds": getattr(values, entry.get("holds", ""), None),
+                "cures": tuple(own),
+                "values": {cure: getattr(values, name) for cure, name in own.items() if name},
+            }
+            for name in ("pattern", "beside", "unless"):
+                entry[name] = _joined(entry.get(name, ""), patterns)
+            origins.setdefault(origin, []).append(Row(**entry))
     return Book(origins, patterns, found["words"]["words"])
 
 
 def _joined(pattern: str | tuple[str, ...], named: Mapping[str, str] | None = None) -> str:
     alternatives = (pattern,) if isinstance(pattern, str) else pattern
     return "|".join((named or {}).get(each.removeprefix("@"), each) for each in alternatives)
-
-
-def _row(
-    entry: dict[str, Any],
-    origin: str,
-    cures: Mapping[str, Mapping[str, Cure]],
-    patterns: Mapping[str, str],
-) -> Row:
-    """Return a row: one of an engine has its cures, any other those of every engine."""
-    computed = entry.get("values", {})
-    own = {
-        cure: computed.get(name)
-        for name in entry["cures"]
-        for owner, cure in cures[name].items()
-        if owner == origin or origin not in cures[name]
-    }
-    for name in ("pattern", "beside", "unless"):
-        entry[name] = _joined(entry.get(name, ""), patterns)
-    return Row(
-        **entry
-        | {
-            "title": titled(entry["title"]),
-            "holds": getattr(values, entry.get("holds", ""), None),
-            "cures": tuple(own),
-            "values": {cure: getattr(values, name) for cure, name in own.items() if name},
-        }
-    )

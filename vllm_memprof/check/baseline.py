@@ -15,11 +15,18 @@ from vllm_memprof.text import Text, text
 
 def differences(baseline: Report, run: Report) -> list[Text]:
     """Return what keeps the two from being compared, the widest first; empty: comparable."""
-    return [
-        _said(change)
-        for change in changes(baseline, run)
-        if _decides(change) and not _printed_alike(change, baseline, run)
+    found = [change for change in changes(baseline, run) if _decides(change)]
+    # two sizes of a device may be one, as far as a log prints it
+    sized = [
+        next((rank for rank in report.ranks if rank.device_total_bytes is not None), None)
+        for report in (baseline, run)
     ]
+    known = [rank for rank in sized if rank is not None]
+    if len(known) == 2:
+        a, b = (rank.device_total_bytes or 0 for rank in known)
+        if abs(a - b) <= sum(rank.half_units.get("device_total_bytes", 0) for rank in known):
+            found = [change for change in found if change.name != "device total"]
+    return [_said(change) for change in found]
 
 
 def remarks(baseline: Report, run: Report) -> list[Text]:
@@ -53,15 +60,3 @@ def _decides(change: Change) -> bool:
     if change.kind in ("version", "engine"):
         return name == "engine"
     return name not in NO_WEIGHT["arguments"]
-
-
-def _printed_alike(change: Change, *reports: Report) -> bool:
-    """Return whether two sizes of a device are one, as far as a log prints it."""
-    if change.name != "device total" or None in (change.a, change.b):
-        return False
-    sized = [
-        next(rank for rank in report.ranks if rank.device_total_bytes is not None)
-        for report in reports
-    ]
-    a, b = (rank.device_total_bytes or 0 for rank in sized)
-    return abs(a - b) <= sum(rank.half_units.get("device_total_bytes", 0) for rank in sized)

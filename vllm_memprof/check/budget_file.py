@@ -67,7 +67,11 @@ def parse_budget(text: str, name: str) -> BudgetFile:
     budget, lines = BudgetFile(name, []), text.splitlines()
     mistakes = []
     for names, value in _entries(data):
-        line = _line_of(lines, names)
+        line = 1  # on which the last of the names stands
+        for each in names:
+            word = re.compile(rf"(?<![\w-]){re.escape(each)}(?![\w-])")
+            below = range(line, len(lines) + 1)
+            line = next((at for at in below if word.search(lines[at - 1].partition("#")[0])), line)
         try:
             if len(names) < 3:
                 budget.limits.append(_limit(names, value)._replace(line=line))
@@ -111,16 +115,6 @@ def _entries(data: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
                 yield from (((table, name, str(item)), item) for item in value)
             else:
                 yield (table, name), value
-
-
-def _line_of(lines: list[str], names: Iterable[str]) -> int:
-    """Return the number of the line on which the last of the names stands."""
-    at = 0
-    for name in names:
-        word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-        below = range(at, len(lines))
-        at = next((each for each in below if word.search(lines[each].partition("#")[0])), at)
-    return at + 1
 
 
 def _limit(names: Sequence[str], value: Any) -> Limit:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import MODELLED, RunSummary
 from vllm_memprof.accounting.summary import device_text, engine_text
 from vllm_memprof.check.limits import BYTES, FINDING, STATUS, LimitReading
 from vllm_memprof.check.outcomes import CheckResult, Outcome
-from vllm_memprof.document import BAD, GOOD, NOT_MEASURED, Document, Head, Line, Row, Section
+from vllm_memprof.document import BAD, GOOD, NOT_MEASURED, PLAIN, Document, Head, Line, Row, Section
 from vllm_memprof.tables import SHOWN_GROUPS, WIDE, fold, group_ranks, modelled, signed
 from vllm_memprof.text import Text, join, text, titled
 from vllm_memprof.units import format_bytes, format_gib
@@ -108,10 +109,26 @@ def _exact(outcome: Outcome, value: int) -> Text:
 def _limits(result: CheckResult, wide: bool) -> Section:
     """Return every limit: the groups of ranks that fail, else the one with the least margin."""
     rows, notes, outcomes = list[Row](), list[str](), result.limits
+
+    def cell(outcome: Outcome, value: int | None, unknown: str) -> str:
+        if value is None:
+            return unknown
+        return f"{format_gib(value, 4)} GiB" if outcome.unit == BYTES else format_bytes(value)
+
     for outcome in outcomes:
         failing = [row for row in outcome.readings if not row.ok]
         groups = _groups(failing)[:SHOWN_GROUPS] or _groups(outcome.readings)[:1]
-        rows += [_row(outcome, group, wide) for group in groups]
+        holds, fails, wanted = _STATED.get(outcome.unit, ("", "", "-"))
+        failed = NOT_MEASURED if outcome.unmeasured else fails
+        title, figure = modelled(outcome.key, outcome.how == MODELLED), partial(cell, outcome)
+        for group in groups:
+            row = group[0]
+            held, limit = figure(row.value, holds if row.ok else failed), figure(row.limit, wanted)
+            cells = [title, held, limit, signed(row.margin) + ("±" if row.within_digits else "")]
+            cells += [outcome.limit, figure(row.baseline, "")] if wide else []
+            cells.append(_labels(group))
+            style, mark = (PLAIN, "✓") if row.ok else (BAD, "✗")
+            rows.append(Row(cells, style=style, mark=mark))
     if any(row.within_digits for outcome in outcomes for row in outcome.readings):
         notes.append(
             text(
@@ -127,22 +144,6 @@ def _limits(result: CheckResult, wide: bool) -> Section:
     figures += [text("As written"), text("Baseline")] if wide else []
     heads = [Head("", False), *map(Head, figures), Head(text("Ranks"), False)]
     return Section(text("Limits; margins in bytes or tokens"), heads, rows, notes)
-
-
-def _row(outcome: Outcome, group: Sequence[LimitReading], wide: bool) -> Row:
-    def figure(value: int | None, unknown: str) -> str:
-        if value is None:
-            return unknown
-        return f"{format_gib(value, 4)} GiB" if outcome.unit == BYTES else format_bytes(value)
-
-    row, title = group[0], modelled(outcome.key, outcome.how == MODELLED)
-    holds, fails, wanted = _STATED.get(outcome.unit, ("", "", "-"))
-    failed = NOT_MEASURED if outcome.unmeasured else fails
-    held, limit = figure(row.value, holds if row.ok else failed), figure(row.limit, wanted)
-    cells = [title, held, limit, signed(row.margin) + ("±" if row.within_digits else "")]
-    cells += [outcome.limit, figure(row.baseline, "")] if wide else []
-    cells.append(_labels(group))
-    return Row(cells, mark="✓") if row.ok else Row(cells, style=BAD, mark="✗")
 
 
 def _groups(rows: Sequence[LimitReading]) -> list[list[LimitReading]]:

@@ -94,17 +94,16 @@ def _unexplained(rank: RankReport) -> Reading:
     return Reading(largest(abs(owners.unexplained_bytes or 0) for owners in divided))
 
 
-def _headroom(rank: RankReport) -> Reading:
-    """Known where everything held at the serving peak is: a part would make it too large."""
-    whole = all(item.bytes is not None for item in rank.budget.held_at_peak)
-    return Reading(rank.budget.headroom_bytes if whole else None)
-
-
 _READ: dict[str, Callable[[RankReport], Reading]] = {
     "kv_cache": _granted,
     "kv_cache_tokens": lambda rank: Reading(rank.kv.tokens),
     "unexplained": _unexplained,
-    "headroom": _headroom,
+    # known where everything held at the serving peak is: a part would make it too large
+    "headroom": lambda rank: Reading(
+        rank.budget.headroom_bytes
+        if all(item.bytes is not None for item in rank.budget.held_at_peak)
+        else None
+    ),
     "rank_skew": _granted,
 }
 
@@ -137,26 +136,29 @@ def read_figure(report: Report, figure: LimitFigure) -> list[LimitReading]:
     """Read a figure on every rank, or per group of ranks where it compares them; never empty."""
     if not report.ranks:
         return [LimitReading(None, "", None, reason=text("no worker was recorded"))]
-    readings = []
+    readings, no_figure = [], EVIDENCE[report.run.source].no_figure
     for rank in report.ranks:
         read = figure.read(rank)
         printed = {name for name, size in rank.figures.items() if size is not None}
         known = (names for names in figure.printed if printed.issuperset(names))
         half_unit = sum(rank.half_units.get(name, 0) for name in next(known, ()))
-        reason = None if read.bytes is not None else _why_unknown(report, rank, figure, read)
+        reason = None
+        if read.bytes is None:
+            gap = next(
+                (
+                    text("{phase}: {reason}", row)
+                    for row in report.not_measured
+                    if row.phase == figure.phase
+                    and (row.labels is None or rank.label in row.labels)
+                ),
+                None,
+            )
+            open_ = rank.open_phases
+            left = text("the rank did not finish {phase}", phase=open_[-1]) if open_ else None
+            unread = read.reason or text("no record of it, run {status}", report.run)
+            reason = no_figure or gap or left or unread
         readings.append(LimitReading(rank.rank, rank.label, read.bytes, half_unit, reason))
     return readings if figure.per_rank else _spreads(report, readings)
-
-
-def _why_unknown(report: Report, rank: RankReport, figure: LimitFigure, read: Reading) -> str:
-    if (reason := EVIDENCE[report.run.source].no_figure) is not None:
-        return reason
-    for row in report.not_measured:
-        if row.phase == figure.phase and (row.labels is None or rank.label in row.labels):
-            return text("{phase}: {reason}", row)
-    if rank.open_phases:
-        return text("the rank did not finish {phase}", phase=rank.open_phases[-1])
-    return read.reason or text("no record of it, run {status}", report.run)
 
 
 def _spreads(report: Report, readings: list[LimitReading]) -> list[LimitReading]:

@@ -106,42 +106,37 @@ def check_report(report: Report, budget: BudgetFile, baseline: Report | None = N
             for apart in differences(baseline, report)
         ]
         notes += remarks(baseline, report)
-    outcomes = [
-        _ended(report),
-        *(_outcome(report, limit, baseline) for limit in budget.limits),
-        *(_finding(report, name, line) for name, line in budget.fail_on.items()),
-    ]
-    before = None if baseline is None else baseline.run
-    return CheckResult(report.run, budget.name, outcomes, before, notes)
-
-
-def _ended(report: Report) -> Outcome:
-    """Judge the run's own end: a run that failed has no figures of a run that serves."""
-    run, reason = report.run, None
-    if run.outcome != "ok":
+    run, why_ended = report.run, None
+    if run.outcome != "ok":  # a run that failed has no figures of a run that serves
         why = run.exit_reason or None
         if run.status == "running":
             why = text("it is still running, or nobody was left to write its end")
-        reason = join(": ", (text("status {outcome}", run), why))
-    return Outcome("run", "status", text("the run ended well"), STATUS, "ok", [_stated(reason)])
+        why_ended = join(": ", (text("status {outcome}", run), why))
+    ended = [_stated(why_ended)]
+    outcomes = [
+        Outcome("run", "status", text("the run ended well"), STATUS, "ok", ended),
+        *(_outcome(report, limit, baseline) for limit in budget.limits),
+    ]
+    for name, line in budget.fail_on.items():
+        rows = [
+            _stated(join(": ", (row.title, row.evidence or None)), row.rank, row.label)
+            for row in report.findings
+            if row.id == name
+        ]
+        rows = rows or [
+            _stated(text("not judged: {reason}", reason=reason), rank.rank, rank.label)
+            for rank, reason in blind_ranks(report, name)
+        ]
+        key, title = f"{FAIL_ON} {name}", text("no such finding")
+        outcomes.append(
+            Outcome(BUDGET, key, title, FINDING, name, rows or [_stated(None)], line=line)
+        )
+    before = None if baseline is None else baseline.run
+    return CheckResult(run, budget.name, outcomes, before, notes)
 
 
 def _stated(reason: str | None, rank: int | None = None, label: str | None = None) -> LimitReading:
     return LimitReading(rank, label or "", None, ok=reason is None, reason=reason)
-
-
-def _finding(report: Report, name: str, line: int) -> Outcome:
-    rows = [
-        _stated(join(": ", (row.title, row.evidence or None)), row.rank, row.label)
-        for row in report.findings
-        if row.id == name
-    ]
-    rows = rows or [
-        _stated(text("not judged: {reason}", reason=reason), rank.rank, rank.label)
-        for rank, reason in blind_ranks(report, name)
-    ]
-    key, title = f"{FAIL_ON} {name}", text("no such finding")
-    return Outcome(BUDGET, key, title, FINDING, name, rows or [_stated(None)], line=line)
 
 
 def _outcome(report: Report, limit: Limit, baseline: Report | None) -> Outcome:
@@ -150,30 +145,30 @@ def _outcome(report: Report, limit: Limit, baseline: Report | None) -> Outcome:
     if key.table == REGRESSION:
         assert baseline is not None
         before = read_figure(baseline, figure)
+    # what a rank is held against: that rank of the baseline, or the worst one
+    pick = min if key.sense == AT_LEAST else max
+    unknown = [each for each in before if each.value is None]
+    worst = pick(unknown or before, key=lambda each: each.value or 0, default=None)
+    same = {each.label: each for each in reversed(before)}
+    held = []
+    for reading in readings:
+        against = worst
+        if key.same_rank:
+            lacking = text("no rank {label} in it", reading)
+            none = LimitReading(None, reading.label, None, reason=lacking)
+            against = same.get(reading.label, none)
+        held.append(_held_to(limit, reading, against))
     return Outcome(
         key.table,
         key.name,
         figure.title,
         figure.unit,
         limit.written,
-        [_held_to(limit, each, _compared(limit, each, before)) for each in readings],
+        held,
         key.sense,
         limit.line,
         MODELLED if report.run.simulated and figure.device_wide else MEASURED,
     )
-
-
-def _compared(
-    limit: Limit, reading: LimitReading, before: list[LimitReading]
-) -> LimitReading | None:
-    """Return what a rank is held against: that rank of the baseline, or the worst one."""
-    if limit.key.same_rank:
-        lacking = text("no rank {label} in it", reading)
-        same = (each for each in before if each.label == reading.label)
-        return next(same, LimitReading(None, reading.label, None, reason=lacking))
-    pick = min if limit.key.sense == AT_LEAST else max
-    unknown = [each for each in before if each.value is None]
-    return pick(unknown or before, key=lambda each: each.value or 0, default=None)
 
 
 def _held_to(limit: Limit, reading: LimitReading, before: LimitReading | None) -> LimitReading:

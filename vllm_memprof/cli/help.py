@@ -15,7 +15,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from vllm_memprof.errors import UsageError
+from vllm_memprof.errors import UsageError, require_known
 from vllm_memprof.files import read_table
 
 #: What a document is drawn as, in any language; the other formats are names that programs know.
@@ -95,15 +95,13 @@ class HelpCommand(HelpMixin, TyperCommand):
         """
         formats = EVERY[self.name].formats if "lang" in ctx.params else ("table",)
         name, lang = ctx.params.get("format_name", "table"), ctx.params.get("lang", "en")
-        if name not in formats:
-            raise UsageError(f"--format {name!r} is not known", hint=", ".join(formats))
+        require_known("--format", name, formats)
         if name in ("html", "trace") and ctx.params["output"] is None and sys.stdout.isatty():
             raise UsageError(f"--format {name} is for a file", hint="-o FILE")
         if lang != "en":
             from vllm_memprof.report.language import LANGUAGES
 
-            if lang not in LANGUAGES:
-                raise UsageError(f"--lang {lang!r} is not known", hint=", ".join(LANGUAGES))
+            require_known("--lang", lang, LANGUAGES)
             if name not in DRAWN:
                 raise UsageError(
                     f"--lang {lang} is not there for --format {name}: programs know its names",

@@ -126,7 +126,7 @@ def _report(ctx: typer.Context, run_dir: Path, print_it: bool = True) -> Report 
         except MemprofError as error:
             print_error(error)  # on a full disk it is printed all the same
         if print_it:
-            write_reports(ctx, [report], str(from_here(run_dir)))
+            write_reports(ctx, [report], [str(from_here(run_dir))])
     except OSError:
         pass  # the terminal or the pipe is gone; the report is in the run folder
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from vllm_memprof.errors import MemprofError, RunRecordError, UsageError, nearest
+from vllm_memprof.errors import MemprofError, RunRecordError, UsageError, nearest, require_known
 from vllm_memprof.files import from_here, write_atomically
 from vllm_memprof.launch.folder import DEFAULT_PARENT
 from vllm_memprof.record.deployment import run_folders
@@ -109,7 +110,7 @@ def pieces(
         to_file: it goes into a file.
         lang: of a format that is drawn.
         names: of the sections that table and markdown show; none: all.
-        screen_of: the run folder or log, as it is typed: they show the first screen alone.
+        screen_of: the run folders or logs, as they are typed: they show the first screen alone.
 
     Raises:
         UsageError: there is no section of that name.
@@ -118,8 +119,8 @@ def pieces(
     from vllm_memprof.report.documents.first_screen import FirstScreen
     from vllm_memprof.report.documents.report import NAMES, Excerpt
 
-    if unknown := [name for name in names if name not in NAMES]:
-        raise UsageError(f"--section {unknown[0]!r} is not known", hint=", ".join(NAMES))
+    for name in names:
+        require_known("--section", name, NAMES)
     if format_name == "json":
         from vllm_memprof.report.files import report_json
 
@@ -171,8 +172,6 @@ def section_names(report: Report) -> str:
 
 def serve_command(report: Report) -> str:
     """Return the command that serves what a plan planned, "" of any other run."""
-    import shlex
-
     from vllm_memprof.cli.arguments import EngineCommand
     from vllm_memprof.engines import row_of_run
 
@@ -204,20 +203,20 @@ def write_out(text: str | Iterable[str], output: Path | None) -> None:
     write_atomically(output, text)
 
 
-def write_reports(ctx: typer.Context, reports: Sequence[Report], where: str) -> None:
+def write_reports(ctx: typer.Context, reports: Sequence[Report], where: list[str]) -> None:
     """Write reports as the options of a command say.
 
     Args:
         ctx: the command.
         reports: of a run one, of a log its starts.
-        where: the run folder or log, as it is typed.
+        where: the run folders or logs, as they are typed; of the newest run nothing.
     """
     asked = ctx.params
     output: Path | None = asked.get("output")
     if asked.get("names"):
         write_out(section_names(reports[-1]), output)
         return
-    screen_of = None if asked.get("full") else where
+    screen_of = None if asked.get("full") else shlex.join(where)
     text = pieces(reports, asked.get("format_name", "table"), output is not None, asked["lang"],
                   asked.get("section") or (), screen_of)  # fmt: skip
     write_out(text, output)

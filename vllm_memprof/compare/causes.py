@@ -79,31 +79,36 @@ def find_causes(
     if "equation" in a.subtracted | b.subtracted:  # nothing tells what that run subtracts
         size = minus(b.granted, a.granted)
         return [Cause(("equation",), title_of("equation"), UNKNOWN, size)]
-    found = []
-    for names in _groups(a, b):
-        size = None
-        if not set(names) & {*a.unknown, *b.unknown}:
-            size = _sum(b, names) - _sum(a, names)
-        if names == ["requested"]:
-            found += _request_causes(size, rank_a, rank_b)
-        else:
-            title = join(" + ", map(title_of, names)) if len(names) > 1 else title_of(names[0])
-            sides = _side(a, names), _side(b, names)
-            found.append(Cause(tuple(names), title, _kind(names, a, b), size, *sides))
-    return found
-
-
-def _groups(a: Decomposition, b: Decomposition) -> list[list[str]]:
-    """Return quantities, each with all those that one of the runs does not tell it apart from."""
-    sets: list[set[str]] = []
-    for names in [
+    unknown = {*a.unknown, *b.unknown}
+    # quantities, each with all those that one of the runs does not tell it apart from
+    groups: list[set[str]] = []
+    for together in [
         *(line.names for line in (*a.lines, *b.lines)),
         *((name,) for name in (*a.unknown, *b.unknown)),
     ]:
-        touched = [group for group in sets if group & set(names)]
-        sets = [group for group in sets if group not in touched]
-        sets.append(set(names).union(*touched))
-    return sorted((sorted(group, key=_place) for group in sets), key=lambda group: _place(group[0]))
+        touched = [group for group in groups if group & set(together)]
+        groups = [group for group in groups if group not in touched]
+        groups.append(set(together).union(*touched))
+    ordered = [sorted(group, key=_place) for group in groups]
+    found = []
+    for names in sorted(ordered, key=lambda group: _place(group[0])):
+        size = None if set(names) & unknown else _sum(b, names) - _sum(a, names)
+        if names == ["requested"]:
+            found += _request_causes(size, rank_a, rank_b)
+            continue
+        implied = any(line.implied for run in (a, b) for line in _within(run, names))
+        left, right = set(names) & a.subtracted, set(names) & b.subtracted
+        if implied or set(names) & unknown:
+            kind = UNKNOWN
+        elif len(names) == 1 and names[0] in _STEPS:
+            kind = _STEPS[names[0]]
+        elif left == right:
+            kind = STATE
+        else:
+            kind = METHOD if not left or not right else MIXED
+        title = join(" + ", map(title_of, names)) if len(names) > 1 else title_of(names[0])
+        found.append(Cause(tuple(names), title, kind, size, _side(a, names), _side(b, names)))
+    return found
 
 
 def _place(name: str) -> tuple[int, str]:
@@ -129,18 +134,6 @@ def _side(run: Decomposition, names: Sequence[str]) -> CausePart:
     sizes = [run.held.get(name) for name in names]
     held = None if None in sizes else sum(size or 0 for size in sizes)
     return CausePart(held, subtracted, subtracts)
-
-
-def _kind(names: Sequence[str], a: Decomposition, b: Decomposition) -> str:
-    implied = any(line.implied for run in (a, b) for line in _within(run, names))
-    if implied or set(names) & {*a.unknown, *b.unknown}:
-        return UNKNOWN
-    if len(names) == 1 and names[0] in _STEPS:
-        return _STEPS[names[0]]
-    left, right = set(names) & a.subtracted, set(names) & b.subtracted
-    if left == right:
-        return STATE
-    return METHOD if not left or not right else MIXED
 
 
 def _request_causes(size: int | None, a: RankReport, b: RankReport) -> list[Cause]:

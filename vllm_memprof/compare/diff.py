@@ -105,7 +105,7 @@ def diff_reports(a: Report, b: Report) -> Diff:
     follows from the rank with the least KV cache of each.
     """
     right = {rank.label: rank for rank in b.ranks}
-    ranks = [_rank_diff(a, b, rank, right[rank.label]) for rank in a.ranks if rank.label in right]
+    ranks = [_rank_diff(rank, right[rank.label]) for rank in a.ranks if rank.label in right]
     groups, others = (list(dict.fromkeys(rank.group for rank in each.ranks)) for each in (a, b))
     group = None  # whose KV cache is compared, where engines have budgets of their own
     if len(groups) > 1 or len(others) > 1:
@@ -116,7 +116,20 @@ def diff_reports(a: Report, b: Report) -> Diff:
     )
     served = None
     if least_a is not None and least_b is not None:
-        served = _served(a, b, least_a, least_b)
+        # the least rank of B with the same rank of A; what that one has over the least rank of A
+        # is a cause of its own
+        same = next((rank for rank in a.ranks if rank.label == least_b.label), least_a)
+        granted = granted_bytes(least_a)
+        over = minus(granted_bytes(same), granted)
+        found = _rank_diff(least_a if over is None else same, least_b)
+        causes, rounded = found.causes, bool(found.tolerance_bytes)
+        if over:
+            title = text(
+                "{least} has the least of A, not {same}", least=least_a.label, same=same.label
+            )
+            causes = in_order([*causes, Cause(("least_rank",), title, RANK, over)])
+        causes = in_tokens(causes, granted, least_a.kv, found.b_granted, least_b.kv, rounded)
+        served = replace(found, a_label=least_a.label, a_granted=granted, causes=causes)
     kv_a, kv_b = (None if least is None else least.kv for least in (least_a, least_b))
     kv = [
         TermDiff(name, getattr(kv_a, name, None), getattr(kv_b, name, None)) for name in _KV_FIGURES
@@ -161,71 +174,46 @@ def least_rank(ranks: Sequence[RankReport]) -> RankReport | None:
     return min(known, key=room)[1]
 
 
-def _served(a: Report, b: Report, least_a: RankReport, least_b: RankReport) -> RankDiff:
-    """Compare the least rank of B with the same rank of A.
-
-    What that one has over the least rank of A is a cause of its own.
-    """
-    same = next((rank for rank in a.ranks if rank.label == least_b.label), least_a)
-    over = minus(granted_bytes(same), granted_bytes(least_a))
-    if over is None:
-        same, over = least_a, 0
-    found = _rank_diff(a, b, same, least_b)
-    causes = found.causes
-    if over:
-        title = text("{least} has the least of A, not {same}", least=least_a.label, same=same.label)
-        causes = in_order([*causes, Cause(("least_rank",), title, RANK, over)])
-    granted = granted_bytes(least_a)
-    rounded = bool(found.tolerance_bytes)
-    causes = in_tokens(causes, granted, least_a.kv, found.b_granted, least_b.kv, rounded)
-    return replace(found, a_label=least_a.label, a_granted=granted, causes=causes)
-
-
-def _rank_diff(a: Report, b: Report, left: RankReport, right: RankReport) -> RankDiff:
-    parts = decompose(left), decompose(right)
-    return RankDiff(
-        a_label=left.label,
-        b_label=right.label,
-        a_granted=parts[0].granted,
-        b_granted=parts[1].granted,
-        causes=in_order(find_causes(*parts, left, right)),
-        terms=_term_rows(left, right),
-        phases=phase_diffs(left, right),
-        owners=owner_diffs(left, right),
-        tolerance_bytes=_tolerance(left) + _tolerance(right),
-        a_equation=left.budget.equation,
-        b_equation=right.budget.equation,
-        a_formula=left.budget.formula,
-        b_formula=right.budget.formula,
-    )
-
-
-def _tolerance(rank: RankReport) -> int:
-    """Return the half-units of what was printed, bytes; without an equation, of the KV cache."""
-    return rank.budget.tolerance_bytes or rank.half_units.get("kv_cache_bytes", 0)
-
-
-def _term_rows(rank_a: RankReport, rank_b: RankReport) -> list[TermDiff]:
-    a, b = rank_a.budget, rank_b.budget
-    left, right = ({term.name: term for term in budget.terms} for budget in (a, b))
+def _rank_diff(left: RankReport, right: RankReport) -> RankDiff:
+    parts, a, b = (decompose(left), decompose(right)), left.budget, right.budget
+    of_a, of_b = ({term.name: term for term in budget.terms} for budget in (a, b))
     terms = []
-    for name in dict.fromkeys([*left, *right]):
-        each_bytes = (getattr(side.get(name), "bytes", None) for side in (left, right))
-        subtracted = (getattr(side.get(name), "subtracted", None) for side in (left, right))
+    for name in dict.fromkeys([*of_a, *of_b]):
+        each_bytes = (getattr(side.get(name), "bytes", None) for side in (of_a, of_b))
+        subtracted = (getattr(side.get(name), "subtracted", None) for side in (of_a, of_b))
         terms.append(TermDiff(name, *each_bytes, *subtracted))
     terms.sort(key=lambda row: not (row.a_subtracted or row.b_subtracted))
 
     def row(name: str, field_name: str | None = None) -> TermDiff:
         return TermDiff(name, *(getattr(each, field_name or f"{name}_bytes") for each in (a, b)))
 
-    return [
-        TermDiff("device_total", rank_a.device_total_bytes, rank_b.device_total_bytes),
-        row("gpu_memory_utilization", "gpu_memory_utilization"),
-        row("requested"),
-        *terms,
-        row("kv_cache", "engine_kv_cache_bytes"),
-        *map(row, ("residual", "fits_request", "fits_device", "headroom")),
-    ]
+    return RankDiff(
+        a_label=left.label,
+        b_label=right.label,
+        a_granted=parts[0].granted,
+        b_granted=parts[1].granted,
+        causes=in_order(find_causes(*parts, left, right)),
+        terms=[
+            TermDiff("device_total", left.device_total_bytes, right.device_total_bytes),
+            row("gpu_memory_utilization", "gpu_memory_utilization"),
+            row("requested"),
+            *terms,
+            row("kv_cache", "engine_kv_cache_bytes"),
+            *map(row, ("residual", "fits_request", "fits_device", "headroom")),
+        ],
+        phases=phase_diffs(left, right),
+        owners=owner_diffs(left, right),
+        tolerance_bytes=_tolerance(left) + _tolerance(right),
+        a_equation=a.equation,
+        b_equation=b.equation,
+        a_formula=a.formula,
+        b_formula=b.formula,
+    )
+
+
+def _tolerance(rank: RankReport) -> int:
+    """Return the half-units of what was printed, bytes; without an equation, of the KV cache."""
+    return rank.budget.tolerance_bytes or rank.half_units.get("kv_cache_bytes", 0)
 
 
 def _notes(

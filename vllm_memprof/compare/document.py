@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import methodcaller
 from typing import NamedTuple
 
@@ -53,6 +52,7 @@ from vllm_memprof.tables import (
     Column,
     Look,
     fold,
+    group_ranks,
     modelled,
     more_groups,
     number,
@@ -69,9 +69,9 @@ _NOT_OWNERS = {*NEVER_MODELLED_ROWS, "free"}
 _TERMS = {
     "device_total": ("", text("device total")),
     "requested": ("=", text("requested")),
-    "kv_cache": ("=", text("KV cache granted by the engine")),
-    "residual": ("", text("granted - recomputed")),
-    "fits_request": ("", text("KV cache that fits the request")),
+    "kv_cache": ("=", text("Available KV cache memory (engine)")),
+    "residual": ("", text("engine - recomputed")),
+    "fits_request": ("", text("KV cache that fits into requested memory")),
     "fits_device": ("", text("KV cache that fits the device")),
     "headroom": ("", text("headroom at the serving peak")),
 }
@@ -96,7 +96,7 @@ _SUMMARY = {
     STATE: text("subtracted by both, of another size"),
     SIZE: text("a fixed size"),
     RANK: text("another rank has the least"),
-    RESIDUAL: text("granted and recomputed differ"),
+    RESIDUAL: text("the engine's value and the recomputed one differ"),
     ROUNDING: text("rounding"),
     UNKNOWN: text("unknown"),
 }
@@ -104,7 +104,7 @@ _WHY = {
     REQUEST: text("requested"),
     STATE: text("subtracted by both"),
     SIZE: "--kv-cache-memory-bytes",
-    RESIDUAL: text("granted and recomputed differ"),
+    RESIDUAL: text("the engine's value and the recomputed one differ"),
     UNKNOWN: text("unexplained"),
     BLOCKS: _TOKENS_ALONE,
 }
@@ -138,14 +138,30 @@ def diff_document(diff: Diff, width: int) -> Document:
         Line("B", _run(diff.b, granted[1], diff.b_kv_tokens)),
         Line(text("B - A"), result),
     ]
-    if served is not None and (causes := _causes(served)):
-        head.append(Line(text("causes"), causes))
+    parts, causes = [], [] if served is None else served.causes
+    for kind, title in _SUMMARY.items():
+        sizes = [cause.bytes for cause in causes if cause.kind == kind and cause.bytes]
+        size = sum(sizes)
+        if sizes and abs(size) >= GIB // 200:
+            parts.append(text("{title} {gib} GiB", title=title, gib=_signed_gib(size)))
+        elif sizes:
+            parts.append(text("{title} {size:+,} bytes", title=title, size=size))
+    if parts:
+        head.append(Line(text("causes"), join("; ", parts)))
     head += [Line(text("note"), note) for note in diff.notes]
-    wide = width >= WIDE
     found = []
     if served is not None:
-        found.append(_cause_section(diff, served, _label(served, diff.ranks), wide))
-        found += _other_ranks(diff, served, wide)
+        groups = group_ranks(diff.ranks, _key)
+        alike = [rank for rank in diff.ranks if _key(rank) == _key(served)]
+        labels = [rank.b_label for rank in alike if rank.a_label == rank.b_label]
+        named = served.a_label == served.b_label and labels
+        whose = fold(labels) if named else _pair(served)
+        found.append(_cause_section(diff, served, whose, width))
+        others = [group for group in groups if _key(group[0]) != _key(served)]
+        for group in others[:SHOWN_GROUPS]:
+            whose = fold([rank.b_label for rank in group])
+            found.append(_cause_section(diff, group[0], whose, width, others=True))
+        found[-1].notes.extend(more_groups(others, text("the JSON")))
     found.append(_changed_section(diff))
     if served is not None:
         found.append(_term_section(diff, served))
@@ -213,26 +229,6 @@ def _run(run: RunSummary, granted: int | None, tokens: int | None) -> Text:
     return text("{run}: {kv_cache}", run=told, kv_cache=size)
 
 
-def _causes(served: RankDiff) -> Text:
-    parts = []
-    for kind, title in _SUMMARY.items():
-        sizes = [cause.bytes for cause in served.causes if cause.kind == kind and cause.bytes]
-        size = sum(sizes)
-        if sizes and abs(size) >= GIB // 200:
-            parts.append(text("{title} {gib} GiB", title=title, gib=_signed_gib(size)))
-        elif sizes:
-            parts.append(text("{title} {size:+,} bytes", title=title, size=size))
-    return join("; ", parts)
-
-
-def _label(served: RankDiff, ranks: Sequence[RankDiff]) -> str:
-    """Return the ranks that the causes of ``served`` hold for."""
-    alike = [rank for rank in ranks if rank.a_label == rank.b_label and _key(rank) == _key(served)]
-    if served.a_label == served.b_label and alike:
-        return fold([rank.a_label for rank in alike])
-    return _pair(served)
-
-
 def _pair(rank: RankDiff) -> str:
     if rank.a_label == rank.b_label:
         return rank.b_label
@@ -244,20 +240,8 @@ def _key(rank: RankDiff) -> Hashable:
     return rank.a_granted, rank.b_granted, causes
 
 
-def _other_ranks(diff: Diff, served: RankDiff, wide: bool) -> list[Section]:
-    groups: dict[Hashable, list[RankDiff]] = {}
-    for rank in diff.ranks:
-        if _key(rank) != _key(served):
-            groups.setdefault(_key(rank), []).append(rank)
-    found = [
-        _cause_section(
-            diff, members[0], fold([rank.b_label for rank in members]), wide, others=True
-        )
-        for members in list(groups.values())[:SHOWN_GROUPS]
-    ]
-    if found:
-        found[-1].notes.extend(more_groups(list(groups), text("the JSON")))
-    return found
+#: From how many columns on bars and bytes are shown; the longest bar, cells.
+WITH_BARS, WITH_BYTES, _BAR_CELLS = 100, 140, 6
 
 
 class _CauseRow(NamedTuple):
@@ -267,6 +251,8 @@ class _CauseRow(NamedTuple):
     gib: str = ""
     bytes: str = ""
     tokens: str = ""
+    percent: str = ""
+    bar: str = ""
     a: str = ""
     b: str = ""
     why: str = ""
@@ -274,8 +260,14 @@ class _CauseRow(NamedTuple):
     mark: str = ""
 
 
+def _signed_bar(share: float) -> str:
+    """Return a bar to the left of an axis for a loss, to its right for a gain; 1 is the longest."""
+    cells = "█" * round(_BAR_CELLS * abs(share))
+    return f"{cells if share < 0 else '':>{_BAR_CELLS}}|{cells if share > 0 else ''}"
+
+
 def _cause_section(
-    diff: Diff, rank: RankDiff, label: str, wide: bool, others: bool = False
+    diff: Diff, rank: RankDiff, label: str, width: int, others: bool = False
 ) -> Section:
     def total(title: str, size: int | None, tokens: int | None, mark: str) -> _CauseRow:
         sizes = format_gib(size, 4), format_bytes(size), format_bytes(tokens)
@@ -287,10 +279,13 @@ def _cause_section(
         if cause.kind == UNKNOWN:
             title = text("unknown: {title}", title=title)
         sizes = (_signed_gib(cause.bytes, 4), signed(cause.bytes))
+        size, base = cause.bytes, rank.a_granted
         return _CauseRow(
             title,
             *(("", "") if why is _TOKENS_ALONE else sizes),
             signed(cause.kv_tokens),
+            f"{100 * size / base:+.1f}" if size and base and base > 0 else "",
+            _signed_bar(size / largest) if size else "",
             _held(cause, cause.a),
             _held(cause, cause.b),
             why,
@@ -299,10 +294,11 @@ def _cause_section(
 
     simulated = diff.a.simulated or diff.b.simulated
     shown = [cause for cause in rank.causes if cause.bytes != 0 or cause.kind == BLOCKS]
+    largest = max((abs(cause.bytes or 0) for cause in shown), default=0)
     size, causes = rank.difference_bytes, rank.causes_bytes
     if size is None or causes is None:
         added_up = _CauseRow(text("B - A = sum of the causes: unknown"), style=MUTED)
-        title = text("KV cache budgets, {labels}", labels=label)
+        title = text("KV cache sizes compared, {labels}", labels=label)
     else:
         good = size == causes
         added_up = _CauseRow(
@@ -338,10 +334,12 @@ def _cause_section(
         Column("", "title"),
         Column("A holds", "a", right=True),
         Column("B holds", "b", right=True),
-        Column("KV cache, GiB", "gib", when=wide, right=True),
-        Column("KV cache, bytes", "bytes", right=True),
+        Column("GiB", "gib", right=True),
+        Column("KV cache, bytes", "bytes", when=width >= WITH_BYTES, right=True),
         Column("tokens", "tokens", when=priced, right=True),
-        Column("Why", "why", when=wide),
+        Column("%", "percent", right=True),
+        Column("", "bar", when=width >= WITH_BARS),
+        Column("Why", "why", when=width >= WIDE),
     )
     return table(title, columns, rows, _cause_notes(rank, shown, brief=others))
 
@@ -350,7 +348,7 @@ def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[st
     notes: list[str] = []
     sides = [side for cause in shown for side in (cause.a, cause.b)]
     if not brief and any(not side.subtracts and side.held_bytes is not None for side in sides):
-        notes.append(text("GiB; in brackets: held, not subtracted by that run's equation"))
+        notes.append(text("GiB; in brackets: in use, not subtracted by that run's equation"))
     same: list[str] = [
         cause.title for cause in rank.causes if cause.bytes == 0 and cause.kind == STATE
     ]
@@ -359,22 +357,8 @@ def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[st
     if same:
         notes.append(text("the same in both, to the byte: {titles}", titles=join(", ", same)))
     if any(cause.kind == UNKNOWN for cause in rank.causes) and rank.difference_bytes is not None:
-        notes.append(text("unknown: not recorded by a run; what the granted KV cache leaves"))
-    notes += _owner_notes(rank)
-    if rank.tolerance_bytes:
-        notes.append(
-            text(
-                "from printed digits: the difference is known to ±{tolerance:,} bytes",
-                tolerance=rank.tolerance_bytes,
-            )
-        )
-    return notes
-
-
-def _owner_notes(rank: RankDiff) -> list[Text]:
-    """Return the owners of non-torch memory, where counters of the device name them."""
-    if not any(set(cause.names) & _OF_OWNERS for cause in rank.causes if cause.bytes):
-        return []
+        notes.append(text("unknown: not recorded by a run; what the available KV cache leaves"))
+    # the owners of non-torch memory, where counters of the device name them
     owners = [
         owner
         for owner in rank.owners
@@ -385,12 +369,22 @@ def _owner_notes(rank: RankDiff) -> list[Text]:
         for owner in owners
         if owner.a is not None and owner.b is not None and owner.a != owner.b
     ]
-    if not parts or {owner.component for owner in owners} <= {"npu_workspace", UNEXPLAINED}:
-        return []
-    told = ", ".join(parts)
-    return [
-        text("non-torch memory after profile_run by owner, B - A, bytes: {owners}", owners=told)
-    ]
+    differ = any(set(cause.names) & _OF_OWNERS for cause in rank.causes if cause.bytes)
+    divided = bool({owner.component for owner in owners} - {"npu_workspace", UNEXPLAINED})
+    if differ and parts and divided:
+        told = text(
+            "non-torch memory after profile_run by owner, B - A, bytes: {owners}",
+            owners=", ".join(parts),
+        )
+        notes.append(told)
+    if rank.tolerance_bytes:
+        notes.append(
+            text(
+                "from printed digits: the difference is known to ±{tolerance:,} bytes",
+                tolerance=rank.tolerance_bytes,
+            )
+        )
+    return notes
 
 
 def _held(cause: Cause, side: CausePart) -> str:
@@ -499,14 +493,20 @@ def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
             "-" if each is None else f"{each:.1f}" for each in (row.a_seconds, row.b_seconds)
         )
 
+    def after(sizes: tuple[int | None, int | None]) -> str:
+        a, b = sizes
+        if a is None or b is None:
+            return f"{format_gib(a)} → {format_gib(b)}" if wide or b is None else format_gib(b)
+        change = "=" if a == b else _signed_gib(b - a)
+        shown = f"{format_gib(b)} {change:>6}"
+        return f"{format_gib(a)} → {shown}" if wide else shown
+
     columns = [Column("Phase", phase), Column("s", seconds, when=wide, right=True)]
     for each in PHASE_COLUMNS:
         if each.shown([], width >= 160):
             values = methodcaller("values", each.value)
             marked = each.value == "non_torch_bytes"
-            columns.append(
-                replace(each, value=values, unit=partial(_after, wide), when=True, marked=marked)
-            )
+            columns.append(replace(each, value=values, unit=after, when=True, marked=marked))
     pair = _pair(rank)
     title = (
         text("Phases, GiB after each: A → B and the difference, {labels}", labels=pair)
@@ -523,16 +523,6 @@ def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
             look=lambda row: Look(indent=len(row.path) - 1),
         )
     ]
-
-
-def _after(wide: bool, sizes: tuple[int | None, int | None]) -> str:
-    a, b = sizes
-    if a is None or b is None:
-        return f"{format_gib(a)} → {format_gib(b)}" if wide or b is None else format_gib(b)
-    change = "=" if a == b else _signed_gib(b - a)
-    return (
-        f"{format_gib(a)} → {format_gib(b)} {change:>6}" if wide else f"{format_gib(b)} {change:>6}"
-    )
 
 
 def _owner_sections(rank: RankDiff) -> list[Section]:

@@ -8,6 +8,7 @@ from math import fsum
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import AFTER, UNEXPLAINED, DeviceMemory, Span, device_after
+from vllm_memprof.tables import merged_order
 
 #: After which phases the device is compared by owner: where the budget is settled, and with the KV
 #: cache in place. Of each the first that both ranks reached.
@@ -47,14 +48,8 @@ class OwnerDiff:
 def phase_diffs(a: RankReport, b: RankReport) -> list[PhaseDiff]:
     """Return phases in the order of A; those of B alone after the one that they follow there."""
     left, right = _passages(a.phases), _passages(b.phases)
-    paths = list(left)
-    place = 0
-    for path in right:
-        if path not in left:
-            paths.insert(place, path)
-        place = paths.index(path) + 1
     found = []
-    for path in paths:
+    for path in merged_order(left, right):
         passed = left.get(path, []), right.get(path, [])
         times = [[span.seconds for span in each if span.seconds is not None] for each in passed]
         count_a, count_b = map(len, passed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_memprof.engines.base import EngineRow, read_row
-from vllm_memprof.errors import UsageError
+from vllm_memprof.errors import require_known
 
 __all__ = ["ENGINES", "VLLM", "engine_row", "row_of_run"]
 
@@ -24,8 +24,7 @@ def engine_row(name: str) -> EngineRow:
     Raises:
         UsageError: there is none of that name.
     """
-    if name not in ENGINES:
-        raise UsageError(f"--engine {name!r} is not known", hint=f"one of {', '.join(ENGINES)}")
+    require_known("--engine", name, ENGINES)
     return ENGINES[name]
 
 

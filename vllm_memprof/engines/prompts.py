@@ -87,7 +87,11 @@ def load_requests(options: Options) -> list[Request]:
         (f"--prompt {number}", {"prompt": text})
         for number, text in enumerate(options.prompts, start=1)
     ]
-    for number, line in enumerate(_lines_of(prompts), start=1):
+    try:
+        lines = [] if prompts is None else prompts.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--prompts {prompts}: {error}") from error
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             rows += attempt(_row_of, f"{prompts}, line {number}", line)
     if images is not None and not any("image" in row or "messages" in row for _, row in rows):
@@ -116,13 +120,6 @@ def _image_files(folder: Path) -> list[Path]:
     if not found:
         raise OptionError(f"--images {folder}: no image in it ({', '.join(_IMAGE_SUFFIXES)})")
     return found
-
-
-def _lines_of(prompts: Path | None) -> list[str]:
-    try:
-        return [] if prompts is None else prompts.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--prompts {prompts}: {error}") from error
 
 
 def _row_of(name: str, line: str) -> tuple[str, Row]:

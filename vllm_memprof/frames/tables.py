@@ -173,7 +173,7 @@ def device_memory(source: RankSource) -> Iterator[object]:
             for row in (*owners.rows, *owners.parts):
                 yield *at, row.component, row.bytes, row.how, row.source, row.part_of
             rest, how = owners.unexplained_bytes, owners.unexplained_how
-            yield *at, UNEXPLAINED, rest, how, "every remainder together", None
+            yield *at, UNEXPLAINED, rest, how, "all unexplained memory", None
 
 
 @_of_ranks()

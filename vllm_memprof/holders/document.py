@@ -96,13 +96,32 @@ def who_document(who: Who, width: int) -> Document:
             lambda row: BAD if row.process.left_behind or row.process.where == ENDED else PLAIN,
         ),
     ]
+    left, wait = who.left_behind, who.wait
+    tail = []
+    if left:
+        known = text(
+            "engine processes left behind: {count}, which hold {size:gib} GiB",
+            count=len(left),
+            size=sum_or_none(row.bytes for row in left),
+        )
+        tail.append(Line(text("note"), known, BAD))
+    if wait is not None:
+        if wait.met:
+            said = text(
+                "{free_bytes:gib} GiB are free on every device, after {seconds:.0f} s", wait
+            )
+        else:
+            said = text(
+                "{free_bytes:gib} GiB are not free on every device after {seconds:.0f} s", wait
+            )
+        tail.append(Line(text("verdict"), said, GOOD if wait.met else BAD))
     return Document(
         kind="who",
         title=text("Who holds {device}", who),
         head=[Line(text("device"), who.device, TOTAL)],
         sections=sections if listed else sections[:1],
         verdict="",
-        tail=[*_tail(who)],
+        tail=tail,
         whole="--json",
         simulated=who.simulated,
     )
@@ -183,24 +202,3 @@ def _process_notes(rows: list[HolderRow]) -> Iterator[str | bool]:
     )
     for folder in dict.fromkeys(row.run_dir for row in left if row.run_dir):
         yield text("recorded by memprof in {folder}", folder=folder)
-
-
-def _tail(who: Who) -> Iterator[Line]:
-    left, wait = who.left_behind, who.wait
-    if left:
-        known = text(
-            "engine processes left behind: {count}, which hold {size:gib} GiB",
-            count=len(left),
-            size=sum_or_none(row.bytes for row in left),
-        )
-        yield Line(text("note"), known, BAD)
-    if wait is not None:
-        if wait.met:
-            said = text(
-                "{free_bytes:gib} GiB are free on every device, after {seconds:.0f} s", wait
-            )
-        else:
-            said = text(
-                "{free_bytes:gib} GiB are not free on every device after {seconds:.0f} s", wait
-            )
-        yield Line(text("verdict"), said, GOOD if wait.met else BAD)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 from pathlib import Path
 
 from vllm_memprof.engines.base import EngineRow
-from vllm_memprof.errors import did_you_mean
+from vllm_memprof.errors import LaunchError, did_you_mean
 from vllm_memprof.files import read_table
+from vllm_memprof.launch.interpreter import ask
 from vllm_memprof.launch.request import LaunchRequest
 
 _UNKNOWN_OPTION = re.compile(r"unrecognized arguments?: (--[\w.-]+)")
@@ -20,14 +21,15 @@ def engine_options(python: str, row: EngineRow) -> list[str]:
 
     A field of a class of options is an option, and so is every text like one.
     """
-    ask = "import importlib.util, sys; print(*importlib.util.find_spec(sys.argv[1]).submodule_"
-    command = [python, "-c", f"{ask}search_locations)", row.package]
+    code = (
+        "import importlib.util, json, sys; "
+        "print(json.dumps([*importlib.util.find_spec(sys.argv[1]).submodule_search_locations]))"
+    )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        folder = Path(done.stdout.strip())
-        files = [file for pattern in row.option_files for file in folder.glob(pattern)]
+        (folder,) = ask(python, os.environ, "-c", code, row.package)
+        files = [file for pattern in row.option_files for file in Path(folder).glob(pattern)]
         texts = [file.read_text() for file in files]
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except (OSError, LaunchError, ValueError):
         return []
     names = {name for text in texts for pair in _OPTION.findall(text) for name in pair if name}
     return sorted(f"--{name.replace('_', '-')}" for name in names)

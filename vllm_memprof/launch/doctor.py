@@ -8,11 +8,9 @@ metadata of the engine's interpreter.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -21,11 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.engines import ENGINES, VLLM
-from vllm_memprof.errors import MemprofError
+from vllm_memprof.errors import LaunchError, MemprofError
 from vllm_memprof.files import read_table
 from vllm_memprof.launch.engine import PLUGIN_NAME
 from vllm_memprof.launch.folder import DEFAULT_PARENT
-from vllm_memprof.launch.interpreter import InterpreterFacts, find_python, probe_interpreter
+from vllm_memprof.launch.interpreter import (
+    InterpreterFacts,
+    ask,
+    find_python,
+    probe_interpreter,
+)
 from vllm_memprof.launch.request import DEFAULT_PROFILE
 from vllm_memprof.sim.runtime import prepare_runtime
 from vllm_memprof.sim.stacks import DEFAULT_STACK, Stack, list_stacks
@@ -216,9 +219,10 @@ def check_host(npu: DoctorCheck, python: str, environ: Mapping[str, str]) -> lis
     """
     libraries: dict[str, list[str]] = _TABLES["libraries"]
     asked = [file for files in libraries.values() for file in files]
-    errors, problem = _ask([python, "-S", "-c", _LOAD, *asked], environ)
-    if problem:
-        errors = dict.fromkeys(asked, problem)
+    try:
+        errors = ask(python, environ, "-S", "-c", _LOAD, *asked)
+    except LaunchError as error:
+        errors = dict.fromkeys(asked, error.message)
     cann = environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
     checks = []
     for name, files in libraries.items():
@@ -229,17 +233,6 @@ def check_host(npu: DoctorCheck, python: str, environ: Mapping[str, str]) -> lis
             good, found = False, f"{found}; ASCEND_HOME_PATH is not set"
         checks.append(_judged(name, good, found, INFO if npu.state == INFO else WARNING))
     return checks
-
-
-def _ask(command: list[str], environ: Mapping[str, str]) -> tuple[Any, str]:
-    """Return what a command prints as JSON; or why it prints none."""
-    try:
-        done = subprocess.run(
-            command, env=dict(environ), capture_output=True, text=True, timeout=60
-        )
-        return json.loads(done.stdout), ""
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        return None, f"could not be checked: {error}"
 
 
 def check_compiler(needless: bool) -> DoctorCheck:
@@ -293,9 +286,10 @@ def check_variables(environ: Mapping[str, str]) -> list[DoctorCheck]:
 def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> DoctorCheck:
     """Return the hooks that have their place in the installed engine, read from its sources by the
     engine's interpreter."""
-    command = [str(python), "-m", "vllm_memprof.capture.selfcheck"]
-    data, problem = _ask(command, environ)
-    return summarise_hooks(data, f"{where}: {problem}" if problem else where)
+    try:
+        return summarise_hooks(ask(python, environ, "-m", "vllm_memprof.capture.selfcheck"), where)
+    except LaunchError as error:
+        return DoctorCheck("hooks", WARNING, f"{where}: {error.message}")
 
 
 def summarise_hooks(data: Any, where: str) -> DoctorCheck:

@@ -144,7 +144,12 @@ class LogPump:
                 chunk = b""
             redacted = log_filter.feed(chunk) if chunk else log_filter.close()
             self.last_output_s = time.monotonic()
-            self._write(chunk if self._keep_secrets else redacted)
+            left = memoryview(chunk if self._keep_secrets else redacted)
+            try:
+                while left and self.log_error is None:
+                    left = left[os.write(self._log_fd, left) :]
+            except OSError as error:  # of the log, as on a full disk: the pipe is read on
+                self.log_error = f"engine.log is incomplete: {error.strerror}"
             *lines, self._partial = (self._partial + redacted).split(b"\n")
             self._partial = self._partial[-4096:]
             for line in lines if chunk or not self._partial else [*lines, self._partial]:
@@ -154,15 +159,6 @@ class LogPump:
                     self._echo(chunk)
         os.close(self._read_fd)
         os.close(self._log_fd)
-
-    def _write(self, data: bytes) -> None:
-        """Write to engine.log; a full disk ends the log, never the engine: the pipe is read on."""
-        view = memoryview(data)
-        try:
-            while view and self.log_error is None:
-                view = view[os.write(self._log_fd, view) :]
-        except OSError as error:
-            self.log_error = f"engine.log is incomplete: {error.strerror}"
 
     def _read(self, line: str, now_ns: int) -> None:
         """Keep what a line tells."""

@@ -23,7 +23,7 @@ _MAPPED = "::ffff:"  # before an IPv4 address of an IPv6 socket
 End = tuple[str, int]
 
 
-class Head:
+class HeadNode:
     """The head, as the processes of this host see it.
 
     Args:

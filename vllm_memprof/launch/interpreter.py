@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vllm_memprof.engines import ENGINES, VLLM
 from vllm_memprof.engines.base import EngineRow
@@ -93,14 +94,25 @@ def probe_interpreter(python: Path, env: Mapping[str, str]) -> InterpreterFacts:
         LaunchError: it does not run.
     """
     asked = [(row.name, row.group, (row.package, *row.beside)) for row in ENGINES.values()]
-    command = [str(python), "-c", _PROBE, json.dumps(asked), *PACKAGES]
+    told = ask(python, env, "-c", _PROBE, json.dumps(asked), *PACKAGES)
+    return InterpreterFacts(python, **told)
+
+
+def ask(python: str | Path, env: Mapping[str, str], *arguments: str) -> Any:
+    """Return what an interpreter prints last, which is JSON.
+
+    Raises:
+        LaunchError: it does not run, or fails.
+    """
     try:
-        done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [str(python), *arguments], env=dict(env), capture_output=True, text=True, timeout=60
+        )
         said = done.stderr if done.returncode else done.stdout
         last = (said.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         if done.returncode:
             raise ValueError(last)
-        return InterpreterFacts(python, **json.loads(last))
+        return json.loads(last)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise LaunchError(f"the engine's interpreter {python} does not work: {error}") from error
 

@@ -9,17 +9,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_memprof.files import read_table
 from vllm_memprof.launch.progress import EngineProgress, PhaseProgress, ProcessProgress
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, join, said, text
 from vllm_memprof.units import MIB, format_gib
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-NOT_SAMPLED = text("not measured without --sample: requests, KV cache in use, growth")
-NO_SAMPLE_YET = text("no step has been sampled yet")
+_WORDS = read_table(Path(__file__).with_name("words.toml"))
 #: A sample of this age is said to be of that age.
 _OLD_S = 5.0
 _BAR_WIDTH = 28
@@ -44,7 +45,7 @@ class Shown:
 def describe_phase(process: ProcessProgress, phase: PhaseProgress, shown: Shown) -> str:
     """Return ``  12.3s TP0 weight_load 9.17 GiB reserved, peak 9.17, non-torch 0.35 (2.1 s)``;
     unknown is ``-``."""
-    said = shown.say(
+    words = shown.say(
         text(
             "{reserved:gib} GiB reserved, peak {peak:gib}, non-torch {non_torch:gib}",
             reserved=phase.snapshot.get("reserved_bytes"),
@@ -53,11 +54,11 @@ def describe_phase(process: ProcessProgress, phase: PhaseProgress, shown: Shown)
         )
     )
     if phase.start_t_ns is not None:
-        said += f" ({(phase.end_t_ns - phase.start_t_ns) / 1e9:.1f} s)"
+        words += f" ({(phase.end_t_ns - phase.start_t_ns) / 1e9:.1f} s)"
     if phase.error:
-        said += f" {shown.say(text('FAILED: {error}', error=phase.error))}"
+        words += f" {shown.say(text('FAILED: {error}', error=phase.error))}"
     at = f"{(phase.end_t_ns - shown.start_ns) / 1e9:7.1f}s"
-    return f"{at} {process.name} {phase.phase} {said}"
+    return f"{at} {process.name} {phase.phase} {words}"
 
 
 def describe_memory(progress: EngineProgress, shown: Shown) -> Text | None:
@@ -90,65 +91,37 @@ def describe_serving(
     """
     from rich.cells import cell_len
 
-    parts = _facts(progress, shown, now_ns, memory=True)
+    full, known = progress.fullest, _known(progress, shown, now_ns)
+    known["headroom_bytes"] = progress.headroom_bytes
+    if full is not None:
+        known |= {"fullest": full.name, "reserved_bytes": full.readings["reserved_bytes"]}
+    parts = said(_WORDS["serving"], known)
     while len(parts) > 1 and width and cell_len(shown.say(join(" | ", parts))) > width:
         parts.pop()
     return shown.say(join(" | ", parts))
 
 
-def _facts(progress: EngineProgress, shown: Shown, now_ns: int, memory: bool = False) -> list[Text]:
-    """Return what is known of a run that serves and what is not, what matters most first.
-
-    Args:
-        progress, shown, now_ns: as of ``describe_serving``.
-        memory: what the table of ranks has in its columns as well.
-    """
-    load = progress.serving
-    in_phase = next((each for each in progress.workers if each.open), None)
-    doing = text("serving")
-    if in_phase is not None:
-        doing = text("{who} {where}", who=in_phase.name, where=in_phase.where() or "")
-    elif load is not None and load.requests_running is not None:
-        waiting = "-" if load.requests_waiting is None else load.requests_waiting
-        running = load.requests_running
-        doing = text("{running} running, {waiting} waiting", running=running, waiting=waiting)
-    facts = [doing]
-    if load is not None and load.kv_cache_used_bytes is not None:
-        used, size = load.kv_cache_used_bytes, load.kv_cache_bytes
-        facts.append(text("KV cache {used:gib} of {size:gib} GiB", used=used, size=size))
-    if lost := sum(process.lost_events for process in progress.processes):
-        facts.append(text("{lost} events lost", lost=lost))
-    facts += [
-        text("nothing is recorded of {who}: {why}", who=each.name, why=each.blind_because)
-        for each in progress.processes
-        if each.blind_because
-    ]
-    if memory and progress.headroom_bytes is not None:
-        size, mark = progress.headroom_bytes, " (m)" if shown.modelled else ""
-        facts.append(text("headroom {size:gib} GiB{mark}", size=size, mark=mark))
-    if growing := progress.growing:
-        who, most = growing[0]
-        rate = "-" if most.bytes_per_hour is None else f"{most.bytes_per_hour / MIB:,.0f}"
-        full: str = ""
-        if most.hours_until_full is not None:
-            full = text(", full in {hours:,.1f} h", hours=most.hours_until_full)
-        owner = most.owner
-        facts.append(
-            text(
-                "growth {rate} MiB/h ({who} {owner}{full})",
-                rate=rate, who=who, owner=owner, full=full,
-            )
-        )  # fmt: skip
-    elif progress.growth_judged:
-        facts.append(text("no growth"))
-    if load is None:
-        facts.append(NO_SAMPLE_YET if shown.sampled else NOT_SAMPLED)
-    elif (seconds := (now_ns - load.t_ns) / 1e9) >= _OLD_S:
-        facts.append(text("sampled {seconds:.0f} s ago", seconds=seconds))
-    if memory and (fullest := progress.fullest) is not None:
-        size = fullest.readings["reserved_bytes"]
-        facts.append(text("reserved {size:gib} GiB ({who})", size=size, who=fullest.name))
-    return facts
+def _known(progress: EngineProgress, shown: Shown, now_ns: int) -> dict[str, object]:
+    """Return what is known of a run that serves, by the names of ``words.toml``."""
+    load, processes = progress.serving, progress.processes
+    known: dict[str, object] = {
+        "modelled": shown.modelled,
+        "awaited": load is None and shown.sampled,
+        "unsampled": load is None,
+        "growth_judged": progress.growth_judged,
+        "lost": sum(process.lost_events for process in processes) or None,
+        "blind": ", ".join(f"{p.name}: {p.blind_because}" for p in processes if p.blind_because),
+    }
+    for process in progress.workers:
+        if process.open and "who" not in known:
+            known |= {"who": process.name, "where": process.where()}
+    if load is not None:
+        age_s = (now_ns - load.t_ns) / 1e9
+        known |= {**vars(load), "age_s": age_s if age_s >= _OLD_S else None}
+    for rank, most in progress.growing[:1]:
+        rate = None if most.bytes_per_hour is None else most.bytes_per_hour / MIB
+        known |= {**vars(most), "rank": rank, "mib_per_hour": rate}
+    return known
 
 
 def draw_ranks(progress: EngineProgress, shown: Shown, now_ns: int, width: int) -> RenderableType:
@@ -191,20 +164,8 @@ def draw_ranks(progress: EngineProgress, shown: Shown, now_ns: int, width: int) 
         ]
         style = "bold red" if left is not None and left < 0 else ""
         table.add_row(process.name, where, *map(format_gib, cells[: len(sizes)]), style=style)
-    notes = [
-        text(
-            "GiB. peak: allocated, since the process began. headroom: device total less all that "
-            "is held at the serving peak."
-        )
-    ]
-    if shown.modelled:
-        notes.append(
-            text(
-                "A simulated device: its profile sets non-torch, and with it free memory and "
-                "headroom."
-            )
-        )
-    facts = _facts(progress, shown, now_ns) if serves else []
+    facts = said(_WORDS["serving"], _known(progress, shown, now_ns)) if serves else []
+    notes = said(_WORDS["ranks"], {"modelled": shown.modelled})
     lines = [Painted(say(fact), style="bold") for fact in facts]
     return Group(head, table, *lines, Painted(" ".join(map(say, notes)), style="dim"))
 
@@ -215,17 +176,13 @@ def draw_requests(progress: EngineProgress, shown: Shown, now_ns: int) -> Render
     from rich.text import Text as Painted
 
     requests = progress.requests
-    left = text("time left unknown")
+    known: dict[str, object] = {"done": requests.done, "total": requests.total or 1}
     if requests.end_t_ns is not None:
-        clock = timedelta(seconds=round(max(0, requests.end_t_ns - now_ns) / 1e9))
-        left = text("{clock} left", clock=clock)
-    done, total = requests.done, requests.total or 1
-    bar = "━" * (_BAR_WIDTH * done // total)
-    head = Painted.assemble(
-        f"{shown.say(text('requests {done}/{total}', done=done, total=total))}  ",
-        (f"{bar:─<{_BAR_WIDTH}}", "cyan"),
-        f"  {shown.say(left)}",
-    )
+        left_s = max(0, requests.end_t_ns - now_ns) / 1e9
+        known["clock"] = timedelta(seconds=round(left_s))
+    count, left = map(shown.say, said(_WORDS["requests"], known))
+    bar = "━" * (_BAR_WIDTH * requests.done // (requests.total or 1))
+    head = Painted.assemble(f"{count}  ", (f"{bar:─<{_BAR_WIDTH}}", "cyan"), f"  {left}")
     note = text("GiB; peaks since the process began, its start-up included")
     lines = [head, Painted(shown.say(describe_memory(progress, shown) or "-"))]
     for line in lines:

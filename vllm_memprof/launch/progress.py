@@ -6,6 +6,7 @@ files, clock or processes.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -110,12 +111,10 @@ class ProcessProgress:
     readings: dict[str, int] = field(default_factory=dict)  # latest known, by snapshot field
     shutting_down: bool = False
     last_t_ns: int = 0
-    core_ready_t_ns: int | None = None  # of an engine core: it takes requests from here on
-    warm_t_ns: int | None = None  # of a worker: its start-up ended
     kv_blocks: int = 0  # of an engine core: the KV cache that it serves with
     kv_cache_bytes: int | None = None  # of all blocks, on the worker that holds the most
     load: Load | None = None  # of an engine core, while it serves
-    lowest_free_bytes: int | None = None  # of the device, by samples
+    lowest_free_bytes: int = sys.maxsize  # of the device, by samples
     samples: int = 0  # lines of all kinds of samples
     open_requests: set[str] = field(default_factory=set)  # ids
     request_end_t_ns: int = 0  # of the last one that ended
@@ -142,8 +141,7 @@ class ProcessProgress:
     def headroom_bytes(self) -> int | None:
         """Return accounting's figure of the serving peak, or the least free memory of a sample."""
         known = None if self.budget is None else self.budget.headroom_bytes
-        lowest = self.lowest_free_bytes
-        return known if known is None or lowest is None else min(known, lowest)
+        return None if known is None else min(known, self.lowest_free_bytes)
 
     def where(self) -> str | None:
         """``in mm_profile (inside profile_run)``, ``after weight_load``, None before its first
@@ -163,13 +161,11 @@ class ProcessProgress:
         if event.get("edge") == "before":
             self.open.append(PhaseProgress(event.get("id"), name, t_ns, len(self.open)))
             return None
-        begun = [each for each in self.open if each.id == event.get("id")]
-        phase = begun[0] if begun else PhaseProgress(None, name, None, len(self.open))
+        begun = (each for each in self.open if each.id == event.get("id"))
+        phase = next(begun, PhaseProgress(None, name, None, len(self.open)))
         self.open = [each for each in self.open if each is not phase]
         phase.end_t_ns, phase.error, phase.snapshot = t_ns, event.get("error"), snapshot
         self.done.append(phase)
-        if name == "warm_up" and not phase.error:
-            self.warm_t_ns = self.warm_t_ns or t_ns
         return phase
 
     def _fold_sample(self, event: Event, t_ns: int) -> None:
@@ -185,8 +181,8 @@ class ProcessProgress:
             return
         fresh = _sizes(event)
         self.readings |= fresh
-        free = [fresh.get("device_free_bytes"), self.lowest_free_bytes]
-        self.lowest_free_bytes = min((size for size in free if size is not None), default=None)
+        free = fresh.get("device_free_bytes", sys.maxsize)
+        self.lowest_free_bytes = min(free, self.lowest_free_bytes)
 
 
 def _sizes(figures: Event) -> dict[str, int]:
@@ -201,7 +197,7 @@ class EngineProgress:
 
     host: str | None = None  # of the launcher: process ids are those of its own host
     by_file: dict[str, ProcessProgress] = field(default_factory=dict)
-    ready_t_ns: dict[str, int] = field(default_factory=dict)  # what -> CLOCK_MONOTONIC
+    ready_t_ns: dict[str, list[int]] = field(default_factory=dict)  # what -> when, of each
     versions: dict[str, str] = field(default_factory=dict)
     soc: str | None = None
     first_error: tuple[int, str, str, str] | None = None  # t_ns, process name, phase, message
@@ -291,25 +287,27 @@ class EngineProgress:
         A host without an API server is ready when its engine cores are; one that has workers alone,
         of an engine core on another host, when those have warmed up.
         """
-        part = info.part
-        if info.mode != "serve" or part is None or not part.headless:
-            what = {"serve": "server", "offline": "model", "plan": "plan"}[info.mode]
-            return self.ready_t_ns.get("model" if info.until == "ready" else what)
-        if part.node_rank:
-            times = [process.warm_t_ns for process in self.workers]
+        part, wanted = info.part, 1
+        headless = info.mode == "serve" and part is not None and part.headless
+        what = {"serve": "server", "offline": "model", "plan": "plan"}[info.mode]
+        if headless or info.until == "ready":
+            what = "model"
+        times = self.ready_t_ns.get(what, [])[: None if headless else 1]
+        if headless and part is not None and part.node_rank:
             wanted = (part.world_size or 1) // (part.nodes or 1)
-        else:
-            times = [process.core_ready_t_ns for process in self.processes]
+            warm = [[each.end_t_ns for each in process.done if each.phase == "warm_up"]
+                    for process in self.workers]  # fmt: skip
+            times = [ends[0] for ends in warm if ends]
+        elif headless and part is not None:
             wanted = part.dp_local or 1
-        known = [t_ns for t_ns in times if t_ns is not None]
-        return max(known) if known and len(known) >= wanted else None
+        return max(times) if len(times) >= wanted else None
 
     def by_pid(self, pid: int) -> ProcessProgress | None:
         """Return the process of that id on the launcher's host."""
-        for process in self.by_file.values():
-            if process.pid == pid and (self.host is None or process.host in (None, self.host)):
-                return process
-        return None
+        here = (None, self.host)
+        found = (each for each in self.by_file.values()
+                 if each.pid == pid and (self.host is None or each.host in here))  # fmt: skip
+        return next(found, None)
 
     def fold(self, file: str, event: Event) -> None:
         """Take one event in; unknown kinds and missing keys are skipped."""
@@ -353,9 +351,7 @@ class EngineProgress:
         elif kind == "full_step":
             self.full_step = event
         elif kind == "ready":
-            self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
-            if event.get("what") == "model":
-                process.core_ready_t_ns = t_ns
+            self.ready_t_ns.setdefault(str(event.get("what")), []).append(t_ns)
         elif kind == "kv_plan":
             process.kv_blocks = event.get("blocks") or 0
             process.kv_cache_bytes = max(event.get("planned_bytes") or [], default=None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_memprof.engines import engine_row
 from vllm_memprof.engines.base import refuse
-from vllm_memprof.errors import UsageError, did_you_mean
+from vllm_memprof.errors import UsageError, did_you_mean, require_known
 from vllm_memprof.launch.deployment import parse_deployment
 from vllm_memprof.record.schema import EMPTY_CACHE_AT
 
@@ -109,9 +109,7 @@ class LaunchRequest:
         named = {"--on-error": (self.on_error, ON_ERROR), "--until": (self.until, UNTIL),
                  "--ranks": (self.ranks or RANKS[0], RANKS)}  # fmt: skip
         for option, (name, names) in named.items():
-            if name not in names:
-                hint = f"one of {', '.join(names)}"
-                raise UsageError(f"{option} {name!r} is not known", hint=hint)
+            require_known(option, name, names)
         given = {
             "--sleep-cycles": self.sleep_cycles,
             "--prompts": self.prompts_file,

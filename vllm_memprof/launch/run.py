@@ -24,7 +24,7 @@ from vllm_memprof.launch.deployment import has_others
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.engine_log import LogPump
 from vllm_memprof.launch.folder import hold, write_run_info
-from vllm_memprof.launch.head_node import Head
+from vllm_memprof.launch.head_node import HeadNode
 from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress, RankBudget
 from vllm_memprof.launch.signals import catch_signals, signal_name
@@ -124,6 +124,7 @@ class EngineRun:
 
     _engine: EngineProcess
     _watch: ProcessWatch
+    _deadline_s: float  # of the start-up
 
     def __init__(self, job: Job, view: View, on_ready: OnReady = lambda _: None) -> None:
         self._job, self._view, self._on_ready = job, view, on_ready
@@ -143,7 +144,7 @@ class EngineRun:
         self._wake = threading.Event()
         self._next_walk_s = self._next_look_s = 0.0
         self._last_event_s = time.monotonic()
-        self._head: Head | None = None  # of a host without an API server
+        self._head: HeadNode | None = None  # of a host without an API server
         self._started_s = time.time()  # since the epoch, as files are dated
 
     def run(self) -> RunOutcome:
@@ -174,7 +175,8 @@ class EngineRun:
         pump, part = self._pump, info.part
         pump.join(2.0)
         self._note_readiness()  # it may have died in the moment in which it became ready
-        self._note_lost()
+        if seen.interrupted_by is None:
+            seen.lost = list(progress.lost)
         seen.engine_code = self._engine.poll()
         seen.error_lines = list(pump.error_lines)
         seen.lost_core = "lost" in pump.said
@@ -201,43 +203,80 @@ class EngineRun:
 
     def _supervise(self) -> list[int]:
         """Wait until all processes of the engine are gone; return those that could not be ended."""
-        engine, seen, job = self._engine, self._seen, self._job
-        deadline_s = time.monotonic() + job.startup_timeout_s
+        engine, seen, watch = self._engine, self._seen, self._watch
+        self._deadline_s = time.monotonic() + self._job.startup_timeout_s
         while True:
             self._fold_events()
             if self._note_readiness() and self._cause is None:
-                self._become_ready()
-            now_s = time.monotonic()
-            if now_s >= self._next_walk_s:
-                self._watch.walk()
-                self._next_walk_s = now_s + (_WALK_READY_S if seen.ready else _WALK_S)
+                self._adopt_facts()
+                self._write_info()
+                if seen.mode == "serve":
+                    self._view.update(self._progress)
+                    self._view.suspend()
+                    self._progress.serve(self._on_ready(self._info) or ())
+            if time.monotonic() >= self._next_walk_s or engine.poll() is not None:
+                watch.walk()
+                pause_s = _WALK_READY_S if seen.ready else _WALK_S
+                self._next_walk_s = time.monotonic() + pause_s
             self._handle_signals()
-            self._handle_losses()
-            self._handle_silence()
-            self._handle_head()
-            code = engine.poll()
-            if not seen.ready and self._cause is None and code is None and now_s > deadline_s:
-                seen.timed_out_s = job.startup_timeout_s
-                seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or seen.stuck
-                if self._head is not None and not self._head.ends:
-                    seen.stuck = f"no connection with the head {self._head.host}; {seen.stuck}"
-                self._end(f"not ready within {job.startup_timeout_s:g} s", 0.0)
-            if code is not None:
-                self._watch.walk()
-                if not set(self._watch.living()) - {engine.pid}:
-                    return []
-                if self._cause is None:
-                    cause = "the engine ended and left processes behind"
-                    self._end(cause, job.patience.after_main_exit_s)
-            if self._steps and time.monotonic() - self._since_s >= self._steps[0][0]:
+            self._note_losses()
+            self._look_at_head()
+            if engine.poll() is not None and not set(watch.living()) - {engine.pid}:
+                self._note_losses()  # some may have died since
+                return []
+            if self._cause is None and (ending := self._find_cause()):
+                self._end(*ending)
+            waited_s = time.monotonic() - self._since_s
+            if self._steps and waited_s >= self._steps[0][0]:
                 self._take_step(f"{self._cause}: ")
-            killed = self._cause is not None and not self._steps
-            if killed and time.monotonic() - self._since_s > job.patience.after_kill_s:
-                return self._watch.living()
+            elif self._cause and not self._steps and waited_s > self._job.patience.after_kill_s:
+                return watch.living()
             self._view.update(self._progress)
-            serving = seen.ready and self._info.mode == "serve" and self._cause is None
+            serving = seen.ready and seen.mode == "serve" and self._cause is None
             self._wake.wait(_TICK_SERVING_S if serving else _TICK_S)
             self._wake.clear()
+
+    def _find_cause(self) -> tuple[str, float, float | None] | None:
+        """Return why the engine is to end, the seconds that it has to end by itself, and those
+        until the user is told; None: it is not."""
+        seen, progress, pump = self._seen, self._progress, self._pump
+        head, patience, now_s = self._head, self._job.patience, time.monotonic()
+        lost, suspects = find_lost(seen), find_suspects(seen, seen.deaths)
+        if lost is not None:
+            return describe_lost(seen, lost), patience.after_death_s, patience.before_note_s
+        if suspects:
+            unclear = seen.ready and seen.mode != "serve" and not suspects[0][0].killed
+            at_end = unclear and progress.shutdown_t_ns is not None
+            return (
+                describe_death(seen, suspects[0]),
+                patience.after_vanishing_s if unclear else patience.after_death_s,
+                patience.before_note_at_end_s if at_end else patience.before_note_s,
+            )
+        if self._engine.poll() is not None:
+            return "the engine ended and left processes behind", patience.after_main_exit_s, None
+        failed = "fatal" in pump.said or (not seen.ready and progress.first_error)
+        silent_s = now_s - max(self._last_event_s, pump.last_output_s)
+        if failed and silent_s >= patience.after_error_s:  # vLLM may wait for its own for ever
+            seen.hung = True
+            return f"the engine failed and did nothing for {patience.after_error_s:g} s", 0.0, None
+        if not seen.ready and now_s > self._deadline_s:
+            seen.timed_out_s = self._job.startup_timeout_s
+            seen.stuck = describe_stuck(progress, time.monotonic_ns()) or seen.stuck
+            if head is not None and not head.ends:
+                seen.stuck = f"no connection with the head {head.host}; {seen.stuck}"
+            return f"not ready within {seen.timed_out_s:g} s", 0.0, None
+        # without an API server an engine would wait for its head for ever; one that failed closes
+        # its connections itself
+        gone_s = 0.0 if head is None or head.lost_s is None else now_s - head.lost_s
+        if head is None or "fatal" in pump.said or gone_s < patience.after_head_s:
+            return None
+        seen.head_ended = head.host
+        self._view.note(
+            f"memprof: no connection with the head {head.host} for {patience.after_head_s:g} s: "
+            "it has ended; SIGINT sent to the engine"
+        )
+        self._engine.send_signal(signal.SIGINT)
+        return "the engine did not end", patience.after_interrupt_s, None
 
     def _fold_events(self) -> None:
         for file, event in self._tail.poll():
@@ -267,73 +306,33 @@ class EngineRun:
             patience_s = self._job.patience.after_interrupt_s + self._job.shutdown_timeout_s
             self._end("the engine did not end", patience_s)
 
-    def _handle_losses(self) -> None:
-        """Give an engine that lost a process time to end by itself, then end it."""
-        seen, progress, patience = self._seen, self._progress, self._job.patience
-        deaths = [
-            death
-            for death in self._watch.refresh()
-            if death.pid != self._engine.pid or death.signal is not None
-        ]
-        self._note_lost()
-        if self._cause is None or seen.interrupted_by is None:
-            seen.deaths += deaths
-        if self._cause is not None:
-            return
-        lost, suspects = find_lost(seen), find_suspects(seen, deaths)
-        if lost is not None:
-            cause = describe_lost(seen, lost)
-            self._end(cause, patience.after_death_s, patience.before_note_s)
-        elif suspects:
-            unclear = seen.ready and seen.mode != "serve" and suspects[0][0].signal is None
-            at_end = unclear and progress.shutdown_t_ns is not None
-            self._end(
-                describe_death(seen, suspects[0]),
-                patience.after_vanishing_s if unclear else patience.after_death_s,
-                patience.before_note_at_end_s if at_end else patience.before_note_s,
-            )
+    def _note_losses(self) -> None:
+        """Take over what died; what is after the user's signal belongs to it."""
+        seen = self._seen
+        for death in self._watch.refresh():
+            if death.pid == self._engine.pid and death.code is None:
+                # it was collected here, by ``poll``, before the watch could read how it died
+                death = replace(death, code=self._engine.poll())
+            own = death.pid == self._engine.pid and not death.killed
+            if not own and (self._cause is None or seen.interrupted_by is None):
+                seen.deaths.append(death)
+        if seen.interrupted_by is None:
+            seen.lost = list(self._progress.lost)
 
-    def _note_lost(self) -> None:
-        """Take over what was lost on Ray nodes; what is after the user's signal belongs to it."""
-        if self._seen.interrupted_by is None:
-            self._seen.lost = list(self._progress.lost)
-
-    def _handle_silence(self) -> None:
-        """End an engine that failed and is silent: vLLM can wait for its own processes for ever."""
-        pump, patience_s = self._pump, self._job.patience.after_error_s
-        failed = "fatal" in pump.said or (not self._seen.ready and self._progress.first_error)
-        if not failed or self._cause is not None or self._engine.poll() is not None:
+    def _look_at_head(self) -> None:
+        """Look whether a host without an API server is connected with its head."""
+        said, info = self._pump.said.get("head"), self._info
+        if not said or self._cause is not None or time.monotonic() < self._next_look_s:
             return
-        if time.monotonic() - max(self._last_event_s, pump.last_output_s) >= patience_s:
-            self._seen.hung = True
-            self._end(f"the engine failed and did nothing for {patience_s:g} s", 0.0)
-
-    def _handle_head(self) -> None:
-        """End an engine without an API server when its head has ended: vLLM would wait for ever."""
-        pump, patience, now_s = self._pump, self._job.patience, time.monotonic()
-        if "head" not in pump.said or self._cause is not None or now_s < self._next_look_s:
-            return
-        self._next_look_s = now_s + _LOOK_S
+        self._next_look_s = time.monotonic() + _LOOK_S
         if self._head is None:
-            address = pump.said["head"][-1][1]
-            self._head = Head(address)
-            if self._info.part is None or not self._info.part.headless:  # the log knows better
-                part = self._info.part or DeploymentPart(address, "arguments")
-                self._info.part = replace(part, headless=True)
-        if "fatal" in pump.said:
-            return  # it closes its connections itself
+            address = said[-1][1]
+            self._head = HeadNode(address)
+            part = info.part or DeploymentPart(address, "arguments")
+            info.part = replace(part, headless=True)  # the log knows better than the arguments
         self._head.look(self._watch.living())
-        if self._head.lost_s is None or now_s - self._head.lost_s < patience.after_head_s:
-            return
-        self._seen.head_ended = self._head.host
-        self._view.note(
-            f"memprof: no connection with the head {self._head.host} for "
-            f"{patience.after_head_s:g} s: it has ended; SIGINT sent to the engine"
-        )
-        self._engine.send_signal(signal.SIGINT)
-        self._end("the engine did not end", patience.after_interrupt_s)
 
-    def _head_has_ended(self, head: Head) -> bool:
+    def _head_has_ended(self, head: HeadNode) -> bool:
         """Return whether an engine ended by itself because its head had ended."""
         seen, progress, lost_t_ns = self._seen, self._progress, self._pump.lost_peer_t_ns
         asked = seen.head_ended or seen.interrupted_by is not None or seen.timed_out_s is not None
@@ -357,14 +356,6 @@ class EngineRun:
         self._seen.ready = True
         self._seen.ready_t_ns = time.monotonic_ns() if t_ns is None else t_ns
         return True
-
-    def _become_ready(self) -> None:
-        self._adopt_facts()
-        self._write_info()
-        if self._info.mode == "serve":
-            self._view.update(self._progress)
-            self._view.suspend()
-            self._progress.serve(self._on_ready(self._info) or ())
 
     def _write_info(self) -> None:
         """Write ``run.json``; a full disk changes nothing about the run."""

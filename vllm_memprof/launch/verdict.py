@@ -140,7 +140,7 @@ def find_suspects(
         late_too: so does that of an engine core which its API server says that it lost.
     """
     suspects, progress = list[Suspect](), seen.progress
-    ends_t_ns = progress.ready_t_ns.get("end")  # the engine kills its own processes from here on
+    ends = progress.ready_t_ns.get("end", ())  # the engine kills its own processes from here on
     began = progress.shutdown_t_ns
     for death in deaths:
         process = progress.by_pid(death.pid)
@@ -148,13 +148,13 @@ def find_suspects(
             continue
         late = began is not None and death.t_ns - began > _SHUTDOWN_NS
         late = late and not process.is_worker and not late_too
-        ended = ends_t_ns is not None and death.t_ns > ends_t_ns
+        ended = any(death.t_ns > t_ns for t_ns in ends)
         if not (late or ended) and (orderly_too or not death.looks_orderly):
             suspects.append((death, process))
     at_once = [pair for pair in suspects if pair[0].t_ns - suspects[0][0].t_ns < _AT_ONCE_NS]
     # Of several noticed at once: one whose death is known to be violent, else the one that fell
     # silent first.
-    return sorted(at_once, key=lambda pair: (not pair[0].known, pair[1].last_t_ns))
+    return sorted(at_once, key=lambda pair: (pair[0].code is None, pair[1].last_t_ns))
 
 
 def describe_death(seen: EngineEnd, suspect: Suspect) -> str:
@@ -229,13 +229,14 @@ def _first_cause(seen: EngineEnd, suspects: list[Suspect]) -> tuple[str, bool]:
         culprit = suspects[0][0]
         reason = describe_death(seen, suspects[0])
         for other in suspects[1:]:
-            if not culprit.known and not other[0].known:  # nor then which of several was first
+            # nor is it known then which of several was first
+            if culprit.code is None and other[0].code is None:
                 reason += f"; {describe_death(seen, other)} at the same time"
-        if culprit.signal == signal.SIGKILL and seen.host_oom_kills:
+        if culprit.code == -signal.SIGKILL and seen.host_oom_kills:
             reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
-        if culprit.signal is None and line and not _GENERIC.search(line):
+        if not culprit.killed and line and not _GENERIC.search(line):
             reason += f": {one_line(line, _MOST)}"
-        return reason, oom and culprit.signal is None
+        return reason, oom and not culprit.killed
     if error is not None:
         _, name, phase, message = error
         oom = _says_oom(message) or out is not None

@@ -55,31 +55,28 @@ def read_stat(pid: int) -> ProcStat | None:
 
 @dataclass(frozen=True)
 class Death:
-    """One process that is gone.
-
-    ``signal`` and ``exit_code`` are both None where nobody could say how.
-    """
+    """One process that is gone."""
 
     pid: int
     t_ns: int  # CLOCK_MONOTONIC when noticed
-    signal: int | None = None
-    exit_code: int | None = None
+    code: int | None = None  # as ``subprocess`` counts it; None: nobody could say
 
     def describe(self) -> str:
         """``was killed by SIGKILL``, ``exited with status 1``, ``vanished``."""
-        if self.signal is not None:
-            return f"was killed by {signal_name(self.signal)}"
-        return "vanished" if self.exit_code is None else f"exited with status {self.exit_code}"
+        if self.code is None:
+            return "vanished"
+        if self.killed:
+            return f"was killed by {signal_name(-self.code)}"
+        return f"exited with status {self.code}"
 
     @property
-    def known(self) -> bool:
-        """Return True when the way it died could be read."""
-        return self.signal is not None or self.exit_code is not None
+    def killed(self) -> bool:
+        return self.code is not None and self.code < 0
 
     @property
     def looks_orderly(self) -> bool:
         """Ended by itself without complaint, or by its parent's SIGTERM."""
-        return self.exit_code == 0 or self.signal in (signal.SIGTERM, signal.SIGINT)
+        return self.code in (0, -signal.SIGTERM, -signal.SIGINT)
 
 
 class ProcessWatch:
@@ -147,7 +144,8 @@ class ProcessWatch:
         """Return the deaths noticed since the last call, in the order in which they were
         noticed."""
         with self._lock:
-            self._look(list(self._alive))
+            for pid in list(self._alive):
+                self._note_if_dead(pid, read_stat(pid))
             for pid, start_ticks in list(self._dead.items()):
                 stat = read_stat(pid)
                 if stat is not None and stat.start_ticks == start_ticks:
@@ -189,28 +187,27 @@ class ProcessWatch:
             ready = [fd for fd, _ in self._poller.poll()]
             if self._end in ready:
                 return
-            with self._lock:  # their parents are about to collect them
-                self._look([pid for pid, fd in self._pidfds.items() if fd in ready])
+            # their parents are about to collect them: before the lock can be had
+            found = [(pid, read_stat(pid)) for pid, fd in list(self._pidfds.items()) if fd in ready]
+            with self._lock:
+                for pid, stat in found:
+                    self._note_if_dead(pid, stat)
 
-    def _look(self, pids: list[int]) -> None:
-        """Note which of these processes are dead. The lock is held."""
-        for pid in pids:
-            stat, start_ticks = read_stat(pid), self._alive[pid]
-            if stat is None or stat.state in "ZX" or stat.start_ticks != start_ticks:
-                self._note_death(pid, stat, start_ticks)
+    def _note_if_dead(self, pid: int, stat: ProcStat | None) -> None:
+        """The lock is held."""
+        ticks = self._alive.get(pid)
+        if ticks is not None and (stat is None or stat.state in "ZX" or stat.start_ticks != ticks):
+            self._note_death(pid, stat, ticks)
 
     def _note_death(self, pid: int, stat: ProcStat | None, start_ticks: int) -> None:
         """The lock is held."""
         self._alive.pop(pid, None)
         if (fd := self._pidfds.pop(pid, None)) is not None:
             os.close(fd)  # the poller forgets it
-        number = code = None
+        code = None
         if stat is not None and stat.state in "ZX" and stat.start_ticks == start_ticks:
-            if os.WIFSIGNALED(stat.wait_status):
-                number = os.WTERMSIG(stat.wait_status)
-            else:
-                code = os.WEXITSTATUS(stat.wait_status)
-        self._deaths.append(Death(pid, time.monotonic_ns(), number, code))
+            code = os.waitstatus_to_exitcode(stat.wait_status)
+        self._deaths.append(Death(pid, time.monotonic_ns(), code))
         self._dead[pid] = start_ticks
 
 

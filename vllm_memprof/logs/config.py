@@ -74,6 +74,20 @@ class Config:
             size *= self.parallel_size(dimension) or 1
         return size
 
+    def rank_of(self, dims: Mapping[str, int]) -> int | None:
+        """Return the rank within an engine core, from the places that are known."""
+        if "rank" in dims:
+            return dims["rank"]
+        rank = 0
+        for name in WITHIN_CORE:
+            place, size = dims.get(name), self.parallel_size(name)
+            if place is None and (size or 1) > 1:
+                return None  # its place is unknown
+            if rank and size is None and place:
+                return None  # the number of ranks before it is unknown
+            rank = rank * (size or 1) + (place or 0)
+        return rank if dims.keys() & WITHIN_CORE.keys() else None
+
     def merged(self, other: Config) -> Config:
         """Return this set-up with the values that the other has."""
         known = {name: value for name, value in vars(other).items() if value not in (None, ())}
@@ -130,7 +144,21 @@ class ConfigReader:
             if command.endswith("\\") and len(command) < MAX_COMMAND:
                 self._command = command[:-1]
                 return None
-            return ConfigLine("command", _command_config(command[:MAX_COMMAND]))
+            command = command[:MAX_COMMAND]
+            try:
+                words = shlex.split(command, comments=True)
+            except ValueError:
+                words = command.split()
+            redacted = tuple(redact_command(words))
+            for log in LOGS.values():
+                if log.set_up is not None and log.engine in command:
+                    given = read_options(words, row_of_run(log.engine).set_up)
+                    said = replace(_config_of(log, given, True), command=redacted)
+                    return ConfigLine("command", said)
+            values: dict[str, object] = dict(read_options(words, VLLM.set_up))
+            if words[:2] == ["vllm", "serve"] and len(words) > 2 and not words[2].startswith("-"):
+                values.setdefault("model", words[2])
+            return ConfigLine("command", Config(**values, command=redacted))  # type: ignore[arg-type]
         if matches and matches[0][0].kind == "heading":
             return ConfigLine("heading", _said(*matches[0]))
         if "ALLOC_CONF" in text and (match := _EXPORT.search(text)):
@@ -179,22 +207,6 @@ def arguments_of(text: str) -> tuple[str, ...]:
     if not all(isinstance(value, (dict, list, float, int, str)) for value in given.values()):
         return ()
     return tuple(redact_command(words_of(given)))
-
-
-def _command_config(text: str) -> Config:
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError:
-        words = text.split()
-    command = tuple(redact_command(words))
-    for log in LOGS.values():
-        if log.set_up is not None and log.engine in text:
-            found = read_options(words, row_of_run(log.engine).set_up)
-            return replace(_config_of(log, found, True), command=command)
-    values: dict[str, object] = dict(read_options(words, VLLM.set_up))
-    if words[:2] == ["vllm", "serve"] and len(words) > 2 and not words[2].startswith("-"):
-        values.setdefault("model", words[2])
-    return Config(**values, command=command)  # type: ignore[arg-type]
 
 
 def _config_of(log: LogLines, found: Mapping[str, Value], whole: bool) -> Config:

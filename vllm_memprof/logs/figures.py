@@ -187,18 +187,33 @@ def figures_in(
         if row.anchor not in present or row.when not in (None, context):
             continue
         for match in row.regex.finditer(text):
-            spans = {place.name: match.span(place.name) for place in row.placeholders}
-            numbers = _numbers(row, match)
-            if numbers is None or any(
-                begin == begins
-                or (end == ends and any(p.name == name and p.ends_line for p in row.placeholders))
-                or any(begin < last and first < end for first, last in taken)
-                for name, (begin, end) in spans.items()
-            ):
+            groups, (begin, end) = match.groupdict(), match.span()
+            numbers: dict[str, tuple[int | float, int]] = {}
+            for place in row.placeholders:
+                name, unit = place.name, groups.get(f"{place.name}__unit", place.unit)
+                first, last = match.span(name)
+                digits = place.digits if unit == place.unit else 2
+                value, half = quantity(groups[name] or "", unit, digits)
+                whole = isinstance(value, int) or not name.endswith(("_bytes", "_tokens"))
+                least = max(LEAST_TOTAL_BYTES, int(groups.get("kv") or 0))
+                short = name == "device_total_bytes" and value < least
+                if (
+                    not whole
+                    or abs(value) > MOST
+                    # halves of a number, and a total of plain bytes that its line may have cut
+                    or first == begins
+                    or (place.ends_line and (short or last == ends))
+                    or any(first < until and since < last for since, until in taken)
+                ):
+                    break
+                numbers[name] = value, half
+            if len(numbers) < len(row.placeholders):
                 continue
-            taken += spans.values()
+            taken += [match.span(name) for name in numbers]
             flags = {**dict.fromkeys(row.sets, (1, 0)), **dict.fromkeys(row.clears, (0, 0))}
-            groups, (begin, end) = match.groupdict(), _extent(row, match, text)
+            # the literal of a format may stand before or behind its numbers
+            at = text.rfind(row.anchor, 0, end)
+            at = text.find(row.anchor, begin) if at < 0 else at
             found += [
                 Figure(
                     name=name,
@@ -209,40 +224,12 @@ def figures_in(
                     prefix=prefix,
                     device=groups.get("device"),
                     format=row,
-                    begin=begin,
-                    end=end,
+                    begin=min(begin, at),
+                    end=max(end, at + len(row.anchor)),
                 )
                 for name, (value, half) in (*numbers.items(), *flags.items())
             ]
     return tuple(found)
-
-
-def _numbers(row: LineFormat, match: re.Match[str]) -> dict[str, tuple[int | float, int]] | None:
-    """Return the (value, half-unit) of each figure; None where one is none.
-
-    That is a fraction of a byte or token, an impossible size, and a total of plain bytes that the
-    end of its line may have cut short.
-    """
-    found: dict[str, tuple[int | float, int]] = {}
-    groups = match.groupdict()
-    for place in row.placeholders:
-        name, unit = place.name, groups.get(f"{place.name}__unit", place.unit)
-        value, half = quantity(groups[name] or "", unit, place.digits if unit == place.unit else 2)
-        whole = isinstance(value, int) or not name.endswith(("_bytes", "_tokens"))
-        least = max(LEAST_TOTAL_BYTES, int(groups.get("kv") or 0))
-        short = place.ends_line and name == "device_total_bytes" and value < least
-        if not whole or short or abs(value) > MOST:
-            return None
-        found[name] = value, half
-    return found
-
-
-def _extent(row: LineFormat, match: re.Match[str], text: str) -> tuple[int, int]:
-    """Return (begin, end) of a format: its literal may stand before or behind its numbers."""
-    begin, end = match.span()
-    at = text.rfind(row.anchor, 0, end)
-    at = text.find(row.anchor, begin) if at < 0 else at
-    return min(begin, at), max(end, at + len(row.anchor))
 
 
 def parse_lines(lines: Iterable[LogLine]) -> Iterator[ParsedLine]:

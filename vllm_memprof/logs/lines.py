@@ -197,30 +197,27 @@ def _around_needles(lines: list[bytes], seen: Counter[bytes], until: int) -> tup
     for needle in [each for each in (*NEEDLES, *_ERRORS) if each in text]:
         for index in searched:
             line = lines[index]
-            if needle in line and not _seen_before(line, needle, seen):
-                after = _TABLE_LINES if _TABLE_HEAD in line else LINES_AFTER
-                wanted.update(range(max(0, index - LINES_BEFORE), index + after + 1))
+            if needle not in line:
+                continue
+            # a per-step line of known figures, and an error seen often enough, are passed over
+            key, most = b"", 0
+            if needle in _ERRORS:
+                key, most = line[:400].translate(None, b"0123456789"), _ERRORS_ALIKE
+            elif _PER_STEP in line:
+                at = line.find(_PER_STEP)
+                key, most = line[: line.find(b")", 0, at)] + line[at:], 1
+            if most:
+                if seen[key] >= most or len(seen) >= _PER_STEP_LIMIT:
+                    continue
+                seen[key] += 1
+            after = _TABLE_LINES if _TABLE_HEAD in line else LINES_AFTER
+            wanted.update(range(max(0, index - LINES_BEFORE), index + after + 1))
     return sorted(index for index in wanted if index < len(lines)), max(wanted, default=-1) + 1
 
 
 def _is_dull(line: bytes) -> bool:
     """Return True for a line that a server prints again and again, without a figure."""
     return line[-7:] == _ACCESS or _STATISTICS in line
-
-
-def _seen_before(line: bytes, needle: bytes, seen: Counter[bytes]) -> bool:
-    """Return True for a per-step line of known figures, and for an error seen often enough."""
-    if needle in _ERRORS:
-        key, most = line[:400].translate(None, b"0123456789"), _ERRORS_ALIKE
-    elif _PER_STEP in line:
-        at = line.find(_PER_STEP)
-        key, most = line[: line.find(b")", 0, at)] + line[at:], 1
-    else:
-        return False
-    if seen[key] >= most or len(seen) >= _PER_STEP_LIMIT:
-        return True
-    seen[key] += 1
-    return False
 
 
 _ANSI = re.compile(

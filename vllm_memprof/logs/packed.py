@@ -14,9 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
-
-import zstandard
+from typing import Any, BinaryIO, cast
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.lines import CHUNK_BYTES
@@ -25,16 +23,26 @@ from vllm_memprof.logs.lines import CHUNK_BYTES
 MOST_BYTES, MOST_FILES, MOST_PIPED_BYTES = 1 << 30, 1000, 256 << 20
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _HEAD_BYTES = 16
+
+
+def _zstandard(stream: Any) -> Any:
+    try:
+        import zstandard  # only where used: an engine's environment may be without it
+    except ImportError as exc:
+        hint = "pip install zstandard, or unpack it with zstd -d"
+        raise RunRecordError("reading zstandard data needs a package", hint) from exc
+    return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+
+
 #: First bytes of a packed stream -> its name, what unpacks it.
 _FORMS: dict[bytes, tuple[str, Callable[[Any], Any]]] = {
     b"\x1f\x8b": ("gzip", lambda stream: gzip.GzipFile(fileobj=stream)),
     b"BZh": ("bzip2", bz2.BZ2File),
     b"\xfd7zXZ\x00": ("xz", lzma.LZMAFile),
-    b"\x28\xb5\x2f\xfd": (
-        "zstandard",
-        partial(zstandard.ZstdDecompressor().stream_reader, read_across_frames=True),
-    ),
+    b"\x28\xb5\x2f\xfd": ("zstandard", _zstandard),
 }
+#: What reading a packed file that is damaged raises.
+_DAMAGE = (zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError, NotImplementedError)
 #: What a packed file begins with.
 PACKED = (*_ZIP, *_FORMS)
 
@@ -46,10 +54,10 @@ def _unpacking(form: str) -> Iterator[None]:
         yield
     except EOFError:
         pass
-    except (
-        zlib.error, lzma.LZMAError, zipfile.BadZipFile, zstandard.ZstdError, OSError,
-        NotImplementedError,
-    ) as exc:  # fmt: skip
+    except Exception as exc:
+        # that of zstandard by its name, so that the others do not need the package
+        if not isinstance(exc, _DAMAGE) and type(exc).__name__ != "ZstdError":
+            raise
         hint = f"unpack it with a tool for {form} and pass what comes out"
         raise RunRecordError(f"damaged {form} data: {exc}", hint) from exc
 
@@ -88,7 +96,14 @@ def logs_in(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, Iterato
         yield name, pieces(head, stream)
         return
     with _unpacking("zip"):
-        archive = zipfile.ZipFile(stream if stream.seekable() else _whole(stream))
+        whole: BinaryIO = stream
+        if not stream.seekable():
+            data = stream.read(MOST_PIPED_BYTES)
+            if len(data) == MOST_PIPED_BYTES:
+                what = "the archive is too large for standard input"
+                raise RunRecordError(what, hint="pass a file")
+            whole = io.BytesIO(data)
+        archive = zipfile.ZipFile(whole)
     # without what a Mac puts beside each file
     files = [
         each
@@ -110,10 +125,3 @@ def logs_in(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, Iterato
             raise RunRecordError(f"{inner} is another archive", hint="unpack it and pass it")
         with opened:
             yield inner, pieces(head, opened, "zip")
-
-
-def _whole(stream: io.BufferedReader) -> io.BytesIO:
-    data = stream.read(MOST_PIPED_BYTES)
-    if len(data) == MOST_PIPED_BYTES:
-        raise RunRecordError("the archive is too large for standard input", hint="pass a file")
-    return io.BytesIO(data)

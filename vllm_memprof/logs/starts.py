@@ -12,33 +12,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from vllm_memprof.engines import VLLM
-from vllm_memprof.engines.base import same_lines
 from vllm_memprof.engines.line_format import (
-    CAPTURE,
     ENGINE,
-    GRANT,
-    INIT,
     LOAD,
     OOM,
     PLAN,
     READY,
-    LogLines,
 )
 from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
+from vllm_memprof.logs.engine_start import EngineStart, LoggedOom, Worker
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
-from vllm_memprof.logs.formats import LOGS, log_of, words
+from vllm_memprof.logs.formats import LOGS, words
 from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.npu_smi import NpuSmi
-from vllm_memprof.logs.tracebacks import Traceback, Tracebacks
+from vllm_memprof.logs.tracebacks import Tracebacks
 from vllm_memprof.record.failures import PROFILE
 from vllm_memprof.record.loader import PrintedSleep
 
-#: Of a figure that a process may print many times with other values, the one that counts.
-_LARGEST, _LATEST, _LEAST = words("largest"), words("latest"), words("least")
-_LOOSE, _SEVERAL = words("loose"), words("contradiction_is_unknown")
 _BROKEN, _UP = words("broken"), words("ready")
 _SPEAKS = {log.engine: log.speaks for log in LOGS.values()}
 #: Starts that still take figures from their processes; older ones are closed.
@@ -57,177 +50,6 @@ _RANK_LINE = re.compile(
 )
 
 
-@dataclass
-class LoggedOom:
-    """The first failed allocation of a worker; the later ones are counted."""
-
-    traceback: Traceback  # its phase may be that of the lines before it
-    notes: LogNotes  # what the log has noted before it
-    stage: int  # the last whose lines came before it; -1 for none
-    failures: int = 1
-
-
-@dataclass
-class Worker:
-    """One worker, as far as the log tells workers apart."""
-
-    key: str
-    label: str | None = None  # TP0, PP1_TP3, DP1; None where nothing names it
-    pid: int | None = None
-    dims: dict[str, int] = field(default_factory=dict)  # dp, pp, pcp, tp, ep, rank
-    device: str | None = None  # as OOM and start-up messages name it
-    figures: dict[str, Figure] = field(default_factory=dict)
-    stage: int = -1
-    oom: LoggedOom | None = None
-    first_line: int = 0
-    last_line: int = 0
-    in_core: bool = False  # the engine core prints its lines: it is inside the core
-    unknown: set[str] = field(default_factory=set)  # figures printed with several values
-    sleeps: list[PrintedSleep] = field(default_factory=list)
-
-    def contradicts(self, figure: Figure) -> bool:
-        """Return True for another value of a known figure, further off than rounding explains."""
-        known = self.figures.get(figure.name)
-        changes = figure.name in (*_LARGEST, *_LATEST, *_LEAST)
-        return known is not None and not changes and not known.agrees(figure)
-
-    def breaks(self, figure: Figure) -> bool:
-        """Return True for a contradiction that means another worker or start."""
-        if figure.name in _LOOSE or not self.contradicts(figure):
-            return False
-        reduced = self.figures.get("kv_cache_reduced_bytes")
-        if reduced is None or figure.name != "kv_cache_bytes" or figure.format.stage != READY:
-            return True
-        return not reduced.agrees(figure)
-
-    def restarts_with(self, figure: Figure) -> bool:
-        """Return True for a line of a stage that this worker has passed: another start."""
-        stage = figure.format.stage
-        if stage is not None and stage > INIT and "startup_refused" in self.figures:
-            return True
-        if stage is None or stage > GRANT or stage >= self.stage:
-            return False
-        granted = any(known.format.stage == GRANT for known in self.figures.values())
-        if stage == GRANT and self.stage == CAPTURE and not granted:
-            return False  # graphs may be captured before the KV cache is sized
-        # every start prints these once, before the KV cache is granted
-        once = stage == LOAD or (
-            figure.format.equation in ("E0", "E0a") and figure.name == "device_total_bytes"
-        )
-        return figure.name not in self.figures or (once and self.stage >= GRANT)
-
-    def has_all(self, figures: Iterable[Figure]) -> bool:
-        """Return whether it has printed these figures, with these values."""
-        values = {name: known.value for name, known in self.figures.items()}
-        return all(values.get(figure.name) == figure.value for figure in figures)
-
-    def add(self, figure: Figure) -> None:
-        """Keep a figure: the first one printed, or the more exact one of two that agree."""
-        known = self.figures.get(figure.name)
-        if known is None or figure.name in _LATEST:
-            better = True
-        elif figure.name in _LARGEST:
-            better = figure.value > known.value
-        elif figure.name in _LEAST:
-            better = figure.value < known.value
-        elif figure.name.endswith("_bytes"):
-            better = figure.half_unit_bytes < known.half_unit_bytes and known.agrees(figure)
-        else:
-            better = len(figure.text) > len(known.text) and known.agrees(figure)
-        if better:
-            self.figures[figure.name] = figure
-        self.first_line = min(self.first_line or figure.line, figure.line)
-        self.last_line = max(self.last_line, figure.line)
-        if figure.format.stage is not None:
-            self.stage = max(self.stage, figure.format.stage)
-
-
-@dataclass
-class EngineStart:
-    """One start of an engine; it waits until it has a figure."""
-
-    config: Config
-    members: dict[str, Prefix] = field(default_factory=dict)  # by label
-    kinds: set[str] = field(default_factory=set)  # of the lines that have set it up
-    workers: dict[str, Worker] = field(default_factory=dict)  # by key
-    #: Figures of the KV cache that an engine core printed, by data-parallel rank.
-    kv_plans: dict[int | None, dict[str, Figure]] = field(default_factory=dict)
-    engines: set[str] = field(default_factory=set)  # named by lines that one engine alone prints
-    equations: dict[str, int] = field(default_factory=dict)  # equation -> line that shows its form
-    first_line: int = 0
-    last_line: int = 0
-    inferred: bool = False  # no line names its beginning: figures alone tell it apart
-    finished: bool = False  # the server reported that it is up
-    broken: bool = False  # an engine process reported that it failed
-    #: Of the section that it stands in, where its command stands above that section.
-    heading: str | None = None
-
-    @property
-    def log(self) -> LogLines:
-        """The lines of its engine, vLLM's where none is known."""
-        given = "" if self.config.given is None else self.config.given.engine
-        return log_of(next(iter(self.engines), given))
-
-    @property
-    def printed(self) -> list[Figure]:
-        """The figures of all its workers."""
-        return [figure for worker in self.workers.values() for figure in worker.figures.values()]
-
-    @property
-    def drafts(self) -> bool:
-        """Whether a second model is loaded beside the one that serves."""
-        given = self.config.given
-        return bool(self.config.draft_model) or (given is not None and given.draft_model)
-
-    def engine_of(self, figure: Figure) -> str | None:
-        """Return the engine that a line names; torch's messages name the chip."""
-        chip = figure.format.stage == OOM and self.log is not LOGS[VLLM.name]
-        return None if chip else figure.format.engine
-
-    def several_values(self, figure: Figure) -> bool:
-        """Return True for a figure that one start of this engine may print with two values."""
-        per_model = self.drafts and figure.name in self.log.once_per_model
-        return per_model or figure.name in _SEVERAL
-
-    def rejects(self, figures: list[Figure]) -> bool:
-        """Return True for a line that the engine of this start does not print."""
-        engines = {self.engine_of(figure) for figure in figures} - {None}
-        forms = {figure.format.equation for figure in figures} - {None}
-        return bool(self.engines and engines - self.engines) or not all(
-            same_lines(form, other) for form in forms if form for other in self.equations
-        )
-
-    def has(self, prefix: Prefix | None) -> bool:
-        """Return whether a process is one of its own."""
-        return prefix is not None and self.members.get(prefix.label) == prefix
-
-    def distance(self, prefix: Prefix | None) -> int | None:
-        """Return how far below a process the closest one of this start is; None: there is none.
-
-        Instances may start side by side: the closest earlier process tells them apart.
-        """
-        if prefix is None or prefix.pid is None or prefix.ip is not None:
-            return None
-        pids = (other.pid for other in self.members.values() if other.pid is not None)
-        return min((prefix.pid - pid for pid in pids if pid <= prefix.pid), default=None)
-
-    @property
-    def anonymous(self) -> bool:
-        """Whether process ids were made alike, as people do before they share a log."""
-        pids = [
-            (one.pid, one.ip)
-            for one in self.members.values()
-            if not one.is_worker or one.short is not None
-        ]
-        return len(pids) > len(set(pids))
-
-    def takes_core(self, prefix: Prefix | None) -> bool:
-        """Return True for a further data-parallel engine core of a start that has one."""
-        if prefix is None or prefix.label in self.members or prefix.replica is None:
-            return False
-        return any(member.replica is not None for member in self.members.values())
-
-
 class StartSorter:
     """Takes parsed lines in order; ``starts`` is the result."""
 
@@ -244,7 +66,8 @@ class StartSorter:
         self._waiting: list[EngineStart] = []  # set up, without figures
         self._pending: EngineStart | None = None  # the newest of them
         self._section = False  # a heading came: the next figure begins a start of the same set-up
-        self._ranks_by_pid: dict[tuple[int, str | None], tuple[str, dict[str, int]]] = {}
+        #: By (process id, address of its host): label and place.
+        self._ranks_by_pid: dict[tuple[int | None, str | None], tuple[str, dict[str, int]]] = {}
         self._document = Config()  # of the whole log, as far as nothing else is said
         self._loading = ""  # the model whose weights are being loaded
         self._tracebacks = Tracebacks()
@@ -275,10 +98,31 @@ class StartSorter:
         found = self._reader.read(line.text)
         if found is not None:
             self._configure(found, line.prefix)
-        if "is assigned as" in line.text:
-            self._assign_rank(line)
+        prefix = line.prefix
+        match = _RANK_LINE.search(line.text) if "is assigned as" in line.text else None
+        if match is not None and prefix is not None and prefix.pid is not None:
+            # a worker names its place: kept by process id
+            start = self._waiting_for(prefix) or next(reversed(self.starts), None)
+            config = Config() if start is None else start.config
+            places = ("dp", *WITHIN_CORE)
+            dims = {name: int(match[name]) for name in places if match[name] is not None}
+            several = [
+                name
+                for name in dims
+                if (config.parallel_size(name) or (2 if name == "tp" else 1)) > 1
+            ]
+            label = "_".join(f"{name.upper()}{dims[name]}" for name in several)
+            if len(self._ranks_by_pid) >= MAX_WORKERS:
+                self._ranks_by_pid.clear()
+            known = label, {**dims, "rank": int(match["rank"])}
+            self._ranks_by_pid[prefix.pid, prefix.ip] = known
         if "Starting to load" in line.text and (match := _LOADS.search(line.text)):
-            self._begin_to_load(match["model"])
+            # a worker that has loaded a model and goes on with another one loads a draft model
+            again = self._section or match["model"] == self._loading
+            newest = None if again else self._newest
+            if newest is not None and all(each.stage == LOAD for each in newest.workers.values()):
+                newest.config = replace(newest.config, draft_model=True)
+            self._loading = match["model"]
         self._tracebacks.read(line)
         if self.starts and not line.figures:
             up = any(text in line.text for text in _UP)
@@ -337,33 +181,18 @@ class StartSorter:
         ]
         return self._waiting[-min(near)[1]] if near else self._pending
 
-    def _assign_rank(self, line: ParsedLine) -> None:
-        """Read the line in which a worker names its place; keep it by process id."""
-        match = _RANK_LINE.search(line.text)
-        if match is None or line.prefix is None or line.prefix.pid is None:
-            return
-        start = self._waiting_for(line.prefix) or next(reversed(self.starts), None)
-        config = Config() if start is None else start.config
-        dims = {name: int(match[name]) for name in ("dp", *WITHIN_CORE) if match[name] is not None}
-        sizes = {name: config.parallel_size(name) or (2 if name == "tp" else 1) for name in dims}
-        label = "_".join(f"{name.upper()}{dims[name]}" for name in dims if sizes[name] > 1)
-        if len(self._ranks_by_pid) >= MAX_WORKERS:
-            self._ranks_by_pid.clear()
-        known = label, {**dims, "rank": int(match["rank"])}
-        self._ranks_by_pid[line.prefix.pid, line.prefix.ip] = known
-
-    def _begin_to_load(self, model: str) -> None:
-        """Note a draft model: a worker that has loaded a model goes on with another one."""
-        newest = None if self._section or model == self._loading else self._newest
-        if newest is not None and all(each.stage == LOAD for each in newest.workers.values()):
-            newest.config = replace(newest.config, draft_model=True)
-        self._loading = model
-
     # --- figures
 
     def _add_figures(self, line: ParsedLine) -> None:
         prefix, figures = line.prefix, list(line.figures)
-        start = self._serving(figures) or self._start_of(prefix)
+        start = self._newest
+        # a line that its engine alone prints while it serves begins no start, also below a heading,
+        # as a driver puts it between requests
+        if start is None or not all(
+            figure.format.engine == start.log.engine and figure.format.stage is None
+            for figure in figures
+        ):
+            start = self._start_of(prefix)
         names_worker = prefix is not None and prefix.is_worker and prefix.short is not None
         in_core = any(worker.in_core for worker in start.workers.values())
         if start.rejects(figures) or (names_worker and in_core):
@@ -371,7 +200,18 @@ class StartSorter:
         engine_figures = [figure for figure in figures if figure.format.scope == ENGINE]
         rank_figures = [figure for figure in figures if figure.format.scope != ENGINE]
         if engine_figures:
-            start = self._add_kv_plan(start, prefix, engine_figures)
+            dp = None if prefix is None else prefix.dims.get("dp")
+            plan = start.kv_plans.setdefault(dp, {})
+            clash = any(
+                one.name in plan and not plan[one.name].agrees(one) for one in engine_figures
+            )
+            if clash and start.config.world_size <= 1:
+                start = self._restart(start)
+                plan = start.kv_plans.setdefault(dp, {})
+            for figure in engine_figures:  # of several workers the least counts
+                known = plan.setdefault(figure.name, figure)
+                if figure.name in _LEAST_OF_PLANS and figure.value < known.value:
+                    plan[figure.name] = figure
         if rank_figures:
             start = self._add_to_worker(start, prefix, rank_figures)
         start.first_line = start.first_line or line.line
@@ -383,18 +223,6 @@ class StartSorter:
                 start.equations.setdefault(figure.format.equation, line.line)
         if prefix is not None:
             start.members.setdefault(prefix.label, prefix)
-
-    def _serving(self, figures: list[Figure]) -> EngineStart | None:
-        """Return the start that serves, for a line that its engine alone prints while it does.
-
-        Such a line begins no start, also below a heading, as a driver puts it between requests.
-        """
-        newest = self._newest
-        serves = newest is not None and all(
-            figure.format.engine == newest.log.engine and figure.format.stage is None
-            for figure in figures
-        )
-        return newest if serves else None
 
     def _start_of(self, prefix: Prefix | None) -> EngineStart:
         """Return the start to which the process of a prefix belongs, if need be a new one."""
@@ -458,22 +286,6 @@ class StartSorter:
             new.inferred = True
         return new
 
-    def _add_kv_plan(
-        self, start: EngineStart, prefix: Prefix | None, figures: list[Figure]
-    ) -> EngineStart:
-        """Add the engine core's figures; of several workers the least counts."""
-        dp = None if prefix is None else prefix.dims.get("dp")
-        plan = start.kv_plans.setdefault(dp, {})
-        clash = any(one.name in plan and not plan[one.name].agrees(one) for one in figures)
-        if clash and start.config.world_size <= 1:
-            start = self._restart(start)
-            plan = start.kv_plans.setdefault(dp, {})
-        for figure in figures:
-            known = plan.setdefault(figure.name, figure)
-            if figure.name in _LEAST_OF_PLANS and figure.value < known.value:
-                plan[figure.name] = figure
-        return start
-
     def _add_to_worker(
         self, start: EngineStart, prefix: Prefix | None, figures: list[Figure]
     ) -> EngineStart:
@@ -487,21 +299,45 @@ class StartSorter:
         if is_oom:
             # the first OOM is the cause; later ones are counted only
             if worker.oom is None:
-                worker.oom = self._oom(start, worker, prefix)
+                planned, up = PLAN if start.kv_plans else -1, READY if start.finished else -1
+                found, notes, self.notes = self._tracebacks.take(prefix), self.notes, LogNotes()
+                # after the start-up it is one of a request
+                served = start.finished or notes.at_request is not None
+                if served or any(each.moment != PROFILE for each in notes.readings):
+                    found.phase = found.phase or "request"
+                worker.oom = LoggedOom(found, notes, max(worker.stage, planned, up))
             elif any(figure.name == "oom_requested_bytes" for figure in figures):
                 worker.oom.failures += 1
             if worker.oom.failures > 1 or any(map(worker.contradicts, figures)):
                 return start
         if start.drafts:
-            figures = [_of_draft(start.log, worker, figure) for figure in figures]
-        elif _is_still_loaded(start.log, worker, figures):
-            start.config = replace(start.config, draft_model=True)
+            for at, figure in enumerate(figures):
+                name, target = start.log.draft.get(figure.name), worker.figures.get(figure.name)
+                loads = worker.stage == figure.format.stage == LOAD
+                # the smaller of two models that are loaded is the draft model
+                if name and target and loads and target.value > figure.value:
+                    contradicts = worker.contradicts(figure)
+                    figures[at] = replace(figure, name=name) if contradicts else figure
+        else:
+            begin, end = start.log.free_around_load
+            after = worker.figures.get(end)
+            # it loads a model while one that it has loaded takes its memory
+            if (
+                after is not None
+                and worker.stage == LOAD
+                and any(
+                    figure.name == begin
+                    and figure.value <= after.value + after.half_unit_bytes + figure.half_unit_bytes
+                    for figure in figures
+                )
+            ):
+                start.config = replace(start.config, draft_model=True)
         apart = [figure for figure in figures if start.several_values(figure)]
         worker.unknown |= {figure.name for figure in apart if worker.contradicts(figure)}
         single = [figure for figure in figures if figure not in apart]
         again = single if start.drafts else figures
         if any(map(worker.restarts_with, again)) or any(map(worker.breaks, single)):
-            other = self._unnamed_peer(start, worker, figures)
+            other = start.unnamed_peer(worker, figures)
             if other is None:
                 start = self._restart(start)
                 other = self._worker(start, prefix, None)
@@ -517,18 +353,31 @@ class StartSorter:
             worker.sleeps.append(PrintedSleep(figures[0].line, *slept))
         return start
 
-    def _oom(self, start: EngineStart, worker: Worker, prefix: Prefix | None) -> LoggedOom:
-        """Return what is known before an OOM: after the start-up it is one of a request."""
-        stages = worker.stage, PLAN if start.kv_plans else -1, READY if start.finished else -1
-        found, notes, self.notes = self._tracebacks.take(prefix), self.notes, LogNotes()
-        served = start.finished or notes.at_request is not None
-        if served or any(each.moment != PROFILE for each in notes.readings):
-            found.phase = found.phase or "request"
-        return LoggedOom(found, notes, max(stages))
-
     def _worker(self, start: EngineStart, prefix: Prefix | None, oom_device: str | None) -> Worker:
         """Return the worker of a prefix, if need be a new one."""
-        key, label, dims = self._identify(start, prefix)
+        key, label, dims = "", None, {}
+        if prefix is not None and prefix.is_worker:
+            assigned = self._ranks_by_pid.get((prefix.pid, prefix.ip))
+            by_pid = f"pid {prefix.pid}" if prefix.ip is None else f"{prefix.ip} pid {prefix.pid}"
+            if assigned is not None:
+                label, dims = prefix.short or assigned[0] or None, {**assigned[1], **prefix.dims}
+                key = label or f"pid {prefix.pid}"
+            else:
+                key = label = prefix.short or by_pid
+                dims = prefix.dims
+            if assigned is None and prefix.label.startswith("rank_"):
+                # torch names a worker by its rank, vLLM by its place
+                for worker in start.workers.values():
+                    rank = worker.dims.get("rank")
+                    if rank is None and not {"dp", "pp", "pcp"} & worker.dims.keys():
+                        rank = worker.dims.get("tp")
+                    if rank == dims["rank"]:
+                        key, label, dims = worker.key, worker.label, worker.dims
+                        break
+        elif prefix is not None and prefix.replica is not None:
+            # with one worker per engine core, the core prints the worker's lines
+            key = label = f"DP{prefix.replica}"
+            dims = prefix.dims
         first = start.workers.get(key)
         if oom_device and label is None and first and first.device not in (None, oom_device):
             key = f"device {oom_device}"  # OOM messages of several devices: several workers
@@ -539,67 +388,3 @@ class StartSorter:
                 return worker  # read, and not kept
             start.workers[key] = worker
         return start.workers[key]
-
-    def _identify(
-        self, start: EngineStart, prefix: Prefix | None
-    ) -> tuple[str, str | None, dict[str, int]]:
-        """Return (key, label, ranks) of the worker that a prefix names; the key "" for none."""
-        if prefix is None:
-            return "", None, {}
-        dims = prefix.dims
-        if not prefix.is_worker:
-            if prefix.replica is None:
-                return "", None, {}
-            # with one worker per engine core, the core prints the worker's lines
-            return f"DP{prefix.replica}", f"DP{prefix.replica}", dims
-        if prefix.pid is not None and (prefix.pid, prefix.ip) in self._ranks_by_pid:
-            assigned, known = self._ranks_by_pid[prefix.pid, prefix.ip]
-            label = prefix.short or assigned or None
-            return label or f"pid {prefix.pid}", label, {**known, **dims}
-        if prefix.label.startswith("rank_"):
-            # torch names a worker by its rank, vLLM by its place
-            for worker in start.workers.values():
-                rank = worker.dims.get("rank")
-                if rank is None and not {"dp", "pp", "pcp"} & worker.dims.keys():
-                    rank = worker.dims.get("tp")
-                if rank == dims["rank"]:
-                    return worker.key, worker.label, worker.dims
-        by_pid = f"pid {prefix.pid}" if prefix.ip is None else f"{prefix.ip} pid {prefix.pid}"
-        short = prefix.short or by_pid
-        return short, short, dims
-
-    @staticmethod
-    def _unnamed_peer(start: EngineStart, worker: Worker, figures: list[Figure]) -> Worker | None:
-        """Return the next of several ranks without labels, while some ranks were not seen."""
-        if worker.label is not None or worker.key.startswith("device"):
-            return None
-        unnamed = [other for other in start.workers.values() if other.label is None]
-        for other in unnamed:
-            if not any(other.contradicts(one) or other.restarts_with(one) for one in figures):
-                return other
-        if len(unnamed) >= start.config.world_size or any(map(worker.restarts_with, figures)):
-            return None
-        peer = Worker(f"#{len(unnamed) + 1}")
-        start.workers[peer.key] = peer
-        return peer
-
-
-def _of_draft(log: LogLines, worker: Worker, figure: Figure) -> Figure:
-    """Return a figure under the name of the draft model's, where a larger model is loaded."""
-    name, target = log.draft.get(figure.name), worker.figures.get(figure.name)
-    if name is None or target is None or not worker.stage == figure.format.stage == LOAD:
-        return figure
-    larger = target.value > figure.value and worker.contradicts(figure)
-    return replace(figure, name=name) if larger else figure
-
-
-def _is_still_loaded(log: LogLines, worker: Worker, figures: list[Figure]) -> bool:
-    """Return True where a worker loads a model while one that it has loaded takes its memory."""
-    begin, end = log.free_around_load
-    after = worker.figures.get(end)
-    return worker.stage == LOAD and any(
-        figure.name == begin
-        and after is not None
-        and figure.value <= after.value + after.half_unit_bytes + figure.half_unit_bytes
-        for figure in figures
-    )

@@ -111,7 +111,20 @@ def hardware_of(
             what = "a simulated device, whose memory outside torch is the profile's own"
         hint = "give a run or a log of vllm-ascend on an NPU"
         raise RunRecordError(f"{name} is of {what}: the plan is of vllm-ascend", hint)
-    _require_type(name, report, profile)
+    # of another type of device: by its SoC, else by its total
+    total = next((rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), 0)
+    soc, where = profile_of_soc(run.device), run.device
+    profiles = [*list_profiles(), profile]
+    if soc is not None:
+        alike = [each for each in profiles if each.name == soc]
+    else:
+        alike = [each for each in profiles if abs(total - each.device.total_bytes) <= _SAME_TOTAL]
+        where = f"a device with {format_gib(total)} GiB"
+    if alike and profile.device.soc_name not in {each.device.soc_name for each in alike}:
+        raise RunRecordError(
+            f"{name} ran on {where}: {alike[0].title}, no {profile.title}",
+            f"--device sim:{alike[0].name}",
+        )
 
     def told(rank: RankReport) -> tuple[int, int]:
         return len(figures_of(rank)), granted_bytes(rank) or 0
@@ -121,7 +134,7 @@ def hardware_of(
     if rank is None or not told(rank)[0]:
         raise RunRecordError(
             f"{name} tells no figure of memory outside torch: neither what is free at the start, "
-            "nor the non-torch increase, nor captured graphs",
+            "nor the non-torch increase, nor graph memory",
             "memprof explain shows the figures that a log has; VLLM_LOGGING_LEVEL=DEBUG prints "
             "most of them",
         )
@@ -139,27 +152,6 @@ def hardware_of(
     return Hardware(source, report, rank, arguments, env, notes)
 
 
-def _require_type(name: str, report: Report, profile: DeviceProfile) -> None:
-    """Refuse a run on another type of device, by its SoC, else by its total.
-
-    Raises:
-        RunRecordError: with the profile to use.
-    """
-    total = next((rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), 0)
-    soc, where = profile_of_soc(report.run.device), report.run.device
-    profiles = [*list_profiles(), profile]
-    if soc is not None:
-        alike = [each for each in profiles if each.name == soc]
-    else:
-        alike = [each for each in profiles if abs(total - each.device.total_bytes) <= _SAME_TOTAL]
-        where = f"a device with {format_gib(total)} GiB"
-    if alike and profile.device.soc_name not in {each.device.soc_name for each in alike}:
-        raise RunRecordError(
-            f"{name} ran on {where}: {alike[0].title}, no {profile.title}",
-            f"--device sim:{alike[0].name}",
-        )
-
-
 def own_plan(hardware: Hardware, asked: Plan) -> tuple[Plan | None, list[str]]:
     """Return the plan of the hardware run's own command, on the stack that suits its release.
 
@@ -169,8 +161,12 @@ def own_plan(hardware: Hardware, asked: Plan) -> tuple[Plan | None, list[str]]:
     if hardware.arguments is None:
         return None, []
     stack, notes = _stack_of(hardware, asked)
+    model, parts = asked.model, hardware.source.model.rstrip("/").split("/")
     try:
-        model = _model_of(hardware, asked)
+        if parts[-1] != model.rstrip("/").split("/")[-1]:
+            # a log may have the path of its own machine, whose end is the name on a hub
+            model = "/".join(parts if len(parts) < 3 else parts[-2:])
+            resolve_model(model, hardware.arguments)
     except MemprofError as error:
         why = text("its model is not at hand: {reason}", reason=error.message)
         return None, [*notes, why]
@@ -210,22 +206,6 @@ def _stack_of(hardware: Hardware, asked: Plan) -> tuple[str, list[str]]:
         stack=best.name,
     )
     return best.name, [note]
-
-
-def _model_of(hardware: Hardware, asked: Plan) -> str:
-    """Return the name under which the hardware's model is at hand.
-
-    A log may have the path of its own machine: its last two parts are the name on a hub.
-
-    Raises:
-        MemprofError: it is not at hand.
-    """
-    parts = hardware.source.model.rstrip("/").split("/")
-    if parts[-1] == asked.model.rstrip("/").split("/")[-1]:
-        return asked.model
-    name = "/".join(parts if len(parts) < 3 else parts[-2:])
-    resolve_model(name, hardware.arguments or [])
-    return name
 
 
 def unlike(hardware: Hardware, own: Plan | None, asked: Plan) -> list[str]:

@@ -121,7 +121,7 @@ def figures_of(rank: RankReport) -> dict[str, ReportedFigure]:
             text("non-torch before less after the last empty_cache of the profile run"),
             ends,
         ),
-        ("graph", rank.figure("graph_bytes"), text("captured graphs"), ("graph_bytes",)),
+        ("graph", rank.figure("graph_bytes"), text("graph memory"), ("graph_bytes",)),
         ("graph_runtime", parts.get("runtime"), text("of it in the runtime"), ("graph_bytes",)),
     )
     found = {
@@ -177,14 +177,37 @@ class Corrections:
         self.rows: list[ProfileCorrection] = []
         self._counters()
         done = {row.owner for row in self.rows}
-        if CONTEXT not in done:
-            self._context()
+        if CONTEXT not in done:  # what a process holds before it does anything
+            left, right = self.told(CONTEXT)
+            why = None
+            if left is not None and not 0 <= left.bytes <= CONTEXT_CEILING_BYTES:
+                why = text("more than a context: other processes were on the device")
+            right = right or ReportedFigure(self.values["context_bytes"])
+            self.compare(CONTEXT, (left, right), why)
         if "kernels" not in done:
             self._as_one()
-        if WORKSPACE not in done:
-            self._cleared()
-        if GRAPH not in done:
-            self._graphs()
+        if WORKSPACE not in done:  # what the last empty_cache of the profile run gave back
+            pair, why = self.told("cleared"), None
+            size = 0 if pair[1] is None else pair[1].bytes
+            near = [key for key, held in self.rules.items() if abs(held - size) <= _PAGES][:1]
+            if pair[1] is not None and (size <= 0 or not near):
+                why = text("no single operator has this workspace: not known whose it is")
+            self.values |= self.rules
+            self.compare(WORKSPACE, pair, why, constants=near)
+        if GRAPH not in done:  # what the runtime holds of captured graphs
+            pair, runtime, why = self.told(GRAPH), simulated.told.get("graph_runtime"), None
+            releases = hardware.release, simulated.release
+            if pair[1] is None:
+                why = text("the plan stops before graphs are captured: --until ready compares them")
+            elif releases[0] is None or releases[0] != releases[1]:
+                why = text(
+                    "another release captures other graphs: {hardware} and {simulated}",
+                    hardware=releases[0] or "-",
+                    simulated=releases[1] or "-",
+                )
+            elif runtime is None or runtime.bytes <= 0:
+                why = text("the simulated graphs hold nothing in the runtime")
+            self.compare(GRAPH, pair, why, scaled=runtime.bytes if runtime else 0)
 
     def calibration(self) -> Calibration:
         """Return the changed constants with what changed them, for ``sim.calibrate.render``."""
@@ -262,15 +285,6 @@ class Corrections:
             ProfileCorrection(owner, *pair, applied, changed, scales or None, reason or None)
         )
 
-    def _context(self) -> None:
-        """Correct what a process holds before it does anything."""
-        hardware, simulated = self.told(CONTEXT)
-        why = None
-        if hardware is not None and not 0 <= hardware.bytes <= CONTEXT_CEILING_BYTES:
-            why = text("more than a context: other processes were on the device")
-        pair = hardware, simulated or ReportedFigure(self.values["context_bytes"])
-        self.compare(CONTEXT, pair, why)
-
     def _as_one(self) -> None:
         """Correct all that was added outside torch, as one figure.
 
@@ -294,32 +308,6 @@ class Corrections:
                 taken = sum(row.applied_bytes for row in self.rows if row.owner == CONTEXT)
                 notes += [] if taken else [text("the context is in it")]
         self.compare(NON_TORCH, pair, why, notes, taken=taken)
-
-    def _cleared(self) -> None:
-        """Correct the workspace that the last empty_cache of the profile run gave back."""
-        pair, why = self.told("cleared"), None
-        simulated = 0 if pair[1] is None else pair[1].bytes
-        near = [key for key, size in self.rules.items() if abs(size - simulated) <= _PAGES][:1]
-        if pair[1] is not None and (simulated <= 0 or not near):
-            why = text("no single operator has this workspace: not known whose it is")
-        self.values |= self.rules
-        self.compare(WORKSPACE, pair, why, constants=near)
-
-    def _graphs(self) -> None:
-        """Correct what the runtime holds of captured graphs."""
-        pair, runtime, why = self.told(GRAPH), self.simulated.told.get("graph_runtime"), None
-        left, right = self.hardware.release, self.simulated.release
-        if pair[1] is None:
-            why = text("the plan stops before graphs are captured: --until ready compares them")
-        elif left is None or left != right:
-            why = text(
-                "another release captures other graphs: {hardware} and {simulated}",
-                hardware=left or "-",
-                simulated=right or "-",
-            )
-        elif runtime is None or runtime.bytes <= 0:
-            why = text("the simulated graphs hold nothing in the runtime")
-        self.compare(GRAPH, pair, why, scaled=runtime.bytes if runtime else 0)
 
     def _counters(self) -> None:
         """Correct owner by owner, where the runtime's counters were read on both sides."""

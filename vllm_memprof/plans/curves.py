@@ -30,7 +30,13 @@ def curves(sweep: Sweep) -> Curves:
 
 
 def _curve(sweep: Sweep, knob: Knob) -> Curve:
-    places = _places(knob.values)
+    # where values stand: numbers as they are, names one after the other in their order
+    numbers: list[float] = []
+    with contextlib.suppress(ValueError):
+        numbers = [float(value) for value in knob.values]
+    if len({*filter(math.isfinite, numbers)}) < len(knob.values):
+        numbers = [float(place) for place in range(len(knob.values))]
+    places = dict(zip(knob.values, numbers, strict=True))
     others = [each.name for each in sweep.knobs if each is not knob and len(each.values) > 1]
     groups: dict[str, list[PlanRow]] = {}
     failed = Marks([], [])
@@ -68,13 +74,3 @@ def _curve(sweep: Sweep, knob: Knob) -> Curve:
         )
     ticks = sorted((place, value) for value, place in places.items())
     return Curve(knob.name, ticks, len(others), lines, failed, join("; ", parts), named)
-
-
-def _places(values: list[str]) -> dict[str, float]:
-    """Return where values stand: numbers as they are, names one after the other in their order."""
-    numbers: list[float] = []
-    with contextlib.suppress(ValueError):
-        numbers = [float(value) for value in values]
-    if len({*filter(math.isfinite, numbers)}) < len(values):
-        numbers = [float(place) for place in range(len(values))]
-    return dict(zip(values, numbers, strict=True))

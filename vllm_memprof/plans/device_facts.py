@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.record.spans import edges_of
@@ -59,31 +57,37 @@ def facts_of(report: Report) -> RankFacts:
         context = any(edge.rows.get("context") is not None for edge in facts.edges)
         return context, not any(edge.known("other_processes") for edge in facts.edges)
 
-    return max((_facts(rank, report.run.env) for rank in report.ranks), key=suits)
-
-
-def _facts(rank: RankReport, env: Mapping[str, str]) -> RankFacts:
-    edges = []
-    for span, edge in sorted(edges_of(rank.phases), key=lambda pair: pair[1].snapshot.t_ns or 0):
-        if edge.owners is not None:
-            parts = edge.owners.parts
-            streams = [row for row in parts if row.component.startswith("npu_workspace_stream_")]
-            largest_first = sorted((row.bytes for row in streams if row.bytes), reverse=True)
-            held = [*edge.owners.rows, *edge.owners.remainders()]
-            rows = {row.component: row.bytes for row in held}
-            how = {row.component: row.how for row in held}
-            edges.append(EdgeMemory(span.phase, edge.side, rows, how, tuple(largest_first)))
-    opened = [span for span in rank.phases if span.phase == "communicator" and span.error is None]
-    graphs = [span.integer("graphs") for span in rank.phases if span.phase == "graph_capture"]
-    return RankFacts(
-        label=rank.label,
-        device_total_bytes=rank.device_total_bytes,
-        edges=edges,
-        communicators=[span.integer("buffer_bytes") for span in opened],
-        graphs=sum_or_none(graphs) if graphs else None,
-        task_queue_level=_number(env.get("TASK_QUEUE_ENABLE"), 1),
-        atb_blocks=_number(env.get("ATB_DEVICE_TILING_BUFFER_BLOCK_NUM"), 32),
-    )
+    found = []
+    for rank in report.ranks:
+        edges = []
+        for span, edge in sorted(
+            edges_of(rank.phases), key=lambda pair: pair[1].snapshot.t_ns or 0
+        ):
+            if edge.owners is not None:
+                parts = edge.owners.parts
+                streams = [
+                    row for row in parts if row.component.startswith("npu_workspace_stream_")
+                ]
+                largest_first = sorted((row.bytes for row in streams if row.bytes), reverse=True)
+                held = [*edge.owners.rows, *edge.owners.remainders()]
+                rows = {row.component: row.bytes for row in held}
+                how = {row.component: row.how for row in held}
+                edges.append(EdgeMemory(span.phase, edge.side, rows, how, tuple(largest_first)))
+        opened = [
+            span for span in rank.phases if span.phase == "communicator" and span.error is None
+        ]
+        graphs = [span.integer("graphs") for span in rank.phases if span.phase == "graph_capture"]
+        facts = RankFacts(
+            label=rank.label,
+            device_total_bytes=rank.device_total_bytes,
+            edges=edges,
+            communicators=[span.integer("buffer_bytes") for span in opened],
+            graphs=sum_or_none(graphs) if graphs else None,
+            task_queue_level=_number(report.run.env.get("TASK_QUEUE_ENABLE"), 1),
+            atb_blocks=_number(report.run.env.get("ATB_DEVICE_TILING_BUFFER_BLOCK_NUM"), 32),
+        )
+        found.append(facts)
+    return max(found, key=suits)
 
 
 def _number(text: str | None, default: int) -> int:

@@ -179,11 +179,11 @@ def _plans(
             length=length,
         ),
         text(
-            "headroom: device total less all that is held at the serving peak, with the granted KV "
+            "headroom: device total - all memory in use at the serving peak, with the available KV "
             "cache in use"
         ),
         all(each.plan.until != READY for each in tries)
-        and text("captured graphs and all else after the KV plan is not in the headroom"),
+        and text("graph memory and all else after the KV plan is not in the headroom"),
         simulated and _MODELLED,
         *(
             text("{plan}: {reason}", plan=named(alike), reason=_lacking(alike[0]))
@@ -250,11 +250,19 @@ def share_document(share: DeviceShare, width: int) -> Document:
         _MODELLED,
     ]
     wide = width >= _WIDE
-    sections = [table(text("Each alone"), _ALONE, share.instances, notes, wide, True, _solo)]
+    sections = [
+        table(
+            text("Each alone"),
+            _ALONE,
+            share.instances,
+            notes,
+            wide,
+            True,
+            lambda each: PLAIN if each.plan.ok else BAD,
+        )
+    ]
     for way in share.ways:
-        sections.append(_way(way))
-        if way.starts:
-            sections.append(_starts(way.starts))
+        sections += _of_way(way)
     models = ", ".join(f"{each.name} {each.model}" for each in share.instances)
     return Document(
         kind="share",
@@ -278,10 +286,6 @@ def share_document(share: DeviceShare, width: int) -> Document:
 
 def _figure(name: str) -> Callable[[SoloPlan], int | None]:
     return lambda row: getattr(row.figures, name, None)
-
-
-def _solo(row: SoloPlan) -> str:
-    return PLAIN if row.plan.ok else BAD
 
 
 _ALONE = (
@@ -312,16 +316,6 @@ _WAY = (
 )
 
 
-def _way(way: SharingPlan) -> Section:
-    if not way.flags:
-        return Section(_title(way), [], [], [text("none: {why_none}", way)])
-    note = text(
-        "computed from the plans alone and the engine's equation: the least in the orders of "
-        "starting; the starts below are observed"
-    )
-    return table(_title(way), _WAY, way.flags, [note])
-
-
 class _StartRow(NamedTuple):
     """An instance in a start."""
 
@@ -329,13 +323,12 @@ class _StartRow(NamedTuple):
     result: Try
 
 
-def _before(row: _StartRow) -> str:
-    return text("were ready") if row.start.neighbours == READY else text("had served")
-
-
 _STARTS = (
     Column("Order", lambda row: ", ".join(row.start.order)),
-    Column("Those before", _before),
+    Column(
+        "Those before",
+        lambda row: text("were ready") if row.start.neighbours == READY else text("had served"),
+    ),
     Column("Instance", "result.value", right=True),
     Column("Status", lambda row: STATUS_WORDS[row.result.plan.status]),
     Column("KV, GiB", "result.plan.kv_cache_bytes", GIB),
@@ -344,8 +337,19 @@ _STARTS = (
 )
 
 
-def _starts(starts: list[InstanceStart]) -> Section:
-    rows = [_StartRow(start, result) for start in starts for result in start.results]
+def _of_way(way: SharingPlan) -> list[Section]:
+    """Return the table of the flags of a way to share, and that of its starts, if there are any."""
+    if not way.flags:
+        sections = [Section(_title(way), [], [], [text("none: {why_none}", way)])]
+    else:
+        note = text(
+            "computed from the plans alone and the engine's equation: the least in the orders of "
+            "starting; the starts below are observed"
+        )
+        sections = [table(_title(way), _WAY, way.flags, [note])]
+    if not way.starts:
+        return sections
+    rows = [_StartRow(start, result) for start in way.starts for result in start.results]
     notes: list[str] = [
         text(
             "{order}: {value}: {reason}",
@@ -358,11 +362,14 @@ def _starts(starts: list[InstanceStart]) -> Section:
     ]
     if not notes:
         notes = [text("each start: all came up, and held what serving their largest batches took")]
-
-    def look(row: _StartRow) -> str:
-        return PLAIN if row.result.holds else BAD
-
-    return table(text("Starts"), _STARTS, rows, notes, look=look)
+    started = table(
+        text("Starts"),
+        _STARTS,
+        rows,
+        notes,
+        look=lambda row: PLAIN if row.result.holds else BAD,
+    )
+    return [*sections, started]
 
 
 def calibrated_document(found: Calibrated, width: int) -> Document:
@@ -371,13 +378,18 @@ def calibrated_document(found: Calibrated, width: int) -> Document:
     up = all(plan.ok for plan in plans)
     hardware = [source.name, source.model, engine_name(source)]
     hardware += [source.device or text("device not named"), source.rank]
-    notes = [
-        *map(_changed, found.corrections),
+    notes: list[str] = []
+    for each in found.corrections:  # the constants that it changes, and why no more
+        changed = [text("{key} {before:bytes} -> {after:bytes}", one) for one in each.constants]
+        scales = each.scales_with is not None and text("per {scales_with}", each)
+        if said := join("; ", [*changed, scales, each.reason]):
+            notes.append(text("{owner}: {said}", owner=_owner(each), said=said))
+    notes.append(
         text(
             "GiB; hardware and simulated are of the hardware run's own command; differences are "
-            "hardware less simulated"
-        ),
-    ]
+            "hardware - simulated"
+        )
+    )
     if found.own is not None:
         plans.insert(0, found.own)
     change = text(
@@ -418,14 +430,6 @@ def calibrated_document(found: Calibrated, width: int) -> Document:
     )
 
 
-def _changed(each: ProfileCorrection) -> str | bool:
-    """Return the note on a correction: the constants that it changes, and why no more."""
-    changed = [text("{key} {before:bytes} -> {after:bytes}", one) for one in each.constants]
-    scales = each.scales_with is not None and text("per {scales_with}", each)
-    said = join("; ", [*changed, scales, each.reason])
-    return said != "" and text("{owner}: {said}", owner=_owner(each), said=said)
-
-
 def _owner(each: ProfileCorrection) -> str:
     return titled(OWNERS[each.owner].title)
 
@@ -435,13 +439,6 @@ def _hardware(each: ProfileCorrection) -> str:
     if figure is None or not figure.half_unit_bytes:
         return GIB4(None if figure is None else figure.bytes)
     return f"{GIB4(figure.bytes)} ±{GIB4(figure.half_unit_bytes)}"
-
-
-def _source(each: ProfileCorrection) -> str | None:
-    figure = each.hardware
-    if figure is None:
-        return None
-    return text("{source}; {known}", figure, known=TITLES["how"][figure.how])
 
 
 def _signed(size: int | None) -> str:
@@ -454,5 +451,12 @@ _CORRECTIONS = (
     Column("Simulated", lambda each: each.simulated and each.simulated.bytes, GIB4, marked=True),
     Column("Difference", "difference_bytes", _signed),
     Column("Corrected by", lambda each: each.applied_bytes or None, _signed),
-    Column("Hardware's figure", _source, when=wide_only),
+    Column(
+        "Hardware's figure",
+        lambda each: (
+            each.hardware
+            and text("{source}; {known}", each.hardware, known=TITLES["how"][each.hardware.how])
+        ),
+        when=wide_only,
+    ),
 )

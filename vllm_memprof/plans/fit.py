@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_memprof.engines import engine_row
@@ -20,7 +19,7 @@ from vllm_memprof.plans.knobs import (
     SearchRange,
     bisect,
 )
-from vllm_memprof.plans.model import KV, READY, FirstFailure, Fit, Plan, Try, folder_name
+from vllm_memprof.plans.model import KV, READY, Fit, Plan, Try, folder_name
 from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.wants import Want, misses
 from vllm_memprof.text import text
@@ -33,7 +32,7 @@ UNORDERED = text(
 )
 AFTER_THE_PLAN = text(
     "the plans stop at the KV plan: whether a value survives serving was not tried (--until ready "
-    "tries it); what comes after the plan (captured graphs, pools that are first used in the "
+    "tries it); what comes after the plan (graph memory, pools that are first used in the "
     "warm-up) is not in the headroom: ask for it with --headroom"
 )
 #: What every plan has to reach, by where it stops.
@@ -95,6 +94,20 @@ def run_fit(
     if failed is not None and not failed.holds:
         report = None if best is None else runner.report(best.plan)
         limit = beyond(failed, runner.report(failed.plan), report)
+    # Where the next value lacks less headroom than a figure is seen to vary against the order, the
+    # verdict may change more than once between values that were not tried.
+    tried = (tries[value].plan.headroom_bytes for value in values if value in tries)
+    sizes = [size for size in tried if size is not None]
+    rise = max((b - a for a, b in itertools.combinations(sizes, 2)), default=0)
+    uneven: str | bool = False
+    if limit is not None and limit.kind in ("oom", "want"):  # short of headroom
+        uneven = 0 < (limit.short_bytes or 0) <= rise and text(
+            "not even: the headroom rises by up to {rise:gib4} GiB from a value tried to one "
+            "beyond it, and {value} is {short_bytes:gib4} GiB short, so a value that was not tried "
+            "may be better; memprof sweep tries all of them",
+            limit,
+            rise=rise,
+        )
     until = plan.own.get("until", KV)
     notes = [
         refused and text("the first plan was refused, for a reason that no value changes"),
@@ -105,7 +118,7 @@ def run_fit(
         and text("{value} is the end of the range: --between LOW:HIGH looks beyond it",
                  value=answer),
         not ordered and UNORDERED,
-        bisected and _uneven([tries[value] for value in values if value in tries], limit),
+        bisected and uneven,
         *_what_passing_means(until, best),
     ]  # fmt: skip
     return Fit(
@@ -124,22 +137,6 @@ def run_fit(
         until=until,
         beyond=limit,
         notes=[note for note in notes if isinstance(note, str)],
-    )
-
-
-def _uneven(tries: Sequence[Try], limit: FirstFailure | None) -> str | bool:
-    """Return a note where the next value lacks less than a figure is seen to vary against the
-    order: between values that were not tried the verdict may then change more than once."""
-    sizes = [each.plan.headroom_bytes for each in tries if each.plan.headroom_bytes is not None]
-    rise = max((b - a for a, b in itertools.combinations(sizes, 2)), default=0)
-    if limit is None or limit.kind not in ("oom", "want"):
-        return False  # not short of headroom
-    return 0 < (limit.short_bytes or 0) <= rise and text(
-        "not even: the headroom rises by up to {rise:gib4} GiB from a value tried to one beyond "
-        "it, and {value} is {short_bytes:gib4} GiB short, so a value that was not tried may be "
-        "better; memprof sweep tries all of them",
-        limit,
-        rise=rise,
     )
 
 

@@ -119,11 +119,6 @@ def tensor_parallel_sizes(config: ModelConfig, most: int) -> list[int]:
     ]
 
 
-def _devices(asked: SearchRequest) -> SearchRange:
-    sizes = partial(tensor_parallel_sizes, asked.config)
-    return _listed(asked, 1, MOST_DEVICES, sizes, text("the sizes that the heads allow"))
-
-
 def _kv_dtypes(asked: SearchRequest) -> SearchRange:
     if asked[:3] != (None, None, None):
         hint = "its values are names: memprof sweep --over kv-cache-dtype=auto,fp8"
@@ -138,48 +133,33 @@ def _max_model_len(asked: SearchRequest) -> SearchRange:
     return _grid(asked, (min(step, longest), longest, step))
 
 
-def _capture_sizes(asked: SearchRequest) -> SearchRange:
-    """Return the largest sizes that the engine captures: between two of them it takes the lower.
-
-    (vllm 0.13.0 and 0.23.0, vllm/config/vllm.py::VllmConfig._set_cudagraph_sizes)
-    """
-
-    def sizes(high: int) -> Sequence[int]:
-        return (1, 2, 4, *range(8, 256, 8), *range(256, high + 1, 16))
-
-    return _listed(asked, 8, 512, sizes, text("sizes that the engine captures"))
-
-
-def _other(asked: SearchRequest) -> SearchRange:
-    """Return the values of an option that the table does not have: ``--between`` was given."""
-    whole = all(number is None or number % 1 == 0 for number in asked[:3])
-    return _grid(asked, (0, 0, 1 if whole else "0.01"))
-
-
 def _listed(
     asked: SearchRequest,
     low: int,
     high: int,
-    sizes: Callable[[int], Sequence[int]],
+    sizes: Callable[[ModelConfig, int], Sequence[int]],
     step: str,
 ) -> SearchRange:
     """Return those of some sizes, of which the highest is given, that lie within a range."""
     low, high = int(asked.low or low), int(asked.high or high)
-    values = [str(size) for size in sizes(high) if low <= size <= high]
+    values = [str(size) for size in sizes(asked.config, high) if low <= size <= high]
     if not values or asked.step is not None:
         raise UsageError(f"--between {low}:{high} has none of {step}, or --step is given")
     return SearchRange(values, step)
 
 
-def _grid(asked: SearchRequest, own: Sequence[str | int]) -> SearchRange:
+def _grid(asked: SearchRequest, own: Sequence[str | int | None]) -> SearchRange:
     """Return the values from the lowest by a step, and the highest itself.
 
     Args:
         asked: what replaces the following.
-        own: lowest, highest and step, unless they were asked for.
+        own: lowest, highest and step, unless they were asked for. Without a step that is 1 for a
+            range of whole numbers, else a hundredth.
     """
+    whole = all(number is None or number % 1 == 0 for number in asked[:3])
+    default = 1 if whole else "0.01"
     low, high, step = (
-        Decimal(number) if given is None else given
+        Decimal(default if number is None else number) if given is None else given
         for given, number in zip(asked[:3], own, strict=True)
     )
     numbers = [low + step * i for i in range(int((high - low) / step) + 1)]
@@ -189,13 +169,38 @@ def _grid(asked: SearchRequest, own: Sequence[str | int]) -> SearchRange:
 
 
 KNOBS = (
-    FitKnob(DEVICES, None, _devices, SMALLEST, UNTIL_ONE),
+    FitKnob(
+        DEVICES,
+        None,
+        partial(
+            _listed,
+            low=1,
+            high=MOST_DEVICES,
+            sizes=tensor_parallel_sizes,
+            step=text("the sizes that the heads allow"),
+        ),
+        SMALLEST,
+        UNTIL_ONE,
+    ),
     FitKnob("max-model-len", ("length",), _max_model_len),
     *(
         FitKnob(name, row["mends"], partial(_grid, own=row["grid"]))
         for name, row in TABLES["knobs"].items()
     ),
-    FitKnob("max-cudagraph-capture-size", (), _capture_sizes, needless_with="--enforce-eager"),
+    FitKnob(
+        "max-cudagraph-capture-size",
+        (),
+        # the largest that is captured: between two sizes the engine takes the lower
+        # (vllm 0.13.0 and 0.23.0, vllm/config/vllm.py::VllmConfig._set_cudagraph_sizes)
+        partial(
+            _listed,
+            low=8,
+            high=512,
+            sizes=lambda _, high: (1, 2, 4, *range(8, 256, 8), *range(256, high + 1, 16)),
+            step=text("sizes that the engine captures"),
+        ),
+        needless_with="--enforce-eager",
+    ),
     FitKnob("kv-cache-dtype", (), _kv_dtypes, search=EACH),
 )
 #: Other names of the same options.
@@ -232,7 +237,7 @@ def find_knob(
                 hint=f"known without it: {known}; names instead of numbers: memprof sweep --over "
                 "OPTION=A,B",
             )
-        found = FitKnob(asked, None, _other)
+        found = FitKnob(asked, None, partial(_grid, own=(0, 0, None)))
     goals = (SMALLEST, LARGEST) if found.search == BISECT else (found.goal,)
     if goal not in (None, *goals):
         hint = " or ".join(goals)

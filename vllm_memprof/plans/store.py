@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -190,29 +190,18 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
     model = _model_key(plan.model, tuple(token for held in named for token in held))
     if model is None:
         return None
-    env = select_env(os.environ if environ is None else environ)
+    env, stack = select_env(os.environ if environ is None else environ), load_stack(plan.stack)
     content = (
         __version__,
-        _sources_digest(),
+        _digest(*(path for path in PACKAGE_DIR.rglob("*") if path.suffix in _SOURCES)),
         model,
         normal_form(plan.engine_args),
         {name: value for name, value in plan.own.items() if name not in ("device", "stack")},
         {name: value for name, value in env.items() if name not in TABLES["places"]},
-        _stack_key(plan.stack),
+        [normalize(stack.name), fingerprint(stack)],
         flat_text(load_profile(profile)),
     )
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
-
-
-@cache
-def _stack_key(name: str | None) -> list[str]:
-    stack = load_stack(name)
-    return [normalize(stack.name), fingerprint(stack)]
-
-
-@cache
-def _sources_digest() -> str:
-    return _digest(path for path in PACKAGE_DIR.rglob("*") if path.suffix in _SOURCES)
 
 
 @cache
@@ -225,10 +214,11 @@ def _model_key(model: str, engine_args: tuple[str, ...]) -> list[str] | None:
     folder = Path(resolved.path)
     if not folder.is_dir():
         return None
-    return [model, _digest(filter(Path.is_file, folder.iterdir())), *resolved.extra_args]
+    return [model, _digest(*filter(Path.is_file, folder.iterdir())), *resolved.extra_args]
 
 
-def _digest(paths: Iterable[Path]) -> str:
+@cache
+def _digest(*paths: Path) -> str:
     """Return a digest of files: their names and contents; of weights size and time."""
     digest = hashlib.sha256()
     for path in sorted(paths):

@@ -98,7 +98,17 @@ def parse_wants(texts: list[str], headroom: str | None, until: str | None = None
     Raises:
         UsageError: a want that is none, or the same one twice.
     """
-    wants = [_parse(text) for text in texts]
+    wants: list[Want] = []
+    for typed in texts:
+        match = _WANT.fullmatch(typed.strip())
+        if match is None:
+            raise UsageError(f"--want {typed!r} is not known", hint=HINT)
+        if match["size"] is not None:
+            wants.append(Want("kv-cache", size_option("--want kv-cache", match["size"])))
+            continue
+        kind, length = "tokens" if match["tokens"] else "concurrency", match["length"]
+        tokens = None if length is None else parse_size(length)
+        wants.append(Want(kind, parse_size(match[kind]), tokens))
     if len({want.name for want in wants}) < len(wants):
         raise UsageError(f"--want: a condition is given twice: {', '.join(texts)}")
     if headroom is not None or until != READY:
@@ -116,16 +126,6 @@ def size_option(option: str, typed: str) -> int:
         return parse_size(typed)
     except ValueError as error:
         raise UsageError(f"{option}: {error}", hint=f"e.g. {option} 2GiB") from error
-
-
-def _parse(typed: str) -> Want:
-    match = _WANT.fullmatch(typed.strip())
-    if match is None:
-        raise UsageError(f"--want {typed!r} is not known", hint=HINT)
-    if match["size"] is not None:
-        return Want("kv-cache", size_option("--want kv-cache", match["size"]))
-    kind, length = "tokens" if match["tokens"] else "concurrency", match["length"]
-    return Want(kind, parse_size(match[kind]), None if length is None else parse_size(length))
 
 
 def lengths(wants: list[Want]) -> tuple[int, ...]:

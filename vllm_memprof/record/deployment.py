@@ -96,7 +96,15 @@ def load_parts(folders: Sequence[Path], name: str | None = None, named: bool = T
     runs = [run for run in seen.values() if name is None or deployment_of(run) in (name, None)]
     if not runs:
         raise problems[0]
-    runs = _apart(_ordered(runs))
+    groups = sorted(
+        dict.fromkeys(run.info.group for run in runs), key=lambda each: each != "prefill"
+    )
+
+    def place(run: Run) -> tuple[int, bool, int, int]:  # that the arguments give it in its group
+        at = run.info.part or DeploymentPart(None, "arguments")
+        return groups.index(run.info.group), at.headless, at.node_rank or 0, at.dp_start or 0
+
+    runs = _apart(sorted(runs, key=place))
     for run in runs:
         if run.truncated:
             reason = "; ".join(run.notes) or "events are missing"
@@ -105,18 +113,6 @@ def load_parts(folders: Sequence[Path], name: str | None = None, named: bool = T
             reason = run.info.exit_reason or ""
             gaps.append(Gap("no_rank", str(run.folder), reason, run.info.group))
     return Parts(name or next(iter(found), None), runs, gaps + _missing(runs))
-
-
-def _ordered(runs: list[Run]) -> list[Run]:
-    """Return runs by group, within it by the place that the arguments give them."""
-    groups = list(dict.fromkeys(run.info.group for run in runs))
-    groups.sort(key=lambda group: group != "prefill")
-
-    def place(run: Run) -> tuple[int, bool, int, int]:
-        at = run.info.part or DeploymentPart(None, "arguments")
-        return groups.index(run.info.group), at.headless, at.node_rank or 0, at.dp_start or 0
-
-    return sorted(runs, key=place)
 
 
 def _missing(runs: Sequence[Run]) -> list[Gap]:

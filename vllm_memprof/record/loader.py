@@ -228,10 +228,19 @@ def load_run(run_dir: Path) -> Run:
         processes.append(process)
         if lines := process.dropped_lines + process.served.dropped_lines:
             notes.append(f"{path.name}: {lines} incomplete line(s) dropped")
+    processes.sort(
+        key=lambda each: (
+            not each.is_worker,
+            each.identity.dp_rank or 0,
+            each.identity.rank is None,
+            each.identity.rank or 0,
+            each.file,
+        )
+    )
     return Run(
         folder=run_dir,
         info=info,
-        processes=sorted(processes, key=_place),
+        processes=processes,
         truncated=bool(notes) or any(process.losses for process in processes),
         notes=notes,
         oom_counters=oom_files.load(run_dir),
@@ -357,10 +366,15 @@ def _build_process(file: str, events: list[Event], dropped: int, served: Served)
     for loss in every("lost", Loss):  # its end, where it was written, says more than its beginning
         if loss.since_t_ns not in losses or loss.until_t_ns is not None:
             losses[loss.since_t_ns] = loss
+    who: Event = {}  # of what repeats, the last that is known
+    roles = {"engine_core" if by_kind["kv_plan"] else "unknown"}
+    for event in (events[0], *by_kind["identity"]):
+        who |= {name: value for name, value in event.items() if value is not None}
+        roles |= {event.get("role") or "unknown", *(event.get("roles") or ())}
     times = [event["t_ns"] for event in events if isinstance(event.get("t_ns"), int)]
     return ProcessRecord(
         file=file,
-        identity=_identity([events[0], *by_kind["identity"]], bool(by_kind["kv_plan"])),
+        identity=from_json(Identity, {**who, "roles": roles - {"unknown"}}),
         versions=first.versions,
         phases=_pair_phases(every("phase", _PhaseEdge)),
         figures=figures,
@@ -378,16 +392,6 @@ def _build_process(file: str, events: list[Event], dropped: int, served: Served)
         losses=[losses[since] for since in sorted(losses)],
         allocations=every("allocations", AllocationTrace),
     )
-
-
-def _identity(events: list[Event], plans_kv: bool) -> Identity:
-    """Return who a process is: of what repeats, the last that is known."""
-    known: Event = {}
-    roles = {"engine_core" if plans_kv else "unknown"}
-    for event in events:
-        known |= {name: value for name, value in event.items() if value is not None}
-        roles |= {event.get("role") or "unknown", *(event.get("roles") or ())}
-    return from_json(Identity, {**known, "roles": roles - {"unknown"}})
 
 
 def _pair_phases(edges: list[_PhaseEdge]) -> list[Span]:
@@ -426,9 +430,3 @@ def _pair_phases(edges: list[_PhaseEdge]) -> list[Span]:
             )
         )
     return spans
-
-
-def _place(process: ProcessRecord) -> tuple[bool, int, int, str]:
-    who = process.identity
-    rank = 1 << 30 if who.rank is None else who.rank
-    return not process.is_worker, who.dp_rank or 0, rank, process.file

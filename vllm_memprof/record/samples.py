@@ -147,6 +147,16 @@ def load_samples(run_dir: Path, process: str) -> Served:
         broken += torn
         for event in events:
             found[str(event.get("kind"))][level].append(event)
+    requests: list[Event] = []  # both edges joined; an id that comes again is another request
+    open_at: dict[object, Event] = {}
+    for event in found["request"][REQUESTS]:
+        known = open_at.pop(event.get("id"), None)
+        if event.get("edge") == "begin":
+            known = open_at[event.get("id")] = {}
+            requests.append(known)
+        elif known is None:
+            requests.append(known := {})
+        known |= {**event, f"{event.get('edge')}_ns": event.get("t_ns")}
     memory, kept = _memories(found["request_memory"][REQUESTS])
     dropped = dropped_of(found["dropped"][REQUESTS])
     if "request_memory" in dropped:
@@ -159,7 +169,7 @@ def load_samples(run_dir: Path, process: str) -> Served:
             from_json(MediaStage, {**event, "figures": _values(event, STAGE_FIGURES)})
             for event in found["stage"][REQUESTS]
         ],
-        requests=_requests(found["request"][REQUESTS]),
+        requests=[from_json(RequestRecord, each) for each in requests],
         request_memory=memory,
         dropped=dropped,
         dropped_lines=broken,
@@ -191,32 +201,16 @@ def _finest(events: Mapping[str, Mapping[int, Iterable[Event]]], kind: str) -> l
     """
     found: list[Sample] = []
     for _, level in sorted(events[kind].items()):
-        coarser = [_sample(event, kind) for event in level]
+        coarser = []
+        for event in level:
+            runtime = (name for name in event if name.startswith(RUNTIME))
+            figures = _values(event, (*_FIGURES[kind], *runtime))
+            single = {"since_ns": event.get("t_ns"), "folded": 1, "low": figures, "high": figures}
+            coarser.append(from_json(Sample, {**single, **event, "figures": figures}))
         older = [each for each in coarser if not found or each.since_ns < found[0].since_ns]
         if older:
             found = [*older, *(each for each in found if each.since_ns > older[-1].t_ns)]
     return found
-
-
-def _sample(event: Event, kind: str) -> Sample:
-    figures = _values(event, (*_FIGURES[kind], *(n for n in event if n.startswith(RUNTIME))))
-    single = {"since_ns": event.get("t_ns"), "folded": 1, "low": figures, "high": figures}
-    return from_json(Sample, {**single, **event, "figures": figures})
-
-
-def _requests(events: Iterable[Event]) -> list[RequestRecord]:
-    """Join both edges of each request; an id that comes again is another request."""
-    found: list[Event] = []
-    open_at: dict[object, Event] = {}
-    for event in events:
-        known = open_at.pop(event.get("id"), None)
-        if event.get("edge") == "begin":
-            known = open_at[event.get("id")] = {}
-            found.append(known)
-        elif known is None:
-            found.append(known := {})
-        known |= {**event, f"{event.get('edge')}_ns": event.get("t_ns")}
-    return [from_json(RequestRecord, each) for each in found]
 
 
 def _memories(events: Iterable[Event]) -> tuple[list[RequestMemory], int]:

@@ -47,17 +47,14 @@ class EventTail:
         paths = [(path.stem, path) for path in events] + samples
         self._read = {path: self._read.get(path, (0, b"")) for _, path in paths}
         for process, path in paths:
-            found.extend((f"{process}.jsonl", event) for event in self._new(path))
+            offset, pending = self._read[path]
+            try:
+                with path.open("rb") as stream:
+                    stream.seek(offset)
+                    data = stream.read(_CHUNK_BYTES)
+            except OSError:
+                continue
+            whole, _, rest = (pending + data).rpartition(b"\n")
+            self._read[path] = offset + len(data), rest
+            found.extend((f"{process}.jsonl", event) for event in parse_events(whole)[0])
         return found
-
-    def _new(self, path: Path) -> list[Event]:
-        offset, pending = self._read[path]
-        try:
-            with path.open("rb") as stream:
-                stream.seek(offset)
-                data = stream.read(_CHUNK_BYTES)
-        except OSError:
-            return []
-        whole, _, rest = (pending + data).rpartition(b"\n")
-        self._read[path] = offset + len(data), rest
-        return parse_events(whole)[0]

@@ -27,7 +27,7 @@ from vllm_memprof.document import (
     Section,
 )
 from vllm_memprof.report.documents import Found, document
-from vllm_memprof.report.documents.first_screen import Opening, opening_of
+from vllm_memprof.report.documents.first_screen import FirstScreen, Opening, opening_of
 from vllm_memprof.report.language import ENGLISH, Language, language, titles
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
 from vllm_memprof.report.sections.base import Paper, draw, sentences_of
@@ -180,9 +180,8 @@ def _page(found: Found, say: Language) -> _Page:
         re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") for section in page.sections
     ]
     if isinstance(found, Report):
-        drawn = plots(found)
-        opening, data = say(opening_of(found, _WIDE)), script_json(say(drawn).to_json())
-        return _Page(say(page), slugs, opening, drawn, data)
+        drawn, opening = plots(found), opening_of(FirstScreen([found]), _WIDE)
+        return _Page(say(page), slugs, say(opening), drawn, script_json(say(drawn).to_json()))
     curves = page.curves and script_json({"gib": GIB_BYTES, **asdict(say(page.curves))})
     return _Page(say(page), slugs, data=curves or "")
 

@@ -236,7 +236,7 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[WaterfallBar], str
         other = text("fixed by a start-up plan, profiling skipped")
     elif budget.override:
         other = text("fixed by --{option}", option=budget.override.replace("_", "-"))
-    residual = text("granted - recomputed")
+    residual = text("engine - recomputed")
     if computed is None:
         residual = text("subtracted, no equation known")
     divided = divisor_of(budget.equation) != 1
@@ -244,7 +244,7 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[WaterfallBar], str
     #: Title of a level, its bytes, what else leads to it, and the changes before that.
     levels: tuple[tuple[str, int | None, str, list[tuple[str, int]]], ...] = (
         (text("device total"), rank.device_total_bytes, "", []),
-        (text("requested"), asked, text("outside the request"), []),
+        (text("requested"), asked, text("outside requested memory"), []),
         ("", asked - sum(size for _, size in charged), "", charged),
         ("", computed, other, []),
         (text("KV cache"), computed if granted is None else granted, residual, []),

@@ -178,8 +178,16 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
             remedy = "a synthetic one was generated" if made else extra[-1]
             stand_ins.append(f"{model} has no tokenizer: {remedy}")
         if like is not None and not holds(folder, PROCESSORS):
-            processor = _processor_like(like, config).items()
-            lacking = {name: file for name, file in processor if not (folder / name).exists()}
+            # the patches are those of the model's own vision encoder
+            encoder = text_config(config).get("vision_config", {})
+            patches = {
+                key: encoder[name] for key, name in _OF_THE_ENCODER.items() if name in encoder
+            }
+            lacking = {
+                name: {**file, **patches}
+                for name, file in like.files.items()
+                if name.endswith("processor_config.json") and not (folder / name).exists()
+            }
             made |= lacking
             if lacking:
                 stand_ins.append(
@@ -243,11 +251,3 @@ def _table_like(preset: Preset, config: ModelConfig) -> TokenizerTable:
     theirs, own = _image_token(preset.config), _image_token(config)
     moved = 0 if theirs is None or own is None else own - theirs
     return {**preset.tokenizer, "plain_tokens": preset.tokenizer["plain_tokens"] + moved}
-
-
-def _processor_like(preset: Preset, config: ModelConfig) -> JsonFiles:
-    """Return the files of a preset's processor, with the patches of a model's vision encoder."""
-    encoder = text_config(config).get("vision_config", {})
-    own = {key: encoder[name] for key, name in _OF_THE_ENCODER.items() if name in encoder}
-    files = preset.files.items()
-    return {name: {**file, **own} for name, file in files if name.endswith("processor_config.json")}

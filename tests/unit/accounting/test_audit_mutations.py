@@ -90,7 +90,7 @@ def outcomes(run: Run) -> Iterator[tuple[str, bool | None]]:
 
 
 def _of_rank(rank: RankReport) -> Iterator[tuple[str, bool | None]]:
-    yield "granted - recomputed", rank.budget.balanced
+    yield "engine - recomputed", rank.budget.balanced
     for row in rank.budget.audit:
         yield f"audit of {row.name}", None if row.undecided else row.agrees
     for check in (*rank.budget.checks, *rank.kv.checks):
@@ -157,7 +157,7 @@ def test_a_figure_that_the_grant_follows_is_seen_by_the_audit_alone(name: str) -
     assert len(changed) >= 10
     for mutation in changed:
         found = with_its_grant(mutation, granted(mutation.run))
-        assert dict(outcomes(found.run))["granted - recomputed"] is True
+        assert dict(outcomes(found.run))["engine - recomputed"] is True
         seen = reported(found.run, before)
         assert "audit of kv_cache" in seen, (mutation.what, mutation.change)
         assert len([name for name in seen if name.startswith("audit of ")]) >= 2

@@ -1,4 +1,4 @@
-"""The KV cache that fits the request: each item from a measurement on hardware."""
+"""The KV cache that fits into requested memory: each item from a measurement on hardware."""
 
 from __future__ import annotations
 

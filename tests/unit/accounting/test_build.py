@@ -490,12 +490,12 @@ def test_hooks_in_trouble(state: str, need: str, found: str | None) -> None:
     [
         (
             Loss(5 * SECOND, None, None, "No space left on device"),
-            "blind from 4.0 s after the launch to the end of its record: No space left on device "
+            "no events from 4.0 s after the launch to the end of its record: No space left on device "
             "(h-1.jsonl)",
         ),
         (
             Loss(5 * SECOND, 65 * SECOND, 12, "File too large"),
-            "blind from 4.0 s after the launch to 64.0 s after the launch, 12 events not written: "
+            "no events from 4.0 s after the launch to 64.0 s after the launch, 12 events not written: "
             "File too large (h-1.jsonl)",
         ),
     ],

@@ -213,7 +213,7 @@ def test_an_estimate_that_is_not_printed_leaves_the_graphs_unknown() -> None:
     assert graphs[0].reason == "the estimate that the equation subtracts is not known"
     assert graphs[0].required
     assert not found(report, "graph-not-charged")
-    assert "NOT MEASURED: captured graphs (the estimate" in " ".join(table(report, 200).split())
+    assert "NOT MEASURED: graph memory (the estimate" in " ".join(table(report, 200).split())
 
 
 def test_graphs_of_an_estimate_that_is_switched_off_are_not_charged(tmp_path) -> None:

@@ -160,7 +160,9 @@ def test_ooms_are_divided() -> None:
     for found in (one for one in shared.findings if one.id == "out-of-memory"):
         assert found.severity == "error"
         assert "the largest: memory outside this process's allocator, 50.30 GiB" in found.evidence
-        assert found.action.startswith(f"end what else is on {found.label}, or take another one")
+        assert found.action.startswith(
+            f"stop other processes on {found.label} or use a different one"
+        )
 
 
 def test_negative_kv_has_a_figure_in_its_advice() -> None:

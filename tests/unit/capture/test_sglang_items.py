@@ -126,7 +126,7 @@ def test_the_encoder_s_stage_names_what_it_was_called_with(scene: Scene) -> None
     scene.encode(scene.images[1])
     [stage] = scene.stages()
     assert (stage.stage, list(stage.requests)) == ("mm_encoder", ["a"])
-    assert [(item.tokens, item.size) for item in stage.items] == [(1, (32, 32))]
+    assert [(item.tokens, item.size) for item in stage.items] == [(1, [32, 32])]
     assert stage.figures["allocated_peak_bytes"] == 100
     assert stage.figures["allocated_bytes"] == 10
 

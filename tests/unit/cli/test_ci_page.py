@@ -49,8 +49,7 @@ def test_the_job_plans_and_checks_the_same_run() -> None:
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 def test_commands_have_the_options_that_the_page_uses(command: list[str]) -> None:
     assert command[0] == "memprof"
-    name = "sim-setup" if command[1] == "sim" else command[1]
-    pages = (f"{name}.md", "README.md")  # that of the command, and the options of several
+    pages = (f"{command[1]}.md", "README.md")  # that of the command, and the options of several
     known = "".join((DOCS / "commands" / page).read_text() for page in pages)
     engine = {"--max-model-len"}
     for word in command[2:]:

@@ -103,7 +103,10 @@ def test_the_trace_has_a_process_per_rank_grouped_by_host(hosts: Path) -> None:
 
 
 def test_the_page_has_the_tables_in_both_languages(hosts: Path, tmp_path: Path) -> None:
-    for lang, wanted in (("en", "KV cache granted by engine core"), ("zh", "各引擎核心分配的")):
+    for lang, wanted in (
+        ("en", "Available KV cache memory by engine core"),
+        ("zh", "各 EngineCore"),
+    ):
         target = tmp_path / f"{lang}.html"
         printed("report", hosts, "--format", "html", "--lang", lang, "-o", target)
         page = Page(target.read_text(encoding="utf-8"))

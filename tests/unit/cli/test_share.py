@@ -113,5 +113,9 @@ def test_elsewhere_a_lone_dash_ends_options_of_memprof(monkeypatch) -> None:
     assert seen == [["-tp", "1", "--device", "x"]]
 
 
-def test_names_of_instances() -> None:
-    assert [module._name(number) for number in (0, 1, 25, 26)] == ["A", "B", "Z", "A1"]
+def test_names_of_instances(called: list[Any], tmp_path) -> None:
+    path = tmp_path / "many.toml"
+    path.write_text('[[instance]]\nmodel = "m/a"\n' * 27)
+    run("--device", "sim", str(path))
+    names = [each.name for each in called[0][1].instances]
+    assert [names[number] for number in (0, 1, 25, 26)] == ["A", "B", "Z", "A1"]

@@ -104,4 +104,4 @@ def test_growth_is_that_of_the_report() -> None:
     frame = made(tables.growth, [report])
     assert list(frame.owner) == [row.owner for row in report.ranks[0].growth]
     assert frame.bytes_per_request[0] == report.ranks[0].growth[0].bytes_per_request
-    assert frame.requests_until_full.isna().all()  # no KV cache was granted
+    assert frame.requests_until_full.isna().all()  # no available KV cache is known

@@ -134,9 +134,9 @@ def test_an_engine_that_kills_its_own_processes_at_its_end_lost_none():
     progress = progress_of("TP0", phase=None)
     progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "api"})
     progress.fold("h-12.jsonl", {"kind": "ready", "t_ns": 5 * S, "what": "end"})
-    killed = [Death(10, 6 * S, signal=9)]
+    killed = [Death(10, 6 * S, code=-9)]
     assert judge(seen(engine_code=0, ready=True, deaths=killed), progress).status == "ok"
-    earlier = [Death(10, 4 * S, signal=9)]
+    earlier = [Death(10, 4 * S, code=-9)]
     verdict = judge(seen(engine_code=-9, ready=True, deaths=earlier), progress)
     assert (verdict.status, verdict.exit_code) == ("failed", 137)
     assert verdict.reason == "worker TP0 (pid 10) was killed by SIGKILL while serving"
@@ -145,7 +145,7 @@ def test_an_engine_that_kills_its_own_processes_at_its_end_lost_none():
 def test_the_death_of_the_detokenizer_is_told_apart():
     progress = progress_of("TP0", phase=None)
     progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "detokenizer"})
-    verdict = judge(seen(engine_code=-9, ready=True, deaths=[Death(12, 4 * S, signal=9)]), progress)
+    verdict = judge(seen(engine_code=-9, ready=True, deaths=[Death(12, 4 * S, code=-9)]), progress)
     assert verdict.reason == "detokenizer (pid 12) was killed by SIGKILL while serving"
 
 

@@ -23,7 +23,7 @@ from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.folder import create_run_dir, is_held, write_run_info
 from vllm_memprof.launch.live import PlainView, Shown
 from vllm_memprof.launch.run import EngineRun, Job, Patience, RunOutcome
-from vllm_memprof.launch.watch import OWN_CHILDREN
+from vllm_memprof.launch.watch import OWN_CHILDREN, ProcessWatch
 from vllm_memprof.record.schema import DeploymentPart, RunInfo
 
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -204,7 +204,11 @@ def test_a_worker_that_exits_by_itself_is_told_with_its_status(tmp_path):
     assert "exited with status 3 in weight_load" in str(outcome.verdict.reason)
 
 
-def test_the_main_process_killed_from_outside(tmp_path):
+@pytest.mark.parametrize("watched", [True, False], ids=["seen-dying", "collected-unseen"])
+def test_the_main_process_killed_from_outside(tmp_path, monkeypatch, watched):
+    """Also where it is collected before the thread that waits for deaths has seen how it died."""
+    if not watched:
+        monkeypatch.setattr(ProcessWatch, "_wait_for_deaths", lambda self: None)
     job = make_job(tmp_path)
 
     def kill_main(info: RunInfo) -> None:

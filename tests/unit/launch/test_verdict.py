@@ -64,7 +64,7 @@ def judge(end: EngineEnd, progress: EngineProgress) -> RunVerdict:
 def test_a_violent_death_comes_before_what_followed_from_it():
     progress = progress_of("TP0", "TP1")
     end_phase(progress, 0, 5.2, error="RuntimeError: peer closed the connection")
-    deaths = [Death(11, 5 * S, signal=9), Death(10, 6 * S, signal=15)]
+    deaths = [Death(11, 5 * S, code=-9), Death(10, 6 * S, code=-15)]
     verdict = judge(seen(deaths=deaths), progress)
     assert verdict.reason == "worker TP1 (pid 11) was killed by SIGKILL in weight_load"
 
@@ -77,9 +77,9 @@ def test_an_exception_comes_before_the_deaths_that_followed_from_it():
 
 
 def test_of_deaths_noticed_at_once_the_violent_one_counts():
-    deaths = [Death(10, 5 * S), Death(11, 5 * S + 1000, signal=9)]
+    deaths = [Death(10, 5 * S), Death(11, 5 * S + 1000, code=-9)]
     assert "TP1" in str(judge(seen(deaths=deaths), progress_of("TP0", "TP1")).reason)
-    later = [Death(10, 5 * S), Death(11, 7 * S, signal=9)]
+    later = [Death(10, 5 * S), Death(11, 7 * S, code=-9)]
     assert "TP0" in str(judge(seen(deaths=later), progress_of("TP0", "TP1")).reason)
 
 
@@ -90,7 +90,7 @@ def test_of_deaths_noticed_at_once_that_nobody_saw_both_are_named():
         "worker TP0 (pid 10) vanished in weight_load; "
         "worker TP1 (pid 11) vanished in weight_load at the same time"
     )
-    known = [Death(10, 5 * S), Death(11, 5 * S + 1000, exit_code=0)]
+    known = [Death(10, 5 * S), Death(11, 5 * S + 1000, code=0)]
     assert "TP1" not in str(judge(seen(deaths=known), progress_of("TP0", "TP1")).reason)
 
 
@@ -101,7 +101,7 @@ def test_deaths_in_good_order_are_no_cause():
         {"kind": "phase", "t_ns": 5 * S, "phase": "shutdown", "edge": "before", "id": 2},
     )
     progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "engine_core"})
-    deaths = [Death(10, 6 * S), Death(12, 8 * S, signal=9)]
+    deaths = [Death(10, 6 * S), Death(12, 8 * S, code=-9)]
     assert judge(seen(engine_code=0, ready=True, deaths=deaths), progress).status == "ok"
     assert (
         judge(seen(engine_code=0, mode="offline", deaths=[Death(12, S)]), progress).status == "ok"
@@ -117,7 +117,7 @@ def test_a_shutdown_that_followed_from_a_death_hides_nothing():
         "h-11.jsonl",
         {"kind": "phase", "t_ns": 5 * S, "phase": "shutdown", "edge": "before", "id": 2},
     )
-    for death in (Death(10, 9 * S, signal=9), Death(12, 6 * S, signal=9)):
+    for death in (Death(10, 9 * S, code=-9), Death(12, 6 * S, code=-9)):
         verdict = judge(seen(engine_code=0, ready=True, deaths=[death]), progress)
         assert verdict.exit_code == 1
         assert "SIGKILL while serving" in str(verdict.reason)
@@ -125,7 +125,7 @@ def test_a_shutdown_that_followed_from_a_death_hides_nothing():
 
 def test_a_server_that_lost_a_worker_and_says_0_failed_all_the_same():
     verdict = judge(
-        seen(engine_code=0, ready=True, deaths=[Death(10, 6 * S, signal=15)]),
+        seen(engine_code=0, ready=True, deaths=[Death(10, 6 * S, code=-15)]),
         progress_of("TP0", phase=None),
     )
     assert (verdict.status, verdict.exit_code) == ("failed", 1)
@@ -139,7 +139,7 @@ def test_a_server_whose_engine_core_left_in_good_order_failed():
     progress.fold("h-20.jsonl", core)
     shutdown = {"kind": "phase", "t_ns": 10 * S, "phase": "shutdown", "edge": "before", "id": 2}
     progress.fold("h-10.jsonl", shutdown)
-    deaths = [Death(10, 12 * S, exit_code=0), Death(20, 25 * S, exit_code=0)]
+    deaths = [Death(10, 12 * S, code=0), Death(20, 25 * S, code=0)]
     ended = {"engine_code": 0, "ready": True, "ready_t_ns": 2 * S, "deaths": deaths}
     assert judge(seen(**ended), progress).status == "ok"  # by SIGTERM to the API server
     verdict = judge(seen(**ended, lost_core=True), progress)
@@ -151,7 +151,7 @@ def test_a_server_whose_engine_core_left_in_good_order_failed():
 def test_readiness_counts_at_the_time_of_the_death():
     progress = progress_of("TP0")
     end_phase(progress, 0, 2.0)
-    death = [Death(10, 5 * S, signal=9)]
+    death = [Death(10, 5 * S, code=-9)]
     assert "after weight_load" in str(judge(seen(deaths=death), progress).reason)
     assert "while serving" in str(
         judge(seen(deaths=death, ready=True, ready_t_ns=4 * S), progress).reason
@@ -162,7 +162,7 @@ def test_readiness_counts_at_the_time_of_the_death():
 
 
 def test_host_memory_is_named_when_the_kernel_killed():
-    deaths = [Death(10, 5 * S, signal=9)]
+    deaths = [Death(10, 5 * S, code=-9)]
     assert "host memory" in str(
         judge(seen(deaths=deaths, host_oom_kills=1), progress_of("TP0")).reason
     )
@@ -236,7 +236,7 @@ def test_watching_a_child_die():
         limit = time.monotonic() + 5
         while not (deaths := watch.refresh()) and time.monotonic() < limit:
             time.sleep(0.01)
-        assert [(death.pid, death.signal) for death in deaths] == [(child.pid, signal.SIGKILL)]
+        assert [(death.pid, death.code) for death in deaths] == [(child.pid, -signal.SIGKILL)]
         assert watch.living() == []
         child.wait()
         assert watch.refresh() == []
@@ -288,7 +288,7 @@ def test_a_lost_node_is_named_with_its_rank_and_phase():
     assert (verdict.status, verdict.exit_code, verdict.reason) == ("failed", 1, said)
     opened = {"kind": "phase", "t_ns": 2 * S, "phase": "weight_load", "edge": "before", "id": 1}
     progress.fold("node-b-10.jsonl", opened)
-    reason = judge(seen(lost=[gone], deaths=[Death(10, 3 * S, exit_code=1)]), progress).reason
+    reason = judge(seen(lost=[gone], deaths=[Death(10, 3 * S, code=1)]), progress).reason
     assert reason == "worker TP1 on node-b (pid 10) was lost with its node in weight_load"
 
 
@@ -353,7 +353,7 @@ def test_the_end_of_the_head(fields: dict[str, Any], expected: tuple[str, int, s
 def test_an_engine_core_of_another_host_comes_before_the_workers_that_vllm_kills() -> None:
     """The API server ends all of its processes when a core on another host says that it fails."""
     progress = progress_of("TP0", phase=None)
-    death = Death(10, 9 * S, signal=signal.SIGKILL)
+    death = Death(10, 9 * S, code=-signal.SIGKILL)
     fields = {"ready": True, "engine_code": 0, "deaths": [death]}
     verdict = judge(seen(**fields, other_host_t_ns=5 * S), progress)
     assert (verdict.status, verdict.exit_code) == ("failed", 1)

@@ -146,7 +146,7 @@ def test_standard_input(explain, monkeypatch):
     status, out, _ = explain("-")
     assert status == 0
     assert "KV cache 43.40 GiB" in out
-    assert "standard input" in out
+    assert "memprof explain - --full" in out
 
 
 def test_several_logs(explain, tmp_path):

@@ -99,7 +99,7 @@ def test_most_of_the_device_in_other_processes_is_what_has_to_go() -> None:
     text = CUDA.format(process=PROCESS).replace("21.40 GiB", "5.40 GiB").replace("19.80", "4.00")
     found = only(report_of(text), "out-of-memory")
     assert "the largest: other processes, 18.24 GiB" in found.evidence
-    assert found.action == "end what else is on device 1, or take another one gives 18.24 GiB"
+    assert found.action == "stop other processes on device 1 or use a different one gives 18.24 GiB"
 
 
 def test_the_traceback_names_the_phase_and_the_grant_what_gives_way() -> None:

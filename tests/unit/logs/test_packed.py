@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import os
+import sys
 import zipfile
 from pathlib import Path
 
@@ -46,6 +47,24 @@ def test_a_packed_log_is_read_as_the_plain_one(tmp_path: Path, form: str, encodi
     path.write_bytes(LOG)
     (plain,) = read_log(str(path))
     assert run.processes == plain.processes
+
+
+def test_without_the_package_of_zstandard_only_its_logs_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = zstd(b"a line\n")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    for form in ("gzip", "bzip2", "xz"):
+        stream = io.BufferedReader(io.BytesIO(PACKERS[form](b"a line\n")))  # type: ignore[arg-type]
+        ((_, pieces),) = logs_in(stream, "x.log")
+        assert b"".join(pieces) == b"a line\n"
+    damaged = io.BufferedReader(io.BytesIO(gzip.compress(b"a line\n")[:-8] + b"\0" * 8))  # type: ignore[arg-type]
+    ((_, pieces),) = logs_in(damaged, "x.log")
+    with pytest.raises(RunRecordError, match="damaged gzip data"):
+        list(pieces)
+    packed_log = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
+    with pytest.raises(RunRecordError, match="needs a package"):
+        list(logs_in(packed_log, "x.log"))
 
 
 def test_each_file_of_an_archive_is_a_log(tmp_path: Path) -> None:

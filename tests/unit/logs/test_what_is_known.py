@@ -58,10 +58,10 @@ def head(report: Report) -> dict[str, str]:
     [
         (
             "vllm-project__vllm-57475.log",
-            "captured graphs",
+            "graph memory",
             ["0.4600", "493,921,239 ±5,368,710"],
         ),
-        ("vllm-project__vllm-27706.log", "captured graphs", ["0.0800", "85,899,346 ±5,368,710"]),
+        ("vllm-project__vllm-27706.log", "graph memory", ["0.0800", "85,899,346 ±5,368,710"]),
         (
             "vllm-project__vllm-ascend-9372.log",
             "weights",
@@ -79,7 +79,11 @@ def test_a_parsed_figure_is_shown_without_an_equation(
 def test_two_utilizations_give_no_estimate_where_the_total_is_not_printed() -> None:
     report = of_file("noonghunna__club-3090-127.log")
     _, notes = printed(report)
-    assert notes == ["the engine says that it subtracts its graph estimate from the KV cache"]
+    assert notes == [
+        "the engine says that it subtracts its graph estimate from the KV cache",
+        "graphs, estimated: 0.9200 - 0.9129 = 0.0071 of the device's total, which the log does not "
+        "print",
+    ]
     assert report.ranks[0].figures.get("graph_estimate_bytes") is None
 
 
@@ -106,7 +110,10 @@ def test_the_suggestions_of_the_engine_are_shown_exactly() -> None:
     )
     (report,) = reports_of(f"INFO [gpu_worker.py:1] {line}\n")
     rows, _ = printed(report)
-    assert rows["--kv-cache-memory suggested for the request"] == ["46.5628", "49,996,390,195"]
+    assert rows["--kv-cache-memory suggested to fit requested memory"] == [
+        "46.5628",
+        "49,996,390,195",
+    ]
     assert rows["--kv-cache-memory suggested for the whole device"][1] == "56,234,567,890"
 
 
@@ -150,7 +157,7 @@ def test_the_equation_is_recomputed_rank_by_rank() -> None:
     text += "(Worker_TP1 pid=31) INFO [gpu_worker.py:1] Available KV cache memory: 5.00 GiB\n"
     (report,) = reports_of(text)
     assert (
-        "equation E5 recomputed: equal within rounding on TP0; equation not recomputed on TP1"
+        "equation E5 (vllm 0.10+) reproduces it within rounding on TP0; equation not recomputed on TP1"
         in verdict(report)
     )
 
@@ -187,8 +194,8 @@ def test_workers_without_a_label_are_called_by_their_place_and_lines() -> None:
     assert [rank.label for rank in report.ranks] == ["worker 1 of 2", "worker 2 of 2"]
     assert [rank.lines for rank in report.ranks] == [(24, 31), (32, 32)]
     titles = [section.title for section in report_document(report, 120).sections]
-    assert "KV cache budget, equation E2, worker 1 of 2, lines 24-31" in titles
-    assert "KV cache budget, equation E2, worker 2 of 2, line 32" in titles
+    assert "KV cache equation E2, worker 1 of 2, lines 24-31" in titles
+    assert "KV cache equation E2, worker 2 of 2, line 32" in titles
     assert "unlabelled" not in render_markdown(report)
     assert "the log does not name ranks" in " ".join(report.run.notes)
 
@@ -243,7 +250,10 @@ def test_items_that_a_log_does_not_give_share_a_line() -> None:
         if "NOT MEASURED" in note
     ]
     assert len(notes) == 1
-    assert "freed just before read; non-torch, after profiling (the log does not say)" in notes[0]
+    assert (
+        "freed by empty_cache before the engine measures; non-torch, after profiling (the log does not say)"
+        in notes[0]
+    )
 
 
 def test_a_request_that_follows_from_the_rest_has_its_rounding() -> None:
@@ -253,4 +263,4 @@ def test_a_request_that_follows_from_the_rest_has_its_rounding() -> None:
         for section in report_document(of_file("vllm-project__vllm-13061.log"), 200).sections
         for note in section.notes
     ]
-    assert any(note.endswith("a request of 23.08 +-0.02 GiB") for note in notes)
+    assert any(note.endswith("requested memory of 23.08 +-0.02 GiB") for note in notes)

@@ -70,9 +70,11 @@ def test_the_content_of_a_model_folder_is_in_the_key(tmp_path: Path) -> None:
     keys = set()
     for layers in (2, 3):
         store_module._model_key.cache_clear()
+        store_module._digest.cache_clear()
         (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": layers}))
         keys.add(key(replace(PLAN, model=str(tmp_path))))
     store_module._model_key.cache_clear()
+    store_module._digest.cache_clear()
     assert len(keys) == 2
 
 

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, run_fit
 from vllm_memprof.plans.knobs import find_knob, search_request
-from vllm_memprof.plans.model import Knob, Plan, PlanRow, Task
+from vllm_memprof.plans.model import Fit, Knob, Plan, PlanRow, Task
 from vllm_memprof.plans.runner import PlanRunner, Watcher, default_jobs
 from vllm_memprof.plans.store import Store, row_of
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep, split_values
-from vllm_memprof.plans.wants import parse_wants
+from vllm_memprof.plans.wants import Want, parse_wants
 from vllm_memprof.report.files import write_reports
 from vllm_memprof.sources import build_run
 
@@ -140,6 +140,20 @@ def test_jobs_follow_the_cores_and_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
     assert default_jobs([PLAN]) == 1
 
 
+def fit_by(
+    pool: Callable[[Sequence[Task], Watcher], Iterator[tuple[Task, PlanRow]]],
+    first: int,
+    last: int,
+    wants: list[Want],
+    tmp_path: Path,
+) -> Fit:
+    """A search of max-num-seqs in a range, over plans that a pool makes up."""
+    knob = find_knob("max-num-seqs")
+    space = knob.space(search_request(f"{first}:{last}", str(first)))
+    runner = PlanRunner(Path(tempfile.mkdtemp(dir=tmp_path)), pool=pool)
+    return run_fit(Plan("m", []), knob, space, wants, runner)
+
+
 def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str], bool]:
     """A search of max-num-seqs over plans that hold as told."""
 
@@ -156,16 +170,7 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
                 ),
             )
 
-    knob = find_knob("max-num-seqs")
-    space = knob.space(search_request(f"{min(holds)}:{max(holds)}", str(min(holds))))
-    wants = parse_wants(["tokens=50"], None)
-    found = run_fit(
-        Plan("m", []),
-        knob,
-        space,
-        wants,
-        PlanRunner(Path(tempfile.mkdtemp(dir=tmp_path)), pool=pool),
-    )
+    found = fit_by(pool, min(holds), max(holds), parse_wants(["tokens=50"], None), tmp_path)
     assert all(each.holds == holds[int(each.value)] for each in found.tries)
     return found.answer, found.notes, found.ordered
 
@@ -194,16 +199,7 @@ def test_a_figure_that_is_not_even_is_said_where_the_next_value_is_that_close(
                 size = sizes[int(task.plan.values["max-num-seqs"])]
                 yield task, PlanRow(dict(task.plan.values), "ok", headroom_bytes=size)
 
-        knob = find_knob("max-num-seqs")
-        space = knob.space(search_request("1:8", "1"))
-        wants = parse_wants([], str(headroom))
-        found = run_fit(
-            Plan("m", []),
-            knob,
-            space,
-            wants,
-            PlanRunner(Path(tempfile.mkdtemp(dir=tmp_path)), pool=pool),
-        )
+        found = fit_by(pool, 1, 8, parse_wants([], str(headroom)), tmp_path)
         assert found.ordered
         return found.answer, " ".join(found.notes)
 

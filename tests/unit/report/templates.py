@@ -134,9 +134,9 @@ def every_template() -> list[Template]:
     rows += [part for row in words["sentences"].values() for part in row]
     heads = [head for row in words["tables"].values() for head in row.get("columns", ())]
     rows += [title for head in heads for title in (head["title"], head.get("narrow")) if title]
-    for part in rows:
-        for one in part if isinstance(part, tuple) else (part,):
-            found.append(Template("tables.toml", one if isinstance(one, str) else one["say"], None))
+    found += in_table("tables.toml", rows)
+    for parts in read_table(PACKAGE / "launch" / "words.toml").values():
+        found += in_table("launch: words.toml", parts)
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [
             Template(path.name, english, None)

@@ -104,7 +104,7 @@ def test_a_plan_that_fails_says_why() -> None:
 
 def test_it_is_there_in_chinese_markdown_and_html() -> None:
     text = table(FOUND, 120, "zh")
-    assert "对建模显存的校正" in text
+    assert "对模拟显存的校正" in text
     assert "每进程每设备" in text
     markdown = render_markdown(partial(calibrated_document, FOUND))
     assert "Corrections of modelled memory" in markdown

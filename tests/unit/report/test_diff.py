@@ -14,10 +14,11 @@ from tests.support.render import diff_table
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.compare.diff import Diff, diff_reports
-from vllm_memprof.compare.document import diff_document
+from vllm_memprof.compare.document import WITH_BYTES, diff_document
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.units import GIB
 
 WIDTHS = (60, 80, 120, 200)
 PAIRS = [
@@ -58,17 +59,15 @@ def test_all_reporters_give_the_same_figures(a: str, b: str) -> None:
         if where == "table 60":
             continue  # so narrow that figures are folded
         flat = " ".join(text.split())
-        for cause in data["served"]["causes"]:
-            for figure in (cause["bytes"], cause["kv_tokens"]):
-                assert not figure or f"{figure:+,}" in flat, (where, cause["title"], figure)
-        for figure in (
-            *(data["served"][name] for name in ("a_granted", "b_granted", "difference_bytes")),
-            *(data[name] for name in ("a_kv_tokens", "b_kv_tokens", "difference_tokens")),
-        ):
-            assert figure is None or f"{figure:,}" in flat or f"{figure:+,}" in flat, (
-                where,
-                figure,
-            )
+        served = data["served"]
+        sizes = [cause["bytes"] for cause in served["causes"]]
+        sizes += [served[name] for name in ("a_granted", "b_granted", "difference_bytes")]
+        tokens = [cause["kv_tokens"] for cause in served["causes"]]
+        tokens += [data[name] for name in ("a_kv_tokens", "b_kv_tokens", "difference_tokens")]
+        for size in filter(None, sizes):  # bytes where there is room for them
+            assert f"{size / GIB:,.4f}" in flat or f"{size:,}" in flat, (where, size)
+        for number in filter(None, tokens):
+            assert f"{number:,}" in flat, (where, number)
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
@@ -79,6 +78,10 @@ def test_no_line_is_wider_than_the_terminal(a: str, b: str, width: int) -> None:
         assert "\x1b" not in text
 
 
+#: A signed whole number.
+WHOLE = re.compile(r"[+-][\d,]+")
+
+
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_the_page_adds_up_as_it_is_printed(a: str, b: str) -> None:
     """The printed bytes between the two KV caches, added by the reader."""
@@ -87,17 +90,14 @@ def test_the_page_adds_up_as_it_is_printed(a: str, b: str) -> None:
     if diff.served.difference_bytes is None:
         assert "no difference of KV cache to explain" in diff_table(diff, 80)
         return
-    section = diff_table(diff, 80).split("= KV cache of B")[0]
-    first = int(re.search(r"KV cache of A +([\d,-]+)", section).group(1).replace(",", ""))  # type: ignore[union-attr]
-    steps = [line.split() for line in section.split("KV cache of A")[1].splitlines()]
+    section = diff_table(diff, WITH_BYTES).split("= KV cache of B")[0]
+    before, *steps = section.split("KV cache of A")[1].splitlines()
+    whole = next(word for word in before.split() if re.fullmatch(r"-?[\d,]+", word))
+    first = int(whole.replace(",", ""))
     priced = any(cause.kv_tokens is not None for cause in diff.served.causes)
-    place = 2 if priced else 1
-    signed = [
-        words[-place]
-        for words in steps
-        if len(words) > place and re.fullmatch(r"[+-][\d,]+", words[-place])
-    ]
-    shown = [int(text.replace(",", "")) for text in signed]
+    numbers = [[word for word in line.split() if WHOLE.fullmatch(word)] for line in steps]
+    # bytes, then tokens; a row of tokens only has one number
+    shown = [int(found[0].replace(",", "")) for found in numbers if len(found) > priced]
     assert first + sum(shown) == diff.served.b_granted
 
 

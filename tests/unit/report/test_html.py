@@ -106,7 +106,8 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
                 rank["budget"]["kv_cache_bytes"] if granted is None else granted
             )
             assert (
-                levels.get("KV cache that fits the request") == rank["budget"]["fits_request_bytes"]
+                levels.get("KV cache that fits into requested memory")
+                == rank["budget"]["fits_request_bytes"]
             )
         if view["timeline"] is None:
             continue

@@ -22,7 +22,7 @@ QUOTED = ("Loading model weights took", "NPU out of memory. Tried to allocate", 
 #: Sentences that are no ``Text``, by where they come from; only ever fewer.
 PLAIN = (
     "requested - allocated peak",  # accounting.budget.budgets: formulas
-    "growth (at|in|of) |less (all|the|what|torch)|blocks handed to tensors|the rest of its segments"
+    "growth (at|in|of) |less (all|the|what|torch)|blocks handed to tensors|- all counters"
     "|non-torch at the first|the allocator's list|the driver's list",  # owners: sources
     "memprof plan stops|not reached",  # why a phase was not measured
     "per block|planned bytes",  # accounting.budget.kv: names of checks

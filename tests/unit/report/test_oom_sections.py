@@ -43,7 +43,7 @@ def test_the_recorded_failure_is_told_with_its_owners_and_remedies() -> None:
     total = report.ranks[0].device_total_bytes
     assert total is not None
     assert sum(sizes) == total
-    remedies = rows(section(report, "What would have"))
+    remedies = rows(section(report, "Options that avoid"))
     assert remedies["--kv-cache-memory-bytes 34933172838"][:2] == ["0.0180", "yes"]
     assert remedies["fewer sizes in --cudagraph-capture-sizes"][:2] == ["-", "not known"]
 
@@ -101,11 +101,11 @@ def test_a_remedy_is_no_surer_than_its_grounds(
     bound: str, how: str, enough: bool | None, size: str, word: str
 ) -> None:
     remedy = Remedy("x", "--x", 1 << 30, bound, how, enough, "because")
-    found = section(with_oom(remedies=[remedy]), "What would have")
+    found = section(with_oom(remedies=[remedy]), "Options that avoid")
     assert rows(found) == {"--x": [size, word, "because"]}
 
 
 def test_what_shrinks_the_profile_says_that_the_kv_cache_grows() -> None:
     remedy = Remedy("image_size", "--x", 1, "at_least", "estimated", True, "because")
-    found = section(with_oom(remedies=[remedy]), "What would have")
+    found = section(with_oom(remedies=[remedy]), "Options that avoid")
     assert found.notes[-1].endswith("keep its size with --kv-cache-memory-bytes 34952466636")

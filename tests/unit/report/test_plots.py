@@ -247,7 +247,7 @@ def test_the_waterfall_is_the_budget(name: str) -> None:
         assert found["device total"] == rank.device_total_bytes
         assert found["requested"] == budget.requested_bytes
         assert found["KV cache"] == budget.engine_kv_cache_bytes
-        assert found["KV cache that fits the request"] == budget.fits_request_bytes
+        assert found["KV cache that fits into requested memory"] == budget.fits_request_bytes
         changes = [-step.bytes for step in steps if step.kind == "change"]
         for part in [*(term for term in budget.terms if term.subtracted), *budget.not_subtracted]:
             assert not part.bytes or part.bytes in changes
@@ -275,7 +275,7 @@ def test_what_an_equation_does_besides_is_a_step() -> None:
     assert {step.title: step.bytes for step in steps}[
         "other steps of the equation"
     ] == granted // 2 - granted
-    assert {step.title: step.bytes for step in steps}["granted - recomputed"] == 7
+    assert {step.title: step.bytes for step in steps}["engine - recomputed"] == 7
     fixed = replace(
         rank.budget,
         override="kv_cache_memory_bytes",
@@ -316,7 +316,9 @@ def test_ranks_that_agree_in_print_share_a_view() -> None:
 
 def test_skew_has_least_most_and_median() -> None:
     report = report_of("skewed_tp2")
-    row = next(row for row in plots(report).skew if row.title == "KV cache granted by the engine")
+    row = next(
+        row for row in plots(report).skew if row.title == "Available KV cache memory (engine)"
+    )
     sizes = [rank.budget.engine_kv_cache_bytes for rank in report.ranks]
     assert row.bytes == sizes
     assert (row.least, row.least_label, row.most, row.most_label) == (

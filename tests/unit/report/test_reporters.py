@@ -189,8 +189,8 @@ def test_a_run_under_way_is_not_called_dead() -> None:
 def test_the_verdict_comes_first_and_last() -> None:
     first, *_, last = table(report_of("skewed_tp2"), 200).split("\n\n")
     wanted = (
-        "KV cache 44.05 GiB, 641,536 tokens on TP1, the least of 2 ranks; equation E4 recomputed: "
-        "equal to the byte"
+        "KV cache 44.05 GiB, 641,536 tokens on TP1, the least of 2 ranks; equation E4 (vllm-ascend 0.18+) "
+        "reproduces it exactly"
     )
     assert " ".join(last.split()).startswith(wanted)
     assert f"verdict {wanted}" in " ".join(first.split())
@@ -205,7 +205,7 @@ def test_verdicts() -> None:
     assert verdict(report_of("killed_tp2", exit_reason=None)) == "no KV cache was sized"
     run = recorded("graph_tp2")
     for change, text in (
-        ({"weights_bytes": 1}, "equation recomputed: differs on TP0-TP1"),
+        ({"weights_bytes": 1}, "does not reproduce it on TP0-TP1"),
         ({"weights_bytes": None}, "on every rank; equation not recomputed"),
         ({"kv_cache_memory_bytes_arg": 5}, "fixed by --kv-cache-memory-bytes"),
     ):
@@ -228,7 +228,7 @@ def test_a_verdict_names_ranks_that_nobody_knows() -> None:
     )
     said = "6 of 8 ranks differ and were not run"
     assert one.startswith(
-        f"KV cache 44.30 GiB, 645,120 tokens on TP0; {said}; equation E4 recomputed"
+        f"KV cache 44.30 GiB, 645,120 tokens on TP0; {said}; equation E4 (vllm-ascend 0.18+)"
     )
     two = verdict(build_report(replace(run, info=replace(run.info, ranks=ranks))))
     assert two.startswith(f"KV cache 44.30 GiB, 645,120 tokens on TP0-TP1; {said}; equation E4")
@@ -350,7 +350,7 @@ def test_without_a_terminal_there_are_no_escapes() -> None:
 def test_an_ascii_terminal_can_print_it() -> None:
     text = table(report_of("graph_tp2"), 80, "ascii")
     assert "9.75 > 17.69" in text
-    assert "ok granted - recomputed: equal" in text
+    assert "ok engine - recomputed: equal" in text
 
 
 def test_fixed_width_wins_over_the_console_s() -> None:
@@ -452,7 +452,7 @@ def test_markdown_fits_into_a_comment_whatever_a_run_says() -> None:
     assert len(text.encode()) < 60_000
     assert "497 more in report.json" in text
     assert "Too long for a comment, see report.json: Phases, GiB" in text
-    assert "## KV cache budget" in text  # what fits is there
+    assert "## KV cache equation" in text  # what fits is there
 
 
 @pytest.mark.parametrize(

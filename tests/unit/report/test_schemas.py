@@ -11,23 +11,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from scripts.write_schemas import json_schema, schemas
 from tests.golden.update import CHECKS, DIFFS
 from tests.support.many_ranks import write_many_ranks
 from tests.support.runs import LOGS, RUNS, check_result, diff_of, oom_report
 from tests.unit.accounting.builders import recorded
-from tests.unit.record.test_codec import WHOLE, Outer
 from vllm_memprof.accounting import build_report
 from vllm_memprof.logs.to_record import read_log
-from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.files import render_json
 from vllm_memprof.report.json_text import render_result_json
-
-
-def test_the_files_are_those_of_the_types() -> None:
-    folder = files("vllm_memprof.report") / "schemas"
-    assert {path.name: path.read_text() for path in folder.iterdir()} == schemas()
 
 
 def schema_of(name: str) -> dict[str, Any]:
@@ -128,24 +120,3 @@ def test_mistakes_are_refused(report: dict[str, Any]) -> None:
     ]
     for data in wrong:
         assert len(list(problems(schema_of("report"), data))) == 1
-
-
-def test_the_schema_of_a_type_takes_what_is_written_and_nothing_else() -> None:
-    schema = json_schema(Outer)
-    jsonschema.Draft202012Validator.check_schema(schema)
-    check = jsonschema.Draft202012Validator(schema)
-    data = to_json(WHOLE)
-    assert list(check.iter_errors(data)) == []
-    wrong: list[dict[str, Any]] = [
-        {"schema": "test/2"},
-        {"name": 1},
-        {"high": {"size": 1, "share": None, "side": "middle"}},
-        {"high": {"share": None, "side": "low"}},
-        {"by_number": {"3": [1]}},
-        {"words": None},
-    ]
-    for change in wrong:
-        assert len(list(check.iter_errors({**data, **change}))) == 1, change
-    properties = schema["properties"]
-    assert properties["name"] == {"type": "string", "description": "of the whole"}
-    assert schema["description"] == "All kinds of fields."

@@ -94,7 +94,7 @@ def test_tables_have_the_flags_and_fit(equation: str, width: int, lang: str) -> 
     assert text.count("--gpu-memory-utilization") == 2 * ways_of
     if lang == "en":
         assert "answer found and started" in joined
-        assert ("none: B, A: A is granted" in joined) is (equation != "E4")
+        assert ("none: B, A: A gets" in joined) is (equation != "E4")
         assert "B wants: KV tokens >= 1,000" in joined
 
 

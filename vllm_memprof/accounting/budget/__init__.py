@@ -1,1 +1,1 @@
-"""The engine's equation, and the KV cache that fits the request and the device."""
+"""The engine's equation, and the KV cache that fits into requested memory and the device."""

@@ -1,4 +1,4 @@
-"""The KV cache that fits the request, and the one that fits the device.
+"""The KV cache that fits into requested memory, and the one that fits the device.
 
 The first is the equation's result less all that the run held and it does not subtract; the second
 is the device less all that is held beside the KV cache at the serving peak

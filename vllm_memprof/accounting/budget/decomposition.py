@@ -24,7 +24,7 @@ class KvChange:
 
     names: tuple[str, ...]
     bytes: int  # negative: subtracted
-    implied: bool = False  # not read: what the granted KV cache leaves
+    implied: bool = False  # not read: what the available KV cache leaves
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _to_the_grant(
 ) -> tuple[list[KvChange], list[str]]:
     """Add the steps from the sum of the terms to the granted KV cache.
 
-    Where a term is unknown, add what the granted KV cache leaves for all that is.
+    Where a term is unknown, add what the available KV cache leaves for all that is.
     """
     total = sum(line.bytes for line in lines)
     halves = row is not None and row.divisor != 1

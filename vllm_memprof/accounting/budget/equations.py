@@ -46,6 +46,16 @@ def form_of(equation_id: str | None) -> Equation | None:
     return next((row for row in reversed(EQUATIONS) if row.id == equation_id), None)
 
 
+def named_equation(equation_id: str | None) -> str:
+    """Return an equation's id with the first release that has it; "" of none."""
+    rows = [row for row in EQUATIONS if row.id == equation_id]
+    limits = [one for row in rows for one in row.versions.split(",")]
+    least = min((Version(one[2:]) for one in limits if one.startswith(">=")), default=None)
+    if least is None:
+        return equation_id or ""
+    return f"{equation_id} ({rows[0].engine} {least.major}.{least.minor}+)"
+
+
 def divisor_of(equation_id: str | None) -> int:
     """Return what an equation divides its result by; 1 where the equation is unknown."""
     row = form_of(equation_id)

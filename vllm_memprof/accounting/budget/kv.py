@@ -7,10 +7,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from vllm_memprof.accounting.budget.equations import counted_per_byte
 from vllm_memprof.accounting.budget.layers import page_bytes, request_blocks
 from vllm_memprof.accounting.model import Check, Kv
+from vllm_memprof.accounting.readings.startup import (
+    Moments,
+    after,
+    before,
+    engine_figures,
+    grown_by,
+    growth,
+)
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.loader import ProcessRecord, Run
+from vllm_memprof.record.spans import first_of
 from vllm_memprof.text import text
 from vllm_memprof.units import Amount, minus, sum_or_none
 
@@ -18,6 +29,8 @@ from vllm_memprof.units import Amount, minus, sum_or_none
 #: as much each. (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::
 #: NPUModelRunner._allocate_kv_cache_tensors)
 PADDING_BYTES, _PADDED_TENSORS = 2 << 20, 2
+#: Phases inside kv_cache_alloc that allocate something else.
+_BESIDE_KV = ("kv_connector", "request_pool")
 #: The check that holds the plan against the allocator.
 ALLOCATED = "allocated for the KV cache = planned bytes, within 1%"
 
@@ -77,6 +90,40 @@ def _of(values: Any, worker_index: Amount) -> Any:
     if not isinstance(values, list) or (worker_index is None and len(values) > 1):
         return None
     return dict(enumerate(values)).get(worker_index or 0)
+
+
+def kv_cache(run: Run, process: ProcessRecord, of: Moments, engine: str | None) -> Kv:
+    """Return the KV cache of a rank by its own plan, else its replica's, else any."""
+    dp_rank, planners = process.identity.dp_rank, run.whole.planners
+    own = [each for each in planners if each is process]
+    replica = [each for each in planners if each.identity.dp_rank == dp_rank]
+    plan = next((each.kv_plan for each in (*own, *replica, *planners)), None)
+    span, draft = first_of(process.phases, "kv_cache_alloc"), of.last("draft_load")
+    beside = [
+        grown_by(inner)
+        for inner in process.phases
+        if span is not None and inner.phase in _BESIDE_KV and inner.parent == span.order
+    ]
+    allocated = growth(before(span), after(span), "allocated_bytes")
+    layers = None if draft is None else draft.detail.get("layers")
+    printed = run.printed_kv.get(dp_rank, run.printed_kv.get(None, {}))
+    kv = build_kv(
+        plan,
+        process.identity.rank,
+        minus(allocated, sum_or_none(beside)),
+        printed or run.whole.printed_kv.get(dp_rank, {}),
+        counted_per_byte(of.equation, of.figures),
+        {str(name) for name in layers} if isinstance(layers, list) else None,
+    )
+    peers = [each for each in run.processes if each.is_worker and each.identity.dp_rank == dp_rank]
+    stages = {each.identity.pp_rank for each in peers}  # that hold other layers
+    if kv.recorded or of.figure("kv_cache_bytes") is None or len(stages) > 1:
+        return kv
+    # the engine serves with the tokens of the rank that has the least
+    least = min(peers, key=lambda each: each.figures.get("kv_cache_bytes") or math.inf)
+    granted = engine_figures(least, False, None).get("kv_cache_bytes")
+    half = least.figures_half_units.get("kv_cache_bytes", 0)
+    return infer_layout(kv, None if granted is None else int(granted), half, engine)
 
 
 #: Tokens per block that an engine takes by default; a log does not print it. vLLM's own default is

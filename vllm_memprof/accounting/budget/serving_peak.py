@@ -1,7 +1,7 @@
 """What a rank holds beside its KV cache at the serving peak, and the KV cache that fits the device.
 
 The readings of a rank enter, items in bytes leave. The serving peak is a step as large as the
-profile run with everything in place that came after it (captured graphs, pools first used in the
+profile run with everything in place that came after it (graph memory, pools first used in the
 warm-up), or a later moment at which more was held. There is one definition: a plan, which stops
 before the later items exist, has them as unknown, and what follows from it is estimated.
 """

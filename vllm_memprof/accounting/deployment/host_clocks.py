@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from vllm_memprof.accounting.model import COLLECTIVES, FIRST, UNKNOWN, WALL, HostClock
 from vllm_memprof.record.deployment import wall_of
-from vllm_memprof.record.loader import ProcessRecord, Run
+from vllm_memprof.record.loader import Run
 from vllm_memprof.units import Amount, minus
 
 #: The phase in which every rank of a world waits for all others.
@@ -58,9 +58,14 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
         together = (via for via in found if any({via, host} <= set(each) for each in passages))
         via = next(together, host)
         if via != host:
-            bounds = [
-                _bound(each[via], each[host]) for each in passages if {via, host} <= set(each)
-            ]
+            bounds = []
+            for each in passages:
+                if {via, host} <= set(each):
+                    enters, exits = zip(*each[via], strict=True)
+                    other_enters, other_exits = zip(*each[host], strict=True)
+                    least, most = max(other_enters) - min(exits), min(other_exits) - max(enters)
+                    guess = round(median(other_exits) - median(exits))
+                    bounds.append(_Bound(least, most, guess))
             found[host] = _clock(found[via], bounds, wall, walls.get(host))
         elif found:
             found[host] = _by_wall(wall, walls.get(host))
@@ -72,7 +77,14 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
 def _passages(runs: Sequence[Run]) -> dict[_Key, _Passages]:
     """Return each passage of the ranks through a blocking phase, by world and number."""
     workers = [(run.info.group, each) for run in runs for each in run.processes if each.is_worker]
-    across = {group for group, each in workers if _shares_replicas(each)}
+    across = set()  # groups whose replicas are one world: a communicator has ranks of several
+    for group, process in workers:
+        size = process.identity.world_size
+        for span in process.phases if size else ():
+            ranks = span.detail.get("ranks") if span.phase == "communicator" else None
+            for rank in ranks if isinstance(ranks, list) else ():
+                if isinstance(rank, int) and rank >= (size or 0):
+                    across.add(group)
     found: dict[_Key, _Passages] = defaultdict(lambda: defaultdict(list))
     for group, process in workers:
         who = process.identity
@@ -83,28 +95,6 @@ def _passages(runs: Sequence[Run]) -> dict[_Key, _Passages]:
                 times = found[group, replica, number][who.host]
                 times.append((span.start_t_ns, span.end_t_ns))
     return found
-
-
-def _shares_replicas(process: ProcessRecord) -> bool:
-    """Whether the data-parallel replicas are one world: a communicator holds ranks of several."""
-    size = process.identity.world_size
-    groups = (span.detail.get("ranks") for span in process.phases if span.phase == "communicator")
-    return any(
-        isinstance(rank, int) and rank >= size
-        for ranks in groups
-        if size and isinstance(ranks, list)
-        for rank in ranks
-    )
-
-
-def _bound(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> _Bound:
-    enters, exits = zip(*left, strict=True)
-    other_enters, other_exits = zip(*right, strict=True)
-    return _Bound(
-        least=max(other_enters) - min(exits),
-        most=min(other_exits) - max(enters),
-        guess=round(median(other_exits) - median(exits)),
-    )
 
 
 def _clock(via: HostClock, bounds: Sequence[_Bound], wall_first: Amount, wall: Amount) -> HostClock:

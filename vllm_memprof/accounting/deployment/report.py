@@ -89,15 +89,17 @@ def build_deployment(found: Parts) -> Report:
         for run, report in zip(found.runs, reports, strict=True)
         for host in run.hosts
     ]
+    joined = _joined(found, [report.run for report in reports])
+    failure = next((run.failure for run in found.runs if run.failure), None)
     return Report(
-        run=_joined(found, [report.run for report in reports]),
+        run=joined,
         ranks=ranks,
         findings=in_order(findings),
         not_measured=[
             NotMeasured(phase, reason, None if len(each) == len(everyone) else each)
             for (phase, reason), each in absent.items()
         ],
-        failure=with_values(next((r.failure for r in found.runs if r.failure), None), ranks),
+        failure=with_values(failure, ranks, joined.engine),
         growth=[row for report in reports for row in report.growth],
         allocations=[row for report in reports for row in report.allocations],
         deployment=Deployment(found.name, rows, _cores(ranks), found.gaps),

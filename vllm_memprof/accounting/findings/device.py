@@ -142,7 +142,16 @@ def _subtracted_as_cleared(rank: RankReport, parts: int) -> int | None:
 
 def allocation_outside_torch(rank: RankReport, run: Context) -> Iterator[Found]:
     """Find memory that the process took from the device past torch's allocators, and kept."""
-    last, profile = _last_reading(rank), first_of(rank.phases, "profile_run")
+    shutdown, profile = (first_of(rank.phases, phase) for phase in ("shutdown", "profile_run"))
+    # of the last moment before the shutdown at which the device was divided
+    others = [
+        row.bytes
+        for span, edge in edges_of(rank.phases)
+        if shutdown is None or (span.order, edge.side == AFTER) <= (shutdown.order, False)
+        for row in (edge.owners.remainders() if edge.owners is not None else ())
+        if row.component == "other" and row.bytes is not None
+    ]
+    last = others[-1] if others else None
     if last is None or last < NOTEWORTHY_BYTES:
         return
     for row, size in _own_growth(rank):
@@ -157,19 +166,6 @@ def allocation_outside_torch(rank: RankReport, run: Context) -> Iterator[Found]:
             else:
                 room = leave_room(rank, size, run.least_granted_bytes)
                 yield Found(size, figures | {"late": True} | room)
-
-
-def _last_reading(rank: RankReport) -> int | None:
-    """Return ``other`` of the last moment before the shutdown at which the device was divided."""
-    shutdown = first_of(rank.phases, "shutdown")
-    for span, edge in reversed(list(edges_of(rank.phases))):
-        place = (span.order, edge.side == AFTER)
-        if shutdown is not None and place > (shutdown.order, False):
-            continue
-        for row in edge.owners.remainders() if edge.owners is not None else ():
-            if row.component == "other" and row.bytes is not None:
-                return row.bytes
-    return None
 
 
 def _own_growth(rank: RankReport) -> Iterator[tuple[Growth, int]]:

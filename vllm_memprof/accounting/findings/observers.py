@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 
 from vllm_memprof.engines import ENGINES
@@ -33,7 +32,8 @@ OBSERVERS = (
 _ON_PURPOSE = re.compile(r"(:|\.)(memory_profiling|determine_available_memory)$")
 
 
-def observer_of(chain: Sequence[str]) -> tuple[str, str] | None:
+@lru_cache(maxsize=4096)  # every rank has the same few
+def observer_of(chain: tuple[str, ...]) -> tuple[str, str] | None:
     """Return the first observer in a call chain, from the innermost outwards.
 
     Returns:
@@ -42,17 +42,9 @@ def observer_of(chain: Sequence[str]) -> tuple[str, str] | None:
     for entry in chain:
         if _ON_PURPOSE.search(entry):
             return None
-        what = _observer(entry)
-        if what is not None:
-            return entry, what
-    return None
-
-
-@lru_cache(maxsize=4096)  # every rank has the same few
-def _observer(entry: str) -> str | None:
-    module, _, name = entry.partition(":")
-    function = name.rpartition(".")[2]
-    for in_module, called, what in OBSERVERS:
-        if re.fullmatch(in_module, module) and re.fullmatch(called, function):
-            return what
+        module, _, name = entry.partition(":")
+        function = name.rpartition(".")[2]
+        for in_module, called, what in OBSERVERS:
+            if re.fullmatch(in_module, module) and re.fullmatch(called, function):
+                return entry, what
     return None

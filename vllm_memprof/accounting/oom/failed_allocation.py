@@ -97,6 +97,13 @@ def failed_allocation(run: Run, process: ProcessRecord) -> Oom | None:
     served = warm is not None and warm.after is not None and warm.error is None
     if phase is None and (failure.requests or served):  # after the warm-up it is a request
         phase = "request"
+    # which request it was, counted from 1 in the order in which they began; of several in the step
+    # the first with encoded items
+    begun = [record.id for each in run.whole.processes for record in each.served.requests]
+    step = failure.requests or []
+    encoded = [each for each in step if any(item.encoded for item in each.items)]
+    first = next(iter(encoded or (step if len(step) == 1 else [])), None)
+    in_turn = begun.index(first.id) + 1 if first is not None and first.id in begun else None
     asked_by = "npu_workspace" if detail.get("npu_workspace") else None
     if asked_by is None and detail.get("outside_torch"):
         asked_by = "runtime"
@@ -124,7 +131,7 @@ def failed_allocation(run: Run, process: ProcessRecord) -> Oom | None:
         site=failure.site or span.string("site"),
         chain=failure.chain,
         requests=failure.requests,
-        at_request=told("at_request") or _in_turn(run, failure.requests or []),
+        at_request=told("at_request") or in_turn,
         request_count=told("request_count"),
         input=span.string("input"),
         readings=[from_json(StepReading, each) for each in detail.get("readings") or []],
@@ -146,18 +153,6 @@ def _step_at(moment: Any) -> list[StepRequest] | None:
         StepRequest(str(name), tokens, None, items.get(str(name), []))
         for name, tokens in moment.get("requests") or []
     ]
-
-
-def _in_turn(run: Run, requests: list[StepRequest]) -> int | None:
-    """Return which request it was, counted from 1 in the order in which they began.
-
-    Of several in the step the first with encoded items.
-    """
-    begun = [record.id for each in run.whole.processes for record in each.served.requests]
-    encoded = [each for each in requests if any(item.encoded for item in each.items)]
-    for first in (encoded or (requests if len(requests) == 1 else []))[:1]:
-        return begun.index(first.id) + 1 if first.id in begun else None
-    return None
 
 
 def _owners(process: ProcessRecord, span: Span, oom: Oom, after: Snapshot) -> list[ComponentRow]:

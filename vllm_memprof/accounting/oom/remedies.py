@@ -14,6 +14,7 @@ from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, Oom, RankReport, Re
 from vllm_memprof.accounting.oom import estimates
 from vllm_memprof.accounting.oom.estimates import Case
 from vllm_memprof.accounting.oom.failed_allocation import gib_of
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.files import read_table
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.spans import How
@@ -81,8 +82,10 @@ def remedies(case: Case) -> list[Remedy]:
     return found
 
 
-def with_values(failure: NamedFailure | None, ranks: list[RankReport]) -> NamedFailure | None:
-    """Return a failure whose cures have the values that the remedies of its ranks compute.
+def with_values(
+    failure: NamedFailure | None, ranks: list[RankReport], engine: str | None
+) -> NamedFailure | None:
+    """Return a failure with the cures of its engine, and the values that remedies of ranks compute.
 
     Of several ranks the lowest value counts. It is enough for the allocation that failed, and
     ``at least`` for what came after it.
@@ -100,6 +103,7 @@ def with_values(failure: NamedFailure | None, ranks: list[RankReport]) -> NamedF
         if cure.argument in values and cure.value is None
         else cure
         for cure in failure.cures
+        if engine is None or cure.engine not in ENGINES or engine.startswith(cure.engine or "")
     ]
     return replace(failure, cures=cures)
 

@@ -68,13 +68,23 @@ def device_memory(
 
     read, at = edge.snapshot, EdgeTime.of(span, edge.side)
     outside = _counted(read, owners, at) if owners.counted else _uncounted(read, owners, at)
-    found = [*_torch(read), *outside, ("free", read.device_free_bytes, MEASURED, "the driver")]
+    idle = minus(read.reserved_bytes, read.allocated_bytes)
+    found: list[_Row] = [
+        ("allocated", read.allocated_bytes, MEASURED, "torch: blocks handed to tensors"),
+        ("reserved_not_allocated", idle, MEASURED, "torch: reserved - allocated"),
+    ]
+    if read.unmapped_bytes:
+        source = "counted by torch, unmapped by sleep mode"
+        found.append(("unmapped", -read.unmapped_bytes, MEASURED, source))
+    source = "the allocator's list of segments"
+    found.append(("npu_workspace", read.npu_workspace_bytes, MEASURED, source))
+    found += [*outside, ("free", read.device_free_bytes, MEASURED, "the driver")]
     rows = [row(*each) for each in found if each[0] not in REMAINDERS]
     remainders = [row(*each, UNEXPLAINED) for each in found if each[0] in REMAINDERS]
     known, named = (sum(each.bytes or 0 for each in listed) for listed in (rows, remainders))
     unexplained = minus(read.device_total_bytes, known)
     rest = minus(unexplained, named)
-    parts = [row("rest", rest, DERIVED, "device total less all of the rows", UNEXPLAINED)]
+    parts = [row("rest", rest, DERIVED, "device total - all rows", UNEXPLAINED)]
     if read.graph_pool_bytes is not None:
         within = "allocated and reserved_not_allocated"
         parts.append(row("graph_pools", read.graph_pool_bytes, MEASURED, "private pools", within))
@@ -88,18 +98,6 @@ def device_memory(
     return DeviceMemory(rows, unexplained, remainders + parts, how)
 
 
-def _torch(read: Snapshot) -> Iterator[_Row]:
-    """Yield torch's segments, and the operator workspace beside them."""
-    idle = minus(read.reserved_bytes, read.allocated_bytes)
-    yield "allocated", read.allocated_bytes, MEASURED, "torch: blocks handed to tensors"
-    yield "reserved_not_allocated", idle, MEASURED, "torch: the rest of its segments"
-    if read.unmapped_bytes:
-        source = "counted by torch, unmapped by sleep mode"
-        yield "unmapped", -read.unmapped_bytes, MEASURED, source
-    source = "the allocator's list of segments"
-    yield "npu_workspace", read.npu_workspace_bytes, MEASURED, source
-
-
 def _counted(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
     """Yield rows from the runtime's counters and the driver's figure of the process."""
     yield from _context(read, owners, at)
@@ -111,7 +109,7 @@ def _counted(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
         graph = min(runtime, sum(max(0, size or 0) for size in taken))
     yield "graph", graph, DERIVED, f"growth of the {RUNTIME} counter in graph_capture"
     how = DERIVED if graph else MEASURED
-    yield "runtime", minus(runtime, graph), how, f"{RUNTIME} counter, less graph"
+    yield "runtime", minus(runtime, graph), how, f"{RUNTIME} counter - graph"
     for name in sorted({*(read.components or ())} - {APP, HCCL, RUNTIME}):
         yield f"cann_{name.lower()}", counter(read, name), MEASURED, f"{name} counter"
     # where the list was not read, what it last gave, and at most what this process leaves of the
@@ -134,7 +132,7 @@ def _context(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
     first = owners.contexts[0][1] if owners.contexts else None
     size = minus(read.process_bytes, counted_bytes(read))
     if size is not None:
-        source = "the driver's figure of this process, less all counters"
+        source = "the driver's value of this process - all counters"
         growth = max(0, size - (size if first is None else first))
         yield "context", size - growth, MEASURED, source
         yield "context_growth", growth, MEASURED, f"{source}, since its first reading"
@@ -161,7 +159,7 @@ def _named_communicators(held: Amount, owners: Owners, at: EdgeTime) -> Iterator
         source = f"{HCCL} counter, {each.source}" if alone else each.source
         yield each.name, named[each.name], MEASURED if alone else DERIVED, source
         how = DERIVED if named[each.name] and not alone else how
-    yield "communicators_unnamed", rest, how, f"{HCCL} counter, less the named"
+    yield "communicators_unnamed", rest, how, f"{HCCL} counter - named"
 
 
 def _application(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
@@ -174,10 +172,10 @@ def _application(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]
     left = beside - (read.npu_workspace_bytes or 0)
     atb = max(0, min(_atb(owners, at), left))
     yield "atb", atb, DERIVED, "growth in the phase of ATB's first operation"
-    name, source = "other", f"{APP} counter, less torch, npu_workspace and atb"
+    name, source = "other", f"{APP} counter - torch - npu_workspace - atb"
     if read.npu_workspace_bytes is None:
         name = "npu_workspace_and_other"
-        source = f"{APP} counter, less torch and atb: the workspace was not read here"
+        source = f"{APP} counter - torch - atb: the workspace was not measured here"
     yield name, left - atb, DERIVED if atb else MEASURED, source
 
 

@@ -31,7 +31,7 @@ _OWNERS = {
     "kv_connector": ("kv_connector", "growth of allocated over kv_connector"),
     "weight_load": (
         "target_weights",
-        "growth of allocated over weight_load, less the other owners in it",
+        "growth of allocated over weight_load - its other owners",
     ),
 }
 _DRAFT_KV = "draft_kv_cache"

@@ -29,7 +29,7 @@ class OwnerSkew(NamedTuple):
     least_label: str
     most: int
     most_label: str
-    between_hosts: int  # of the median rank of each host, the highest less the lowest
+    between_hosts: int  # of the median rank of each host, the highest - the lowest
 
     @property
     def modelled(self) -> bool:

@@ -51,7 +51,13 @@ def audit(
         equation gives with memprof's readings alone.
     """
     own, share = readings.own, asked_utilization or engine.get(equation.share)
-    request = _request(equation, own.get(equation.base, Reading(None)), share)
+    base = own.get(equation.base, Reading(None))
+    figures = {equation.base: base.bytes, equation.share: share}
+    size = equations.computed_request(equation, figures)
+    request = unread(text("device total or utilization is unknown"))
+    if size is not None:
+        source, how = text("its share of the size as read"), weakest((DERIVED, base.how))
+        request = replace(base, bytes=int(size), how=how, source=source)
     terms = {term.name: _of_term(term, own, engine) for term in equation.terms}
     rows = [("requested", engine.get("requested_bytes"), request)]
     for term in equation.terms:
@@ -89,14 +95,6 @@ def audit(
     return found
 
 
-def _request(equation: Equation, base: Reading, share: float | None) -> Reading:
-    size = equations.computed_request(equation, {equation.base: base.bytes, equation.share: share})
-    if size is None:
-        return unread(text("device total or utilization is unknown"))
-    source = text("its share of the size as read")
-    return replace(base, bytes=int(size), how=weakest((DERIVED, base.how)), source=source)
-
-
 def _of_term(term: Term, own: Mapping[str, Reading], engine: Figures) -> Reading:
     """Return memprof's reading of a term: that of its figure, else of the figures it is made of."""
     unknown = QUANTITIES[term.name].unknown
@@ -120,7 +118,7 @@ def _of_term(term: Term, own: Mapping[str, Reading], engine: Figures) -> Reading
         join(" + ", [own[name].source or name for name in side]) for side in (term.plus, term.minus)
     )
     size = term.derived({name: own[name].bytes for name in names})
-    return made_of(size, parts, text("{added} less {taken}", added=added, taken=taken))
+    return made_of(size, parts, text("{added} - {taken}", added=added, taken=taken))
 
 
 def _granted(

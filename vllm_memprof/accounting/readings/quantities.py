@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from vllm_memprof.accounting.model import (
     DERIVED,
@@ -207,18 +206,6 @@ def _other_processes_at_start(of: Moments) -> Reading:
     return Reading(0, DERIVED) if others is None else Reading(others)
 
 
-def _non_torch(of: Moments) -> Amount:
-    left = either(of.figure("profile_after_non_torch_bytes"), of.value("profiled", NON_TORCH))
-    return either(of.figure("non_torch_increase_bytes"), minus(left, _used_at_start(of).bytes))
-
-
-def _non_torch_cleared(of: Moments) -> Reading:
-    """Operator workspace that empty_cache freed before the reading; serving takes it again."""
-    size = minus(of.value("profile_end", NON_TORCH), of.value("profiled", NON_TORCH))
-    source = text("around {where}", where=of.moments["profiled"].where)
-    return Reading(floor_zero(size), source=source)
-
-
 def _graph(of: Moments) -> Reading:
     """Return the engine's figure, a growth of the whole device, less that of other processes."""
     size, capture = of.figure("graph_bytes"), of.last("graph_capture")
@@ -293,35 +280,46 @@ def _late_non_torch(of: Moments) -> Reading:
     )
 
 
-def _request_pools(of: Moments) -> Reading:
-    """What an engine's pools took of the device beside keys and values."""
-    pools = [of.figure("k_pool_bytes"), of.figure("v_pool_bytes")]
-    pool = either(of.figure("kv_pool_bytes"), sum_or_none(pools))
-    taken = minus(of.figure("free_after_load_bytes"), of.figure("free_after_pools_bytes"))
-    span, kv = of.last("kv_cache_alloc"), of.figure("kv_cache_bytes")
-    return _taken_over(span, kv, "used over kv_cache_alloc - KV cache", minus(taken, pool))
+#: Quantities that a phase took of the device -> the phase, the figures that a log prints of what
+#: was free before and after, and how the phase's own readings give it.
+_TAKEN_OVER = {
+    # what an engine's pools took beside keys and values
+    "request_pools": (
+        "kv_cache_alloc",
+        ("free_after_load_bytes", "free_after_pools_bytes"),
+        "used over kv_cache_alloc - KV cache",
+    ),
+    # what it took between its pools and its readiness, graphs left out
+    "runner_buffers": (
+        "warm_up",
+        ("free_after_pools_bytes", "free_before_capture_bytes"),
+        "used over warm_up - used over graph_capture",
+    ),
+    # what the first step took and kept; of a log, where a weight update prints what is free
+    "first_steps": (
+        "request",
+        ("free_ready_bytes", "free_at_update_bytes"),
+        "used over the first batch",
+    ),
+}
 
 
-def _runner_buffers(of: Moments) -> Reading:
-    """What an engine took between its pools and its readiness, graphs left out."""
-    capture = of.last("graph_capture")
-    graphs = 0 if capture is None else _taken(capture)
-    start = of.figure("free_after_pools_bytes")
-    printed = minus(start, of.figure("free_before_capture_bytes"))
-    formula = "used over warm_up - used over graph_capture"
-    return _taken_over(of.last("warm_up"), graphs, formula, printed)
-
-
-def _first_steps(of: Moments) -> Reading:
-    """What the first step took and kept; of a log, where a weight update prints what is free."""
-    printed = minus(of.figure("free_ready_bytes"), of.figure("free_at_update_bytes"))
-    return _taken_over(of.last("request"), 0, "used over the first batch", printed)
-
-
-def _taken_over(span: Span | None, but: Amount, formula: str, printed: Amount) -> Reading:
-    """Return what a phase took of the device but for a part; where it has none, what is printed."""
+def _taken_over(name: str, of: Moments) -> Reading:
+    """Return what a phase took of the device; where there is none, what is printed of it."""
+    phase, (start, end), formula = _TAKEN_OVER[name]
+    span = of.last(phase)
     if span is None or span.error:
+        printed = minus(of.figure(start), of.figure(end))
+        if name == "request_pools":
+            pools = [of.figure("k_pool_bytes"), of.figure("v_pool_bytes")]
+            printed = minus(printed, either(of.figure("kv_pool_bytes"), sum_or_none(pools)))
         return Reading(floor_zero(printed), DERIVED)
+    but: Amount = 0
+    capture = of.last("graph_capture")
+    if name == "request_pools":
+        but = of.figure("kv_cache_bytes")
+    elif name == "runner_buffers" and capture is not None:
+        but = _taken(capture)
     source = text("memprof's readings at the edges of the phase")
     return Reading(floor_zero(minus(_taken(span), but)), DERIVED, source, formula=formula)
 
@@ -343,26 +341,32 @@ _READ: dict[str, Callable[[Moments], Reading | int | None]] = {
     "reserved_not_allocated": _reserved_not_allocated,
     "initial_non_torch": _initial_non_torch,
     "other_processes_at_start": _other_processes_at_start,
-    "non_torch": _non_torch,
-    "non_torch_cleared": _non_torch_cleared,
+    "non_torch": lambda of: either(
+        of.figure("non_torch_increase_bytes"),
+        minus(
+            either(of.figure("profile_after_non_torch_bytes"), of.value("profiled", NON_TORCH)),
+            _used_at_start(of).bytes,
+        ),
+    ),
+    # operator workspace that empty_cache freed before the reading; serving takes it again
+    "non_torch_cleared": lambda of: Reading(
+        floor_zero(minus(of.value("profile_end", NON_TORCH), of.value("profiled", NON_TORCH))),
+        source=text("around {where}", where=of.moments["profiled"].where),
+    ),
     "graph": _graph,
     "late_non_torch": _late_non_torch,
-    "request_pools": _request_pools,
-    "runner_buffers": _runner_buffers,
     "graph_prefill": lambda of: of.figure("graph_prefill_bytes"),
-    "first_steps": _first_steps,
+    **{name: partial(_taken_over, name) for name in _TAKEN_OVER},
 }
-
-
-def _row(name: str, said: dict[str, Any]) -> Quantity:
-    row = {"name": name, "read": _READ.get(name), **said}
-    row |= {key: titled(row[key]) for key in ("title", "source", "unknown") if key in row}
-    return Quantity(**row)
-
+_WORDS = ("title", "source", "unknown")
 
 #: The table, in the order in which reports list quantities.
 QUANTITIES: dict[str, Quantity] = {
-    name: _row(name, said)
+    name: Quantity(
+        name,
+        read=_READ.get(name),
+        **(said | {key: titled(said[key]) for key in _WORDS if key in said}),
+    )
     for name, said in read_table(Path(__file__).with_name("quantities.toml")).items()
 }
 

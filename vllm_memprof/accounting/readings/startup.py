@@ -98,15 +98,11 @@ class Moments:
 
     def last(self, phase: str) -> Span | None:
         """Return the last passage through a phase."""
-        return self._last.get(phase)
+        return last_of(self.spans, phase)
 
     def passages(self, phase: str) -> list[Span]:
         """Return the passages through a phase."""
         return [span for span in self.spans if span.phase == phase]
-
-    @cached_property
-    def _last(self) -> dict[str, Span]:
-        return {span.phase: span for span in self.spans}
 
     @cached_property
     def moments(self) -> dict[str, Moment]:
@@ -211,29 +207,33 @@ class Moments:
     def own(self) -> dict[str, Reading]:
         """memprof's reading of each figure of the engine, the rows of ``own.toml``."""
         special: dict[str, Callable[[], Reading]] = {
-            "device_total_bytes": self._total,
             "weights_bytes": self._weights,
             "profile_after_allocated_peak_bytes": self._peak,
             "least_free_before_load_bytes": lambda: self._least("before_load"),
             "least_free_after_load_bytes": lambda: self._least("after_load"),
         }
-        found: dict[str, Reading] = {}
+        total = unread(text("no reading of the device"))
+        if (size := first_device_total(self.spans)) is not None:
+            where = text("the first reading of the device")
+            total = Reading(size, source=where, tolerance_bytes=0, between=CONSTANT)
+        found = {"device_total_bytes": total}
         for name, row in _OWN.items():
             if name in special:
                 found[name] = special[name]()
             elif "at" in row:
                 found[name] = self.at(*row["at"])
-            else:
-                more, less = (found[each] for each in row["less"])
-                found[name] = _less(more, less, titled(row["source"]))
+            elif "less" in row:
+                parts, source = [found[each] for each in row["less"]], titled(row["source"])
+                missing = next((each for each in parts if each.bytes is None), None)
+                if missing is None:
+                    more, less = (each.bytes for each in parts)
+                    found[name] = made_of(minus(more, less), parts, source)
+                else:  # its edge and its reason
+                    edge, reason = missing.source, missing.reason
+                    if edge:
+                        reason = text("{edge}: {reason}", edge=edge, reason=reason)
+                    found[name] = unread(reason, source)
         return found
-
-    def _total(self) -> Reading:
-        total = first_device_total(self.spans)
-        if total is None:
-            return unread(text("no reading of the device"))
-        source = text("the first reading of the device")
-        return Reading(total, source=source, tolerance_bytes=0, between=CONSTANT)
 
     def _weights(self) -> Reading:
         load = self.last("weight_load")
@@ -243,10 +243,7 @@ class Moments:
         end = end_of_loading(self.spans, load)
         if end is not load.after:
             where = text("growth of allocated from the begin of weight_load to that of model_state")
-        between = text(
-            "garbage that the engine collects first, and small tensors that load_model makes "
-            "outside of what the engine measures"
-        )
+        between = text("Python gc, and small tensors that the engine does not measure")
         grown = growth(load.before, end, ALLOCATED)
         return Reading(grown, DERIVED, where, tolerance_bytes=LOAD_SLACK_BYTES, between=between)
 
@@ -362,17 +359,6 @@ def made_of(
     tolerance = sum(each.tolerance_bytes or 0 for each in used) // divisor
     between = text("what lies between the readings that it is made of")
     return Reading(size, how, source, tolerance_bytes=tolerance, between=between)
-
-
-def _less(more: Reading, less: Reading, source: Text) -> Reading:
-    """Return the difference of two readings; where one is unknown, its edge and its reason."""
-    for each in (more, less):
-        if each.bytes is None:
-            edge, reason = each.source, each.reason
-            return unread(
-                text("{edge}: {reason}", edge=edge, reason=reason) if edge else reason, source
-            )
-    return made_of(minus(more.bytes, less.bytes), (more, less), source)
 
 
 def engine_figures(

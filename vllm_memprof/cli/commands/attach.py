@@ -56,7 +56,7 @@ def attach(
             return
     if end is not None:
         with suppress(MemprofError):  # else it is shown as far as it is known
-            write_reports(ctx, [build_run(folder)], str(folder))
+            write_reports(ctx, [build_run(folder)], [str(folder)])
             sys.stdout.write(f"memprof: {shown.say(end)}\n")
             return
     sys.stdout.write(live.describe(attached, shown))

@@ -16,7 +16,7 @@ from vllm_memprof.options import value_of, with_option
 from vllm_memprof.plans.calibrated import Hardware, hardware_of, run_calibrated
 from vllm_memprof.plans.device_facts import engine_args_of
 from vllm_memprof.plans.documents import calibrated_document
-from vllm_memprof.record.schema import ENGINE_LOG, REPORT_JSON, RUN_FILE, RunInfo
+from vllm_memprof.record.schema import ENGINE_LOG, REPORT_JSON, RUN_FILE
 from vllm_memprof.sim.profiles import DeviceProfile, load_profile
 from vllm_memprof.sources import read_report
 
@@ -27,9 +27,9 @@ NOT_UP = 1
 def calibrate(ctx: typer.Context, run: str, **options: object) -> None:
     """Correct a simulated device by a real run, and plan MODEL with and without it.
 
-    Plans the command of the run or log, of the same family of models, on the simulated device,
-    compares owner by owner what is in use outside torch, and corrects what the device models. The
-    corrected profile, calibrated.toml, is kept for further plans: --device sim:FILE.
+    Plans the command of the run or log, of the same family of models, on the simulated device, and
+    compares memory outside torch owner by owner. The corrected profile, calibrated.toml, is for
+    further plans: --device sim:FILE.
 
     Exit status 0: both plans came up. 1: one did not. 2: a wrong argument. 3: a run or log that
     cannot correct.
@@ -69,27 +69,21 @@ def read_hardware(name: str, profile: DeviceProfile) -> Hardware:
         path = path.parent
     report = read_report(str(path))
     if report.run.source == "hooks":
-        given = None
+        given: list[str] | None = None
         with suppress(RunRecordError):
             given = engine_args_of(report.run)
         return hardware_of(name, report, given, report.run.env, profile)
-    given = _arguments(report.run)
+    words = report.run.command
+    if words[:2] == ["vllm", "serve"]:  # the command as typed counts
+        given = words[3:] if len(words) > 2 and not words[2].startswith("-") else words[2:]
+    else:  # the line "non-default args", if there is one
+        given = report.run.engine_command
+        given = given if {*given} - {"--enforce-eager"} else None
     used = next((rank.budget.gpu_memory_utilization for rank in report.ranks), None)
     option = "--gpu-memory-utilization"
     if given is not None and used is not None and value_of(given, option) != f"{used:g}":
         given = with_option(given, option, f"{used:g}")
     return hardware_of(name, report, given, None, profile)
-
-
-def _arguments(run: RunInfo) -> list[str] | None:
-    """Return the engine's arguments of a start in a log; None where it does not tell them.
-
-    The command as typed counts; else the line "non-default args".
-    """
-    words = run.command
-    if words[:2] == ["vllm", "serve"]:
-        return words[3:] if len(words) > 2 and not words[2].startswith("-") else words[2:]
-    return run.engine_command if {*run.engine_command} - {"--enforce-eager"} else None
 
 
 app = command_app(calibrate, {**ANSWER, **RANKS})

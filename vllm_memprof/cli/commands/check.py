@@ -44,9 +44,9 @@ def check(
 ) -> None:
     """Check a run against limits, of options or a budget file; list each with its margin and rank.
 
-    A limit on a figure that was not measured fails, and so does a run that did not end with status
-    ok. A baseline must have the same model, engine and version, device, number of ranks, and the
-    same arguments that bear on memory.
+    A limit on a value that was not measured fails, and so does a run that did not end with status
+    ok. A baseline must have the same model, engine and version, device, number of ranks, and
+    arguments that bear on memory.
 
     Exit status 0: within budget. 1: over budget. 2: a wrong argument, a mistake in the budget file,
     or a baseline that cannot be compared. 3: a run cannot be read.

@@ -16,15 +16,12 @@ def diff(
 ) -> None:
     """Show why the KV cache of two runs differs: causes, largest first; they add up to it.
 
-    RUN and B are run folders, report.json files, or logs as explain reads them; a folder that holds
-    run folders, or a quoted glob, is one deployment on several hosts. FILE#2 is the second
-    engine start of a log, or the second report of a JSON array.
+    A folder of run folders, or a quoted glob, is one deployment on several hosts. FILE#2 is the
+    second engine start of a log, or the second report of a JSON array.
 
-    Both budgets are written in the same quantities, so that releases with different equations can
-    be compared. A quantity that both equations subtract is a cause by the difference of its size,
-    one that a single equation subtracts by its whole size. Every difference is
-    the second run minus the first; of one run alone, that run minus the one before it. Figures of
-    logs are exact to their last printed digit, and the report says so.
+    A quantity that both equations subtract is a cause by the difference of its size, one that a
+    single equation subtracts by its whole size. Every difference is the second run minus the first;
+    of one run alone, that run minus the one before it.
 
     Exit status 0: compared, whatever differs. 2: a wrong argument. 3: a run cannot be read.
     """

@@ -20,13 +20,20 @@ _STYLES = {"ok": "green", "info": "dim", "warning": "yellow", "missing": "red"}
 def doctor(python: str | None = None, device: str | None = None) -> None:
     """Check what this machine has for a run, what is missing, and what to do about it.
 
-    With --device, a row per device says how much of it is free and which processes hold the rest,
-    and one names each engine process that was left behind (memprof who has the whole of it).
+    With --device, a row per device says how much of it is free, which processes use the rest, and
+    which engine processes were left behind (more: memprof who).
 
     Exit status 0: memprof can run here (a device with vLLM and memprof in the engine's interpreter,
-    or a simulated stack that is set up). Exit status 1: it cannot.
+    or a simulated stack that is set up). 1: it cannot.
     """
-    held = [] if device is None else _holders(device)
+    held: list[DoctorCheck] = []
+    if device is not None:
+        try:
+            held = holder_checks(look(source_of(device, None)))
+        except UsageError:
+            raise  # not a kind of device whose driver lists processes
+        except MemprofError as error:
+            held = [DoctorCheck("who holds it", WARNING, error.message, error.hint or "")]
     checks, ways = diagnose(python)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -48,20 +55,6 @@ def doctor(python: str | None = None, device: str | None = None) -> None:
     Console(highlight=False).print(table, Text(), end, sep="\n")
     if not ways:
         raise typer.Exit(1)
-
-
-def _holders(device: str) -> list[DoctorCheck]:
-    """Return rows of who holds the devices; one that says why where they cannot be read.
-
-    Raises:
-        UsageError: not a kind of device whose driver lists processes.
-    """
-    try:
-        return holder_checks(look(source_of(device, None)))
-    except UsageError:
-        raise
-    except MemprofError as error:
-        return [DoctorCheck("who holds it", WARNING, error.message, error.hint or "")]
 
 
 app = command_app(doctor)

@@ -20,23 +20,17 @@ def explain(ctx: typer.Context, logs: list[str], **shown: object) -> None:
 
     Reads logs of every engine that memprof runs, of any version, out-of-memory messages of torch
     and torch_npu, and npu-smi tables, as printed or as pasted into an issue; plain or packed with
-    gzip, bzip2, xz, zstandard or zip. Each file of an archive is a log. A figure that a log does
-    not print stays unknown, and each is exact to its last printed digit only.
-
-    Keys, tokens and passwords in the log are replaced by *** before it is read.
+    gzip, bzip2, xz, zstandard or zip. Each file of an archive is a log. Values are exact to their
+    last printed digit. Keys, tokens and passwords are replaced by *** first.
 
     Of several starts, the first screen has a table, and the last of them; --full has them all, json
-    is an array of them, html and csv are one file. LOG#2 is the second start of a log alone. There
-    is no --format trace, because a log has no times.
+    is an array of them, html and csv are one file. LOG#2 is only the second start of a log.
 
-    A log of a start or server that failed is answered with the cause, also where it has no figure:
-    what failed first, the line that tells, and what to change.
+    Of a start or server that failed: what failed first, the line that tells, and what to change.
 
-    Exit status 0: at least one log holds a figure or a failure. 3: none does, or one cannot be
-    read.
+    Exit status 0: at least one log has a value or a failure. 3: none has, or one cannot be read.
     """
-    where = " ".join("standard input" if name == "-" else name for name in logs)
-    write_reports(ctx, read_reports(logs), where)
+    write_reports(ctx, read_reports(logs), logs)
 
 
 def read_reports(logs: list[str]) -> list[Report]:

@@ -36,14 +36,13 @@ def fit(
 
     A plan passes if the engine starts and survives its largest batches (with --until kv: if it
     comes up to its KV plan), every --want is met, and at least --headroom stays free at the peak.
-    The first value that does not pass is shown with what it lacks. Plans on a simulated device that
-    were made before are taken from the cache.
+    Plans on a simulated device are cached.
 
     --until is ready, with --ranks edges kv; --headroom is 0 with --until kv, else what the largest
     batches need.
 
     Exit status 0: found. 1: no value that was tried passes. 2: a wrong argument. 4: found, but
-    larger and smaller values do not pass in order, so a better value may exist.
+    values do not pass in order, so a better one may exist.
     """
     until = ctx.params["until"] or ("kv" if ctx.params["ranks"] == "edges" else "ready")
     plan = plans.requested_plan(ctx, until=until)

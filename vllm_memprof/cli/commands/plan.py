@@ -11,10 +11,9 @@ from vllm_memprof.cli.options import RANKS, RUN, command_app
 def plan(ctx: typer.Context, **options: object) -> None:
     """Size the KV cache, show the budget, stop.
 
-    Starts the engine up to the point where the KV cache is sized, and no further. With --until
-    ready it goes on: KV cache, warm-up, graph capture, the largest batch of images where the model
-    takes some, a prefill of max-num-batched-tokens and a decode of max-num-seqs requests at full
-    length. What is in use beside the KV cache while it serves is then seen.
+    With --until ready it goes on: KV cache, warm-up, graph capture, the largest batch of images if
+    the model takes some, a prefill of max-num-batched-tokens and a decode of max-num-seqs requests
+    at full length.
     """
     sample = "1" if ctx.params["until"] == "ready" else None
     shared.run(ctx, shared.request("plan", ctx, sample=sample))

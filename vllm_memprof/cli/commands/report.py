@@ -20,15 +20,14 @@ def report(
     The first screen has the answer: what fits, what failed, where the memory is, what to do. --full
     has every section, --section NAME one of them.
 
-    A deployment on several hosts leaves a run folder per host. Their clocks are brought onto that
-    of the first host, and a host whose folder is missing or cannot be read is named.
+    A deployment on several hosts has a run folder per host; see docs/deployments.md.
 
     html is one self-contained page. csv has one row per rank, phase, edge and component. trace
     opens in Perfetto (ui.perfetto.dev): phases as slices, owners of device memory as counters, one
     process per rank.
     """
     folders = runs if runs and len(runs) > 1 else [find_run(runs[0] if runs else None)]
-    write_reports(ctx, [build_runs(folders, deployment)], " ".join(folders))
+    write_reports(ctx, [build_runs(folders, deployment)], folders if runs else [])
 
 
 app = command_app(report, REPORTS)

@@ -28,7 +28,7 @@ def serve(
     engine's output and memprof's messages go to stderr, the report to stdout. While it serves, a
     line says what it does; `memprof attach RUN` shows the same from another terminal.
 
-    On several hosts it runs on each of them; see docs/deployments.md.
+    On several hosts: docs/deployments.md.
     """
     if ctx.params["trace_allocations"] is not None:
         ctx.params["sample"] = ctx.params["sample"] or "16"

@@ -61,12 +61,20 @@ def share(ctx: typer.Context, headroom: str = "0", beside: str = "0", **options:
 
     Exit status 0: found. 1: there are no such utilizations. 2: a wrong argument.
     """
-    found = []
-    for number, typed in enumerate(_from_file(ctx.meta[INSTANCES])):
+    found, asked = [], ctx.meta[INSTANCES]
+    if len(asked) == 1 and asked[0].model.endswith(".toml"):
+        if asked[0].args or asked[0].want:
+            raise UsageError(
+                f"{asked[0].model} has the instances: arguments and --want belong into it"
+            )
+        asked = read_instances(Path(asked[0].model))
+    for number, typed in enumerate(asked):
         wants = parse_wants(typed.want, None)[:-1]  # the headroom is that of the device
         ctx.params["model"], ctx.meta[ENGINE_ARGS] = typed.model, typed.args
         plan = plans.requested_plan(ctx, until="ready")
-        found.append(Instance(_name(number), replace(plan, lengths=lengths(wants)), wants))
+        turn, place = divmod(number, 26)  # A, B, ... Z, A1, B1, ...
+        name = f"{chr(ord('A') + place)}{turn or ''}"
+        found.append(Instance(name, replace(plan, lengths=lengths(wants)), wants))
     held, kept = size_option("--beside", beside), size_option("--headroom", headroom or "0")
     check(found, held)
     plans.check_setup(found[0].plan)
@@ -81,23 +89,6 @@ def share(ctx: typer.Context, headroom: str = "0", beside: str = "0", **options:
     say(f"plans and starts are in {from_here(folder)}")
     if not answer.found:
         raise typer.Exit(NO_ANSWER)
-
-
-def _from_file(instances: list[Typed]) -> list[Typed]:
-    """Return the instances, or those of the TOML file that stands in the place of the only one."""
-    if len(instances) != 1 or not instances[0].model.endswith(".toml"):
-        return instances
-    if instances[0].args or instances[0].want:
-        raise UsageError(
-            f"{instances[0].model} has the instances: arguments and --want belong into it"
-        )
-    return read_instances(Path(instances[0].model))
-
-
-def _name(number: int) -> str:
-    """Return A, B, ... Z, A1, B1, ..."""
-    letter = chr(ord("A") + number % 26)
-    return letter if number < 26 else f"{letter}{number // 26}"
 
 
 # --want is read with the instance that it is of

@@ -126,9 +126,7 @@ def list_() -> None:
 def stop() -> None:
     """End the warm processes: they have imported the engine, and fork for each plan.
 
-    A plan leaves one behind for the next, which then starts in a third of the time; it ends by
-    itself after five minutes without a plan. Plans under way are not disturbed. MEMPROF_NO_WARM=1
-    is for plans without.
+    Plans under way are not disturbed. MEMPROF_NO_WARM=1: plans without.
     """
     asked = stop_all()
     for process in asked:
@@ -143,12 +141,9 @@ def calibrate(
 ) -> None:
     """Write a device profile from what a run held outside torch.
 
-    The profile then is a simulated device: --device sim:FILE. Every value names its source: the
-    phase and whether it was measured or derived, or the profile it is taken from because the run
-    does not tell.
+    The profile then is a simulated device: --device sim:FILE. Every value names its source.
 
-    With --row, the run becomes a row of a table of published runs as well: its command,
-    environment and figures, against which plans of the same command are held (docs/accuracy.md).
+    With --row, the run becomes a row of a table of published runs (docs/accuracy.md).
     """
     if output is None and row is None:
         hint = "-o FILE.toml for a device profile, --row FILE.toml for a row of published runs"
@@ -163,8 +158,7 @@ def calibrate(
 def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str = "910b") -> None:
     """Run a tiny model, and find what the host reads that the device never computed.
 
-    Status 1 when the engine read memory that nobody wrote: it then may size tensors by chance. What
-    is answered without computing, as documented, is listed and is no failure.
+    Status 1 if the engine read memory that nobody wrote: it then may size tensors by chance.
     """
     reads = run_selftest(stack, model, device)
     rows = [

@@ -49,13 +49,11 @@ def sweep(
     """Plan every combination of some options' values, and show the plans side by side.
 
     OPTION is an option of the engine, or device or stack of memprof; true and false switch an
-    option that takes no value. DIR gets sweep.csv (a row per plan), sweep.json, sweep.html (the
-    trade-off curves; needs the html extra) and the run folder of each plan, which report, diff and
-    check read. After an interruption the same command continues. Plans on a simulated device that
-    were made before are taken from the cache. A plan that fails is a row with the reason.
+    option that takes no value. DIR gets sweep.csv, sweep.json, sweep.html (the trade-off curves;
+    needs the html extra) and the run folder of each plan. After an interruption the same command
+    continues. Plans on a simulated device are cached. A plan that fails is a row with the reason.
 
-    Exit status 0: every plan has a row, and at least one started. 1: none started. 2: a wrong
-    argument. 130: Ctrl-C.
+    Exit status 0: at least one plan started. 1: none started. 2: a wrong argument. 130: Ctrl-C.
     """
     plan = plans.requested_plan(ctx)
     knobs = parse_over(over or [])

@@ -34,13 +34,12 @@ def who(
 ) -> None:
     """Show which processes hold the memory of each device, and what is left behind.
 
-    The processes and their bytes are on the driver's list (DCMI); what a process is comes from
-    /proc and from memprof's run folders below reports/. In a container the driver lists the host's
-    process numbers, and none of them is guessed at. An engine's process whose launcher has ended
-    is named as left behind. Nothing is ended, freed or changed, and no device is opened.
+    The driver (DCMI) lists the processes and their bytes; /proc and memprof's run folders below
+    reports/ say what they are. In a container the driver lists process numbers of the host. An
+    engine's process whose launcher has ended is named as left behind. No process is ended, no
+    device opened.
 
-    With --wait, the command returns when that much is free, and says on stderr what it waits for
-    each time that this changes.
+    With --wait, stderr says what the command waits for.
 
     Exit status 0: shown, or the memory is free. 1: the driver's list cannot be read. 2: a wrong
     argument, or more than a device has. 124: --timeout passed before. 130: Ctrl-C.

@@ -10,7 +10,7 @@ Nothing here is called for a batch without items. Runs in scheduler processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,18 +85,13 @@ def leave_cache_set(recorder: Recorder, call: Call) -> None:
         recorder.sampler.note_cache({key: entry.embedding for key, entry in cache.items()})
 
 
-def _known(recorder: Recorder) -> Iterator[tuple[str, int, Any]]:
-    for name, request in recorder.requests.items():
-        for at, item in enumerate(items_of(request)):
-            yield name, at, item
-
-
 def _inputs(recorder: Recorder, items: Iterable[Any]) -> Inputs:
     """Return whose items these are."""
     wanted, found = {id(item) for item in items}, Inputs()
-    for name, at, item in _known(recorder):
-        if id(item) in wanted:
-            found.setdefault(name, []).append(at)
+    for name, request in recorder.requests.items():
+        for at, item in enumerate(items_of(request)):
+            if id(item) in wanted:
+                found.setdefault(name, []).append(at)
     return found
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from vllm_memprof.accounting.budget.equations import STARTUP_PLAN
+from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, named_equation
 from vllm_memprof.accounting.evidence import EVIDENCE
-from vllm_memprof.accounting.model import Budget, RankReport, Report
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.summary import engine_text
 from vllm_memprof.accuracy.spread import spread_of
 from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
-from vllm_memprof.record.cause import NamedFailure
+from vllm_memprof.record.cause import Cure, NamedFailure
 from vllm_memprof.record.spans import MODELLED, last_of
 from vllm_memprof.report.sections import SECTIONS, sections
 from vllm_memprof.report.sections.audit import audited
@@ -21,7 +21,7 @@ from vllm_memprof.report.sections.deployment import gap_text, summary_of
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.tables import STATUS_WORDS, UNKNOWN, group_ranks, modelled
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import minus
+from vllm_memprof.units import format_gib, minus
 
 #: Verdicts on a device, the gravest last.
 _VERDICTS = ("fits", "narrow", "release", "exceeds")
@@ -72,7 +72,7 @@ def head(report: Report) -> list[Line]:
         *_commands(report),
         Line(text("status"), _status(report), PLAIN if ended_well else BAD),
         Line(text("verdict"), verdict(report), summary=True),
-        *_spread(report),
+        *spread(report),
         *(Line(text("note"), note) for note in (*run.notes, no_phases) if note),
     ]
 
@@ -85,12 +85,16 @@ def _failure(failure: NamedFailure | None) -> Iterator[Line]:
     yield Line(text("failed"), sentences_of("failed", figures), BAD)
     for each in failure.evidence:
         yield Line(text("because"), text("line {line}: {text}", each))
-    for cure in failure.cures[:_SHOWN_CURES]:
-        change = cure.action or cure.argument or cure.environment or ""
-        if cure.value is not None:
-            change += ("=" if cure.environment else " ") + cure.value
-        figures = vars(cure) | {"change": change, cure.enough: True}
-        yield Line(text("change"), sentences_of("change", figures))
+    for change, why in map(said_of_cure, failure.cures[:_SHOWN_CURES]):
+        yield Line(text("change"), text("{change}: {why}", change=change, why=why))
+
+
+def said_of_cure(cure: Cure) -> tuple[str, Text]:
+    """Return what to change, and why."""
+    change = cure.action or cure.argument or cure.environment or ""
+    if cure.value is not None:
+        change += ("=" if cure.environment else " ") + cure.value
+    return change, sentences_of("cure", vars(cure) | {cure.enough: True})
 
 
 def _commands(report: Report) -> Iterator[Line]:
@@ -115,7 +119,7 @@ def _deployment(report: Report) -> Iterator[Line]:
             yield Line(text("missing"), gap_text(gap), BAD)
 
 
-def _spread(report: Report) -> Iterator[Line]:
+def spread(report: Report) -> Iterator[Line]:
     """Yield how far plans of this kind were off on hardware; nothing where too few runs tell."""
     least = least_grant(report.ranks)
     if least is None or report.run.mode != "plan" or not report.run.simulated:
@@ -134,46 +138,59 @@ def _spread(report: Report) -> Iterator[Line]:
 
 
 def verdict(report: Report) -> Text:
-    """Return the result in one sentence: KV cache granted, equation recomputed, whether it fits.
-
-    Each group of a deployment has a budget, and so a result, of its own.
-    """
-    groups = [] if report.deployment is None else report.deployment.groups
-    if len(groups) < 2:
-        return join("; ", _verdict(report))
+    """Return the result in one sentence: KV cache granted, equation recomputed, whether it fits."""
     found = []
-    for group in groups:
-        ranks = [rank for rank in report.ranks if rank.group == group]
-        own = verdict(replace(report, ranks=ranks, deployment=None))
-        found.append(text("{group}: {verdict}", group=group or "-", verdict=own))
+    for group, part in by_group(report).items():
+        told = _out_of_memory(part)
+        if least_grant(part.ranks) is not None:
+            outcome = [audited(part)]
+            told += [granted(part), *recomputed(part), *filter(None, outcome)]
+            told += fits_device(part) or _left_by_plan(part)
+        elif not told:
+            told = [granted(part)]
+        said = join("; ", told)
+        found.append(text("{group}: {verdict}", group=group, verdict=said) if group else said)
     return join("; ", found)
 
 
-def _verdict(report: Report) -> Iterator[Text]:
+def by_group(report: Report) -> dict[str, Report]:
+    """Return the part of each group of a deployment, which has a budget of its own; "" for all."""
+    groups = [] if report.deployment is None else report.deployment.groups
+    if len(groups) < 2:
+        return {"": report}
+    return {
+        group or "-": replace(
+            report, ranks=[rank for rank in report.ranks if rank.group == group], deployment=None
+        )
+        for group in groups
+    }
+
+
+def _out_of_memory(report: Report) -> list[Text]:
+    """Return how full the device was; nothing of a run that did not run out of memory."""
+    failed = next((rank.oom for rank in report.ranks if rank.oom is not None), None)
+    if report.run.status != "oom" and (failed is None or least_grant(report.ranks) is not None):
+        return []
+    return [sentences_of("out_of_memory", {} if failed is None else vars(failed))]
+
+
+def granted(report: Report) -> Text:
+    """Return the KV cache, and on which ranks; of a run that sized none, why."""
     run, evidence = report.run, EVIDENCE[report.run.source]
     least = least_grant(report.ranks)
-    failed = next((rank.oom for rank in report.ranks if rank.oom is not None), None)
-    oom: dict[str, object] = {"oom": run.status == "oom" or (failed is not None and least is None)}
-    if failed is not None and oom["oom"]:
-        oom |= vars(failed)
-    tokens = [rank.kv.tokens for rank in report.ranks if rank.kv.tokens is not None]
     if least is None:
-        cut_off = evidence.no_kv_cache if run.status == "truncated" else None
+        tokens = [rank.kv.tokens for rank in report.ranks if rank.kv.tokens is not None]
         told: dict[str, object] = {
-            "cut_off": cut_off,
+            "cut_off": evidence.no_kv_cache if run.status == "truncated" else None,
             "reason": run.exit_reason,
             "tokens": min(tokens, default=None),
         }
-        yield sentences_of("unsized", oom | told)
-        return
-    ranks = report.ranks
-    if evidence.partial:  # lines of a log that no rank is named for are no further rank
-        ranks = [rank for rank in ranks if rank.budget.engine_kv_cache_bytes is not None]
+        return sentences_of("unsized", told)
+    ranks = _printed(report)
     several, not_run = len(ranks) > 1, run.ranks.not_run if run.ranks else []
     named = not_run or least.lines or (evidence.partial and least.label != SOLE_WORKER)
     differ = len({rank.budget.engine_kv_cache_bytes for rank in ranks}) > 1
     figures = {
-        **oom,
         "size": least.budget.engine_kv_cache_bytes,
         "tokens": least.kv.tokens,
         "count": len(ranks),
@@ -185,43 +202,61 @@ def _verdict(report: Report) -> Iterator[Text]:
         "world_size": report.world_size,
     }
     figures["where"] = sentences_of("where", figures)
-    yield sentences_of("granted", figures)
-    yield from _recomputed(ranks)
-    if (outcome := audited(report)) is not None:
-        yield outcome
-    yield from _fits_device(report) or _left_by_plan(report)
+    return sentences_of("granted", figures)
 
 
-def _recomputed(ranks: list[RankReport]) -> Iterator[Text]:
-    """Yield how the equation came out, and on which ranks where not on all."""
+def _printed(report: Report) -> list[RankReport]:
+    """Return the ranks; of a log, lines that no rank is named for are no further rank."""
+    partial = EVIDENCE[report.run.source].partial
+    return [
+        rank
+        for rank in report.ranks
+        if not partial or rank.budget.engine_kv_cache_bytes is not None
+    ]
+
+
+def recomputed(report: Report) -> list[Text]:
+    """Return how the equation came out, and on which ranks where not on all."""
+    ranks = _printed(report)
     overrides = {rank.budget.override for rank in ranks} - {None}
     if overrides:
-        yield sentences_of("fixed", {"planned": STARTUP_PLAN in overrides})
-        return
+        return [sentences_of("fixed", {"planned": STARTUP_PLAN in overrides})]
+    found = []
     groups = group_ranks(ranks, lambda rank: rank.budget.balanced)
     for members in sorted(groups, key=lambda own: _BALANCED.index(own[0].budget.balanced)):
         budget = members[0].budget
         figures = {
             "differs": budget.balanced is False,
-            "equation": budget.balanced and budget.equation,
-            "rounded": any(rank.budget.tolerance_bytes for rank in members),
+            "equation": named_equation(budget.equation),
+            "rounded": budget.balanced and any(rank.budget.tolerance_bytes for rank in members),
+            "equal": budget.balanced,
         }
         told = sentences_of("recomputed", figures)
         if len(groups) > 1 or budget.balanced is False:
             told = text("{told} on {labels}", told=told, labels=labels_of(members))
-        yield told
+        found.append(told)
+    return found
 
 
-def _fits_device(report: Report) -> list[Text]:
-    """Return whether the device holds the KV cache, by the rank with the least headroom."""
+def gravest(report: Report) -> RankReport | None:
+    """Return the rank that the device has the least room for; None: not known."""
     known = [rank for rank in report.ranks if rank.budget.device_verdict is not None]
-    if not known:
-        return []
 
-    def grave(budget: Budget) -> tuple[int, int]:
+    def grave(rank: RankReport) -> tuple[int, int]:
+        budget = rank.budget
         return _VERDICTS.index(str(budget.device_verdict)), -(budget.headroom_bytes or 0)
 
-    budget = max((rank.budget for rank in known), key=grave)
+    return max(known, key=grave, default=None)
+
+
+def fits_device(report: Report) -> list[Text]:
+    """Return whether the device holds the KV cache, by the rank with the least headroom."""
+    rank, ranks = gravest(report), report.ranks
+    if rank is None:
+        return []
+    budget = rank.budget
+    known = [rank for rank in ranks if rank.budget.device_verdict is not None]
+    worst = any(item.name == "held_at_worst" for item in budget.held_at_peak)
     figures = {
         str(budget.device_verdict): True,
         "headroom": budget.headroom_bytes,
@@ -229,11 +264,13 @@ def _fits_device(report: Report) -> list[Text]:
         "missing": minus(0, budget.released_headroom_bytes),
     }
     said = sentences_of("fits", figures)
-    if any(item.name == "held_at_worst" for item in budget.held_at_peak):
+    if worst or not any(rank.samples for rank in ranks):
         said = text("{title} (estimated: no step of full size was run)", title=said)
     said = modelled(said, budget.how.get("headroom_bytes") == MODELLED)
-    if len(known) < len(report.ranks):
+    if len(known) < len(ranks):
         said = text("{verdict} (known of {labels})", verdict=said, labels=labels_of(known))
+    elif len({format_gib(each.budget.headroom_bytes) for each in known}) > 1:
+        said = text("{verdict}, on {label}", rank, verdict=said)
     return [said]
 
 

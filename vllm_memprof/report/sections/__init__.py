@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.document import Section
 from vllm_memprof.report.sections import (
     audit,
@@ -20,13 +20,6 @@ from vllm_memprof.report.sections import (
     serving,
 )
 from vllm_memprof.report.sections.base import Draw, Sheet, per_rank
-
-
-def _by_grant(rank: RankReport) -> tuple[bool, int]:
-    """Return what puts the rank with the least KV cache first, one without any last."""
-    granted = rank.budget.engine_kv_cache_bytes
-    return granted is None, granted or 0
-
 
 #: Name for ``--section`` -> the tables, in the order in which they are read.
 SECTIONS: dict[str, tuple[Draw, ...]] = {
@@ -47,7 +40,11 @@ SECTIONS: dict[str, tuple[Draw, ...]] = {
             budget.fits_request,
             budget.fits_device,
             budget.budgets,
-            order=_by_grant,
+            # the rank with the least KV cache first, one without any last
+            order=lambda rank: (
+                rank.budget.engine_kv_cache_bytes is None,
+                rank.budget.engine_kv_cache_bytes or 0,
+            ),
         ),
     ),
     "device": (per_rank(owners.device),),

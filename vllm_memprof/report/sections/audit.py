@@ -19,28 +19,30 @@ def audit(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         return
     known = [row for row in rows if row.bytes is not None or row.engine_bytes is not None]
     compared = any(row.engine_bytes is not None for row in rows if row.name in QUANTITIES)
-    figures = {"compared": compared}
-    yield draw(sheet, "audit", known, figures, _notes(rows), _look, titled=_title)
-
-
-def _title(row: Reading) -> str:
-    return modelled(row.title, row.how == MODELLED)
-
-
-def _look(row: Reading) -> Look:
-    mark = "?" if row.undecided else "✗" if row.agrees is False else ""
-    agreeing = TOTAL if row.name == "kv_cache" else PLAIN
-    return Look({None: MUTED, False: BAD, True: agreeing}[row.agrees], mark)
-
-
-def _notes(rows: list[Reading]) -> Iterator[str]:
-    """Say why a figure is missing and what a tolerance is for, each reason once."""
+    notes: list[str] = []
     for reason in dict.fromkeys(row.reason for row in rows if row.reason is not None):
         titles = join(", ", [row.title for row in rows if row.reason == reason])
-        yield text("{titles}: {reason}", titles=titles, reason=reason)
-    for row in rows:
-        if row.tolerance_bytes and row.name != "kv_cache" and row.between is not None:
-            yield text("tolerance of {title}: {between}", row)
+        notes.append(text("{titles}: {reason}", titles=titles, reason=reason))
+    notes += [
+        text("tolerance of {title}: {between}", row)
+        for row in rows
+        if row.tolerance_bytes and row.name != "kv_cache" and row.between is not None
+    ]
+
+    def look(row: Reading) -> Look:
+        mark = "?" if row.undecided else "✗" if row.agrees is False else ""
+        agreeing = TOTAL if row.name == "kv_cache" else PLAIN
+        return Look({None: MUTED, False: BAD, True: agreeing}[row.agrees], mark)
+
+    yield draw(
+        sheet,
+        "audit",
+        known,
+        {"compared": compared},
+        notes,
+        look,
+        titled=lambda row: modelled(row.title, row.how == MODELLED),
+    )
 
 
 def recomputed_from(sheet: Sheet, rank: RankReport) -> Iterator[str]:
@@ -53,8 +55,8 @@ def recomputed_from(sheet: Sheet, rank: RankReport) -> Iterator[str]:
         yield sheet.evidence.recomputed
     elif any(row.name in terms and row.engine_bytes is not None for row in budget.audit):
         yield text(
-            "recomputed from the engine's own figures: its arithmetic and release are understood; "
-            "the audit compares the figures"
+            "recomputed from the engine's own values: the equation matches this release; "
+            "the cross-check tests its inputs"
         )
     else:
         yield text("recomputed from memprof's readings: the engine keeps no figure of its terms")

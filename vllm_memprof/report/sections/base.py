@@ -31,10 +31,10 @@ Values = Callable[[Any], Any]
 NO_FIGURES: Figures = {}
 
 
-def sentences_of(name: str, figures: Figures) -> Text:
-    """Return sentences of ``tables.toml`` that can be said of some figures."""
+def sentences_of(name: str, figures: Figures, mark: str = "; ") -> Text:
+    """Return sentences of ``tables.toml`` that can be said of some figures, a mark between them."""
     parts = _WORDS["sentences"][name]
-    return sentences(parts, figures)
+    return sentences(parts, figures, mark)
 
 
 def columns_of(name: str, figures: Figures = NO_FIGURES, /, **values: Values) -> list[Column]:

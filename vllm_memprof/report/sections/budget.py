@@ -44,9 +44,9 @@ from vllm_memprof.units import minus
 BUDGET_TITLES = titles("budget")
 #: Whether the equation gives what was granted -> how the row says so.
 _RECOMPUTED = {
-    None: (text("granted - recomputed"), MUTED, ""),
-    True: (text("granted - recomputed: equal"), GOOD, "✓"),
-    False: (text("granted - recomputed: differs"), BAD, "✗"),
+    None: (text("engine - recomputed"), MUTED, ""),
+    True: (text("engine - recomputed: equal"), GOOD, "✓"),
+    False: (text("engine - recomputed: differs"), BAD, "✗"),
 }
 
 

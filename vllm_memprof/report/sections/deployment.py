@@ -15,7 +15,6 @@ from vllm_memprof.accounting.model import (
     COLLECTIVES,
     FIRST,
     Deployment,
-    HostClock,
     HostRow,
     RankReport,
 )
@@ -82,6 +81,16 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
         told.add(row.run.id)
         return text("{status}: {exit_reason}", row.run, status=word)
 
+    def ahead(row: HostRow) -> str:
+        """Return by how many seconds a host's wall clock is ahead, and what is certain."""
+        clock = row.clock
+        if clock.by != COLLECTIVES or clock.uncertainty_ns is None:
+            return titles("clocks").get(clock.by, UNKNOWN)
+        most = clock.uncertainty_ns / _SECONDS
+        if clock.wall_ahead_ns is None:
+            return text("± {most:.3f}", most=most)
+        return text("{ahead:+.3f} ± {most:.3f}", ahead=clock.wall_ahead_ns / _SECONDS, most=most)
+
     ranked = sorted(deployment.hosts, key=lambda row: (least(row) is None, least(row) or 0))
     figures, differing = _clocks(deployment.hosts)
     yield draw(
@@ -95,18 +104,8 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
         members=lambda row: fold(row.labels) or None,
         said=status,
         least=least,
-        ahead=lambda row: _clock(row.clock),
+        ahead=ahead,
     )
-
-
-def _clock(clock: HostClock) -> str:
-    """Return by how many seconds a host's wall clock is ahead, and what is certain."""
-    if clock.by != COLLECTIVES or clock.uncertainty_ns is None:
-        return titles("clocks").get(clock.by, UNKNOWN)
-    most = clock.uncertainty_ns / _SECONDS
-    if clock.wall_ahead_ns is None:
-        return text("± {most:.3f}", most=most)
-    return text("{ahead:+.3f} ± {most:.3f}", ahead=clock.wall_ahead_ns / _SECONDS, most=most)
 
 
 def _clocks(rows: list[HostRow]) -> tuple[dict[str, str], list[Text]]:
@@ -212,7 +211,13 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
     for rank in sheet.report.ranks:
         name = rank.label if by_rank else rank.host or "-"
         line = lines.setdefault(name, _MatrixRow(name, rank.host or "-", {}))
-        for phase, seconds in _seconds(rank).items():
+        around = {span.order: span.phase for span in rank.phases}
+        own: dict[str, float] = {}
+        for span in rank.phases:  # of the start-up, those in no other phase but device_init
+            outermost = span.parent is None or around.get(span.parent) == "device_init"
+            if outermost and span.phase not in _NOT_STARTUP and span.seconds is not None:
+                own[span.phase] = own.get(span.phase, 0.0) + span.seconds
+        for phase, seconds in own.items():
             for held in (line.seconds, slowest):
                 if phase not in held or seconds > held[phase][0]:
                     held[phase] = seconds, rank.label
@@ -227,9 +232,9 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
 
     def weight(line: _MatrixRow) -> tuple[bool, float]:
         """Return whether it is the slowest of a phase, and how far from the median in any."""
-        own = line.seconds.items()
-        far = max((abs(entry[0] - middle[phase]) for phase, entry in own), default=0.0)
-        return any(entry == slowest[phase] for phase, entry in own), far
+        took = line.seconds.items()
+        far = max((abs(entry[0] - middle[phase]) for phase, entry in took), default=0.0)
+        return any(entry == slowest[phase] for phase, entry in took), far
 
     rows = foremost(lines.values(), _LISTED, weight)
     room = sheet.width - 4 - max(len(line.name) for line in rows)
@@ -253,14 +258,3 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
         "shorter": ", ".join(phase for phase in slowest if phase not in shown),
     }
     yield draw(sheet, "matrix", [*rows, Row(last, style=MUTED)], figures, columns=columns)
-
-
-def _seconds(rank: RankReport) -> dict[str, float]:
-    """Return the seconds of a rank's start-up, by phases that lie in no other but device_init."""
-    found: dict[str, float] = {}
-    around = {span.order: span.phase for span in rank.phases}
-    for span in rank.phases:
-        outermost = span.parent is None or around.get(span.parent) == "device_init"
-        if outermost and span.phase not in _NOT_STARTUP and span.seconds is not None:
-            found[span.phase] = found.get(span.phase, 0.0) + span.seconds
-    return found

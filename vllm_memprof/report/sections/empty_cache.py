@@ -56,7 +56,16 @@ def calls(sheet: Sheet) -> Iterator[Section]:
     ranks, every = sheet.report.ranks, [call for r in sheet.report.ranks for call in r.empty_cache]
     if not every:
         return
-    per_rank = {rank.label: _by_site(rank.empty_cache) for rank in ranks}
+    per_rank: dict[str, list[_Calls]] = {}
+    for rank in ranks:
+        groups: dict[object, _Calls] = {}
+        for call in rank.empty_cache:
+            own = call.by == MEMPROF
+            site = "memprof" if own else call.site or UNKNOWN
+            thread = None if call.thread == "MainThread" else call.thread
+            row = _Calls(_place(call), site, call.function, thread, own, [])
+            groups.setdefault(row[:-1], row).calls.append(call)
+        per_rank[rank.label] = list(groups.values())
     folded = fold_rows(columns_of("empty_cache"), per_rank)
     for labels, rows in folded:
         if len(labels) < len(ranks):
@@ -85,17 +94,6 @@ def calls(sheet: Sheet) -> Iterator[Section]:
     ]
     look = {True: MUTED, False: PLAIN}
     yield draw(sheet, "empty_cache", folded, figures, notes, lambda row: look[row.own])
-
-
-def _by_site(calls: list[EmptyCacheCall]) -> list[_Calls]:
-    groups: dict[object, _Calls] = {}
-    for call in calls:
-        own = call.by == MEMPROF
-        site = "memprof" if own else call.site or UNKNOWN
-        thread = None if call.thread == "MainThread" else call.thread
-        row = _Calls(_place(call), site, call.function, thread, own, [])
-        groups.setdefault(row[:-1], row).calls.append(call)
-    return list(groups.values())
 
 
 def _place(call: EmptyCacheCall) -> str:
@@ -128,11 +126,13 @@ def effect(sheet: Sheet) -> Iterator[Section]:
 
     Ranks that differ in nothing but time share a table, with the longest time.
     """
+
+    def but_time(own: tuple[RankReport, ReclaimSummary]) -> str:
+        engine, serving = (replace(each, seconds=None) for each in (own[1].engine, own[1].serving))
+        return repr(replace(own[1], engine=engine, serving=serving))
+
     ranks = [(rank, rank.reclaim) for rank in sheet.report.ranks if rank.reclaim is not None]
-    groups = group_ranks(
-        [] if sheet.evidence.partial else ranks,
-        lambda own: repr(_without_time(own[1])),
-    )
+    groups = group_ranks([] if sheet.evidence.partial else ranks, but_time)
     for members in groups[:SHOWN_GROUPS]:
         rank, summary = max(members, key=lambda own: own[1].engine.seconds or 0.0)
         figures = _effect(rank, summary)
@@ -145,11 +145,6 @@ def effect(sheet: Sheet) -> Iterator[Section]:
         ]
         labels = labels_of(rank for rank, _ in members)
         yield draw(sheet, "effect", rows, {"labels": labels})
-
-
-def _without_time(summary: ReclaimSummary) -> ReclaimSummary:
-    engine, serving = (replace(each, seconds=None) for each in (summary.engine, summary.serving))
-    return replace(summary, engine=engine, serving=serving)
 
 
 def _effect(rank: RankReport, summary: ReclaimSummary) -> dict[str, object]:

@@ -8,7 +8,7 @@ from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, ESTIMATED, MODELLED
 from vllm_memprof.accounting.oom.failed_allocation import gib_of, merge_not_profiled
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Row, Section
-from vllm_memprof.record.failures import PROFILE, StepRequest
+from vllm_memprof.record.failures import PROFILE
 from vllm_memprof.report.language import titles
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import Size, modelled
@@ -54,8 +54,20 @@ def failed_allocation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         (text("called at"), oom.site),
         (text("request in turn"), at),
         (text("input"), oom.input),
-        *((text("in the step"), _request(each)) for each in requests[:_SHOWN_REQUESTS]),
     ]
+    for request in requests[:_SHOWN_REQUESTS]:
+        parts: list[str] = []
+        if request.scheduled_tokens is not None:
+            parts.append(text("{scheduled_tokens:,} tokens in the step", request))
+        if request.prompt_tokens is not None:
+            parts.append(text("prompt {prompt_tokens:,} tokens", request))
+        for item in request.items:
+            what = item.modality or text("item")
+            if item.size is not None:
+                what = f"{what} {item.size[0]}x{item.size[1]}"
+            parts.append(text("{what}, encoded in this step", what=what) if item.encoded else what)
+        told = text("request {id}: {parts}", request, parts=join(", ", parts))
+        values.append((text("in the step"), told))
     figures = {
         "more": max(0, len(requests) - _SHOWN_REQUESTS) or None,
         "unasked": asked is None,
@@ -63,21 +75,6 @@ def failed_allocation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     }
     rows = [Row([title, value]) for title, value in values if value is not None]
     yield draw(sheet, "failed_allocation", rows, figures)
-
-
-def _request(request: StepRequest) -> Text:
-    """Return a request of the step: its id, tokens and images."""
-    parts: list[str] = []
-    if request.scheduled_tokens is not None:
-        parts.append(text("{scheduled_tokens:,} tokens in the step", request))
-    if request.prompt_tokens is not None:
-        parts.append(text("prompt {prompt_tokens:,} tokens", request))
-    for item in request.items:
-        what = item.modality or text("item")
-        if item.size is not None:
-            what = f"{what} {item.size[0]}x{item.size[1]}"
-        parts.append(text("{what}, encoded in this step", what=what) if item.encoded else what)
-    return text("request {id}: {parts}", request, parts=join(", ", parts))
 
 
 def owners(sheet: Sheet, rank: RankReport) -> Iterator[Section]:

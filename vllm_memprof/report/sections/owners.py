@@ -39,19 +39,20 @@ _LISTED_RANKS = 4
 # The device
 
 
-def _owner(row: ComponentRow) -> str:
-    return text("of which {component}", row) if row.part_of else row.component
-
-
-def _how_read(row: ComponentRow) -> str:
-    return TITLES["how"].get(row.how, row.how)
-
-
 def device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the device by owner at the end of the start-up, or as far as a rank got."""
+
+    def look(row: ComponentRow) -> Look:
+        muted = row.part_of or row.component == UNEXPLAINED
+        return Look(MUTED if muted else PLAIN, indent=int(row.part_of is not None))
+
     for phase in _DEVICE_MOMENTS:
         if (memory := device_after(rank.phases, phase)) is not None:
-            rows = [*_owners(memory), _total(memory, sheet.wide)]
+            rest, total = memory.unexplained_bytes, None
+            if rest is not None:
+                total = rest + sum(row.bytes or 0 for row in memory.rows)
+            cells = [text("device total"), GIB4(total), COUNT(total), "", *[""] * sheet.wide]
+            rows = [*_owners(memory), Row(cells, style=TOTAL, mark="=")]
             listed = [*memory.rows, *(each for each in memory.parts if each.part_of == "allocated")]
             figures = {
                 "phase": phase,
@@ -68,14 +69,18 @@ def device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
                 for what, why in rank.unread.items()
             ]
             yield draw(
-                sheet, "device", rows, figures, unread, _look, owner=_owner, how_read=_how_read
+                sheet,
+                "device",
+                rows,
+                figures,
+                unread,
+                look,
+                owner=lambda row: (
+                    text("of which {component}", row) if row.part_of else row.component
+                ),
+                how_read=lambda row: TITLES["how"].get(row.how, row.how),
             )
             return
-
-
-def _look(row: ComponentRow) -> Look:
-    muted = row.part_of or row.component == UNEXPLAINED
-    return Look(MUTED if muted else PLAIN, indent=int(row.part_of is not None))
 
 
 def _owners(memory: DeviceMemory) -> Iterator[ComponentRow]:
@@ -84,7 +89,7 @@ def _owners(memory: DeviceMemory) -> Iterator[ComponentRow]:
         UNEXPLAINED,
         memory.unexplained_bytes,
         memory.unexplained_how,
-        text("every remainder together"),
+        text("all unexplained memory"),
     )
     for row in (*memory.rows, rest):
         if row.bytes or row is rest:
@@ -93,14 +98,6 @@ def _owners(memory: DeviceMemory) -> Iterator[ComponentRow]:
             below = _BELOW.get(part.part_of or "", part.part_of)
             if below == row.component and part.bytes and (part.bytes != row.bytes or row is rest):
                 yield part
-
-
-def _total(memory: DeviceMemory, wide: bool) -> Row:
-    rest, total = memory.unexplained_bytes, None
-    if rest is not None:
-        total = rest + sum(row.bytes or 0 for row in memory.rows)
-    cells = [text("device total"), GIB4(total), COUNT(total), "", *[""] * wide]
-    return Row(cells, style=TOTAL, mark="=")
 
 
 # Growth
@@ -131,7 +128,11 @@ def growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             moved[name] = max(moved.get(name, 0), abs(size or 0))
     if not any(moved.values()):
         return
-    titles_of = {name: _title(name) for name, size in moved.items() if size}
+    titles_of = {
+        name: titles("grown").get(name, name.removeprefix(_COMMUNICATOR).replace("_", " "))
+        for name, size in moved.items()
+        if size
+    }
     sizes = {
         name: _GAP
         + max(map(len, (*title.split("\n"), *(_grown_mib(row.of(name)) for row in grown))))
@@ -156,10 +157,6 @@ def growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         "gap": any(row.gap for row in grown),
     }
     yield draw(sheet, "growth", grown, figures, columns=columns)
-
-
-def _title(name: str) -> str:
-    return titles("grown").get(name, name.removeprefix(_COMMUNICATOR).replace("_", " "))
 
 
 def _grown(rank: RankReport, width: int) -> list[_Grown]:
@@ -193,32 +190,28 @@ def _grown(rank: RankReport, width: int) -> list[_Grown]:
 # Communicators
 
 
-def _members(each: CommunicatorUse) -> str:
-    ranks = each.ranks
-    if ranks is None or len(ranks) <= _LISTED_RANKS:
-        return ",".join(map(str, ranks or "-"))
-    return f"{ranks[0]}..{ranks[-1]} ({len(ranks)})"
-
-
-def _set_by(each: CommunicatorUse) -> str | None:
-    return text("HCCL's default") if each.buffer_source == "default" else each.buffer_source or None
-
-
-def _buffers(each: CommunicatorUse) -> str | None:
-    size = each.buffer_bytes
-    return None if size is None else f"2 x {size // 2 // MIB_BYTES} MiB"
-
-
 def communicators(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return communicators in the order of their first collectives."""
+
+    def members(each: CommunicatorUse) -> str:
+        ranks = each.ranks
+        if ranks is None or len(ranks) <= _LISTED_RANKS:
+            return ",".join(map(str, ranks or "-"))
+        return f"{ranks[0]}..{ranks[-1]} ({len(ranks)})"
+
+    def buffers(each: CommunicatorUse) -> str | None:
+        size = each.buffer_bytes
+        return None if size is None else f"2 x {size // 2 // MIB_BYTES} MiB"
+
+    sources = {"default": text("HCCL's default"), "": None}
     if rows := communicators_of(rank):
         yield draw(
             sheet,
             "communicators",
             rows,
             group=lambda each: " ".join(each.names) or None,
-            members=_members,
-            buffers=_buffers,
-            set_by=_set_by,
+            members=members,
+            buffers=buffers,
+            set_by=lambda each: sources.get(each.buffer_source, each.buffer_source),
             used_in=lambda each: ", ".join(filter(None, (each.phase or "-", each.op))),
         )

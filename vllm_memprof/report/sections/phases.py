@@ -23,6 +23,7 @@ from vllm_memprof.tables import (
     fold,
     fold_rows,
     foremost,
+    merged_order,
 )
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import GIB, format_gib, sum_or_none
@@ -57,10 +58,19 @@ def phases(sheet: Sheet) -> Iterator[Section]:
     Ranks that print alike share a row. Few logs name a phase.
     """
     report, evidence = sheet.report, sheet.evidence
-    digits = _digits(report)
+    snapshots = [row.after for rank in report.ranks for row in rank.phases if row.after is not None]
+    peaks = [each.reserved_peak_bytes or each.reserved_bytes or 0 for each in snapshots]
+    # 2 as in the engine's log; 4 where a whole run stays below 1 GiB of torch memory
+    digits = 4 if 0 < max(peaks, default=0) < GIB else 2
     per_rank = {rank.label: passages_of(rank) for rank in report.ranks}
     everyone = fold(list(per_rank))
     fields = [column for column in PHASE_COLUMNS if column.shown([], sheet.wide)]
+
+    def short(labels: str) -> str:
+        parts = labels.split(", ")
+        if len(parts) <= _LISTED_RANKS:
+            return labels
+        return ", ".join([*parts[: _LISTED_RANKS - 1], "..."])
 
     def columns(ranks: bool) -> list[Column]:
         arrow = "→" if ranks and not sheet.wide else " → "  # no room is left for blanks
@@ -71,7 +81,7 @@ def phases(sheet: Sheet) -> Iterator[Section]:
 
         return [
             Column("Phase", "name"),
-            Column("Rank", LABELS, _short, when=ranks, right=False),
+            Column("Rank", LABELS, short, when=ranks, right=False),
             Column(
                 "s",
                 lambda passage: inf if passage.open else passage.seconds,
@@ -88,7 +98,7 @@ def phases(sheet: Sheet) -> Iterator[Section]:
 
     rows: list[Folded] = []
     hidden = False
-    for key in _merged_order(list(per_rank.values())):
+    for key in merged_order(*per_rank.values()):
         passages = {label: [own[key]] for label, own in per_rank.items() if key in own}
         groups = fold_rows(columns(False), passages)
         rows += _extremes(groups, [str(column.value) for column in fields])
@@ -138,19 +148,23 @@ def _extremes(groups: list[Folded], names: list[str]) -> list[Folded]:
     return foremost(groups, SHOWN_GROUPS, distance)
 
 
-def _short(labels: str) -> str:
-    """Return the ranks of a row, as many as a column has room for."""
-    parts = labels.split(", ")
-    return (
-        labels if len(parts) <= _LISTED_RANKS else ", ".join([*parts[: _LISTED_RANKS - 1], "..."])
-    )
-
-
 def _notes(report: Report) -> Iterator[str]:
     running = report.run.status == "running"
     told: dict[Text, dict[str, RankReport]] = {}
     for rank in report.ranks:
-        for note in _rank_notes(rank, running):
+        notes = [text("memprof's hook failed, {error}", error=error) for error in rank.errors]
+        inner = {row.parent: row.error for row in rank.phases if row.error}
+        raised = [
+            text("{phase} raised {error}", row)
+            for row in rank.phases
+            if row.error and inner.get(row.order) != row.error  # where it began
+        ]
+        under_way = " > ".join(rank.open_phases)
+        if under_way and running:
+            raised.insert(0, text("{phases} was under way", phases=under_way))
+        elif under_way:
+            raised.insert(0, text("{phases} was not finished", phases=under_way))
+        for note in [*raised, *notes]:
             told.setdefault(note, {})[rank.label] = rank
     for note, ranks in told.items():
         yield text("{labels}: {note}", labels=labels_of(ranks.values()), note=note)
@@ -160,29 +174,6 @@ def _notes(report: Report) -> Iterator[str]:
     for (labels, reason), names in gaps.items():
         note = text("NOT MEASURED: {what} ({reason})", what=", ".join(names), reason=reason)
         yield text("{labels}: {note}", labels=labels, note=note) if labels else note
-
-
-def _rank_notes(rank: RankReport, running: bool) -> Iterator[Text]:
-    """Return what was under way, what raised, and where a hook failed."""
-    if phases := " > ".join(rank.open_phases):
-        yield (
-            text("{phases} was under way", phases=phases)
-            if running
-            else text("{phases} was not finished", phases=phases)
-        )
-    inner = {row.parent: row.error for row in rank.phases if row.error}
-    for row in rank.phases:
-        if row.error and inner.get(row.order) != row.error:  # where it began
-            yield text("{phase} raised {error}", row)
-    for error in rank.errors:
-        yield text("memprof's hook failed, {error}", error=error)
-
-
-def _digits(report: Report) -> int:
-    """Return 2 as in the engine's log; 4 where a whole run stays below 1 GiB of torch memory."""
-    snapshots = [row.after for rank in report.ranks for row in rank.phases if row.after is not None]
-    peaks = [s.reserved_peak_bytes or s.reserved_bytes or 0 for s in snapshots]
-    return 4 if 0 < max(peaks, default=0) < GIB else 2
 
 
 def passages_of(rank: RankReport) -> dict[_PhaseKey, Passage]:
@@ -210,17 +201,3 @@ def passages_of(rank: RankReport) -> dict[_PhaseKey, Passage]:
             )
             found.append((first.order, (*path, number), passage))
     return {key: passage for _, key, passage in sorted(found, key=lambda entry: entry[0])}
-
-
-def _merged_order(per_rank: list[dict[_PhaseKey, Passage]]) -> list[_PhaseKey]:
-    """Return one order for all ranks: a phase of one rank alone comes after its previous one."""
-    order: list[_PhaseKey] = []
-    for passages in per_rank:
-        place = 0
-        for key in passages:
-            if key in order:
-                place = order.index(key)
-            else:
-                order.insert(place, key)
-            place += 1
-    return order

@@ -35,20 +35,11 @@ def printed(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return what a log prints besides; nothing of other runs."""
     if not sheet.evidence.partial:
         return
-    rows = list(_rows(rank))
-    charged = rank.figures.get("graph_estimate_charged")
-    if rank.budget.equation is not None:  # its terms say so
-        charged = None
-    if rows or charged is not None:
-        figures = {"charged": charged == 1, "not_charged": charged == 0}
-        yield draw(sheet, "printed", rows, figures)
-
-
-def _rows(rank: RankReport) -> Iterator[Row | Size]:
+    rows: list[Row | Size] = []
     terms = {term.name: term.bytes for term in rank.budget.terms if term.bytes is not None}
     if rank.budget.override:  # the equation shows none then
         beside = {name: size for name, size in terms.items() if name not in _SHOWN_BY.values()}
-        yield from (Size(title_of(name), size) for name, size in beside.items())
+        rows += [Size(title_of(name), size) for name, size in beside.items()]
         terms = beside
     named = {name: title_of(term) for name, term in _SHOWN_BY.items() if term not in terms}
     for name, title in {**named, **titles("printed")}.items():
@@ -59,10 +50,26 @@ def _rows(rank: RankReport) -> Iterator[Row | Size]:
         if name.endswith("_bytes"):
             half = rank.half_units.get(of, 0)
             size = COUNT(int(value)) + (f" ±{half:,}" if half else "")
-            yield Row([title, GIB4(value), size])
+            rows.append(Row([title, GIB4(value), size]))
         elif name.endswith(("_utilization", "_fraction")):
-            yield Row([title, f"{value:.4f}", ""])
+            rows.append(Row([title, f"{value:.4f}", ""]))
         elif name.endswith("_requests"):
-            yield Row([title, "", COUNT(int(value))])
+            rows.append(Row([title, "", COUNT(int(value))]))
         else:
-            yield Row([title, "", text("{tokens} tokens", tokens=COUNT(int(value)))])
+            rows.append(Row([title, "", text("{tokens} tokens", tokens=COUNT(int(value)))]))
+    charged = rank.figures.get("graph_estimate_charged")
+    if rank.budget.equation is not None:  # its terms say so
+        charged = None
+    if rows or charged is not None:
+        asked, equivalent = (
+            rank.figures.get(f"{name}_utilization") for name in ("gpu_memory", "equivalent")
+        )
+        unknown = None in (asked, equivalent) or rank.figures.get("device_total_bytes") is not None
+        figures = {
+            "charged": charged == 1,
+            "not_charged": charged == 0,
+            "asked": asked,
+            "equivalent": equivalent,
+            "share": None if unknown else (asked or 0) - (equivalent or 0),
+        }
+        yield draw(sheet, "printed", rows, figures)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from vllm_memprof.accounting.model import Cycle, OwnerGrowth, RankReport, RequestRow, StageRow
+from vllm_memprof.accounting.model import OwnerGrowth, RankReport, RequestRow
 from vllm_memprof.accounting.serving.growth import (
     KV_BLOCKS,
     LEAST_RISE_BYTES,
@@ -51,10 +51,6 @@ def _size(size: list[int] | None) -> str:
 # Stages
 
 
-def _passages(stage: StageRow) -> str:
-    return text("{passages}, {failed} failed", stage) if stage.failed else str(stage.passages)
-
-
 def stages(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the multimodal stages."""
     if rank.stages:
@@ -65,7 +61,9 @@ def stages(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             rank.stages,
             look=lambda row: look[row.failed > 0],
             title=lambda row: titles("stages").get(row.stage, row.stage),
-            passed=_passages,
+            passed=lambda row: (
+                text("{passages}, {failed} failed", row) if row.failed else str(row.passages)
+            ),
             size=lambda row: _size(row.image),
         )
 
@@ -107,29 +105,8 @@ def _least(row: RequestRow) -> str:
     return "" if row.peak_exact or row.allocated_peak_bytes is None else "≥ "
 
 
-def _above(row: RequestRow) -> str:
-    return _least(row) + GIB3(minus(row.allocated_peak_bytes, row.allocated_before_bytes))
-
-
-def _seconds(row: RequestRow) -> float | None:
-    if row.begin_seconds is None or row.end_seconds is None:
-        return None
-    return row.end_seconds - row.begin_seconds
-
-
-def _images(request: RequestRow) -> str | None:
-    images = request.images
-    if len(images) == 1 and images[0]:
-        return _size(images[0])
-    return str(len(images)) if images else None
-
-
 def _short(name: str, length: int) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"
-
-
-def _stage(request: RequestRow) -> str | None:
-    return titles("stages_short").get(request.peak_stage or "", request.peak_stage)
 
 
 def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -150,6 +127,20 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         "thinned": rank.thinned,
     }
     ended = {False: BAD}
+
+    def size(row: RequestRow) -> str | None:
+        if len(row.images) == 1 and row.images[0]:
+            return _size(row.images[0])
+        return str(len(row.images)) if row.images else None
+
+    def above(row: RequestRow) -> str:
+        return _least(row) + GIB3(minus(row.allocated_peak_bytes, row.allocated_before_bytes))
+
+    def seconds(row: RequestRow) -> float | None:
+        if row.begin_seconds is None or row.end_seconds is None:
+            return None
+        return row.end_seconds - row.begin_seconds
+
     yield draw(
         sheet,
         "requests",
@@ -158,29 +149,15 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         look=lambda row: ended.get(row.finished, PLAIN),
         name=lambda row: _short(row.id, _WIDE_ID),
         short_name=lambda row: _short(row.id, _ID),
-        size=_images,
+        size=size,
         peak=lambda row: _least(row) + GIB(row.allocated_peak_bytes),
-        above=_above,
-        stage=_stage,
-        seconds=_seconds,
+        above=above,
+        stage=lambda row: titles("stages_short").get(row.peak_stage or "", row.peak_stage),
+        seconds=seconds,
     )
 
 
 # Growth
-
-
-def _interval(row: OwnerGrowth) -> str | None:
-    if row.bytes_per_request is None:
-        return None
-    return f"{RATE(row.bytes_per_request_low)} … {RATE(row.bytes_per_request_high)}"
-
-
-def _verdict(row: OwnerGrowth) -> str:
-    fallen = -(row.grown_bytes or 0) >= LEAST_RISE_BYTES
-    if row.verdict == STEADY and fallen and (row.bytes_per_request_high or 0) < 0:
-        return text("falls")
-    filling = row.verdict == GROWING and row.bounded
-    return text("fills") if filling else titles("growth_verdicts")[row.verdict]
 
 
 def _growth(
@@ -191,6 +168,18 @@ def _growth(
     def look(row: OwnerGrowth) -> str:
         return BAD if row.verdict == GROWING and not row.bounded else PLAIN
 
+    def interval(row: OwnerGrowth) -> str | None:
+        if row.bytes_per_request is None:
+            return None
+        return f"{RATE(row.bytes_per_request_low)} … {RATE(row.bytes_per_request_high)}"
+
+    def judged(row: OwnerGrowth) -> str:
+        fallen = -(row.grown_bytes or 0) >= LEAST_RISE_BYTES
+        if row.verdict == STEADY and fallen and (row.bytes_per_request_high or 0) < 0:
+            return text("falls")
+        fills = row.verdict == GROWING and row.bounded
+        return text("fills") if fills else titles("growth_verdicts")[row.verdict]
+
     return draw(
         sheet,
         name,
@@ -199,10 +188,10 @@ def _growth(
         look=look,
         title=title,
         last=lambda row: MIB(row.last_bytes).removeprefix("+"),
-        interval=_interval,
+        interval=interval,
         until_full=lambda row: row.requests_until_full and int(row.requests_until_full),
         hours=lambda row: number(row.hours_until_full, ",.1f"),
-        judged=_verdict,
+        judged=judged,
     )
 
 
@@ -229,13 +218,6 @@ def host_growth(sheet: Sheet) -> Iterator[Section]:
 # Cycles of sleep mode, pauses and weight updates
 
 
-def _emptied(cycle: Cycle) -> str | None:
-    """Return whether empty_cache was called; None: a log does not say."""
-    if cycle.freed_bytes is not None:
-        return None
-    return text("yes") if cycle.emptied else text("no")
-
-
 def cycles(kind: str, sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the cycles of a kind, and what each of them left on the device."""
     rows = [cycle for cycle in rank.cycles if cycle.kind == kind]
@@ -248,7 +230,15 @@ def cycles(kind: str, sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         "printed": rows[0].freed_bytes is not None,
         "more": max(0, more) or None,
     }
-    yield draw(sheet, "cycles", [*rows[:_LISTED_CYCLES], *last], figures, called=_emptied)
+    emptied = {True: text("yes"), False: text("no")}
+    yield draw(
+        sheet,
+        "cycles",
+        [*rows[:_LISTED_CYCLES], *last],
+        figures,
+        # a log, which tells what was freed, does not say whether empty_cache was called
+        called=lambda row: emptied[bool(row.emptied)] if row.freed_bytes is None else None,
+    )
 
 
 # Lines of code whose memory stayed (--trace-allocations)

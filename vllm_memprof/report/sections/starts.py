@@ -40,6 +40,18 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
         well = start.report.run.status in ("ok", "truncated") or start.rank is None
         return PLAIN if well else BAD
 
+    def result(start: _EngineStart) -> str:
+        """Return how it ended, in a few words; of one that did not fail, its equation."""
+        run = start.report.run
+        if run.status == "oom":
+            return text("out of memory")
+        if run.status == "failed":
+            return run.exit_reason or text("failed")
+        results = {rank.budget.balanced for rank in start.report.ranks}
+        if False in results:
+            return text("equation differs")
+        return text("equation equal") if results == {True} else text("not recomputed")
+
     more = max(0, len(reports) - LISTED_STARTS) or None
     rows = [
         _EngineStart(each, least_grant(each.ranks) or next(iter(each.ranks), None))
@@ -47,23 +59,10 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
     ]
     figures = {"count": len(reports), "more": more}
     lines = Paper(width >= _WIDE)
-    return draw(lines, "starts", rows, figures, look=look, name=name, result=_result)
+    return draw(lines, "starts", rows, figures, look=look, name=name, result=result)
 
 
 def starts_document(reports: Sequence[Report], width: int) -> Document:
     """Return the table that the reports of several engine starts follow."""
     section = starts_section(reports, width)
     return Document(kind="starts", title=section.title, head=[], sections=[section], verdict="")
-
-
-def _result(start: _EngineStart) -> str:
-    """Return how a start ended, in a few words; of one that did not fail, its equation."""
-    report = start.report
-    if report.run.status == "oom":
-        return text("out of memory")
-    if report.run.status == "failed":
-        return report.run.exit_reason or text("failed")
-    results = {rank.budget.balanced for rank in report.ranks}
-    if False in results:
-        return text("equation differs")
-    return text("equation equal") if results == {True} else text("not recomputed")

@@ -3,6 +3,7 @@
 On the ``PYTHONPATH`` of the engine's processes in that mode only; Python imports it when it starts.
 """
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -28,13 +29,6 @@ def _call_site(text: int, room: int) -> None:
 _LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(_call_site)
 
 
-def _listen() -> None:
-    try:
-        library = ctypes.CDLL("libascendcl.so")
-    except OSError:
-        return  # not a process of the engine
-    library.memprof_sim_on_poisoned_read(_LISTENER)
-
-
 if "MEMPROF_SIM_POISON" in os.environ:
-    _listen()
+    with contextlib.suppress(OSError):  # not a process of the engine
+        ctypes.CDLL("libascendcl.so").memprof_sim_on_poisoned_read(_LISTENER)

@@ -22,6 +22,7 @@ PLUGINS = "sglang.srt.plugins"
 def check() -> None:
     """Ask for the platform, a name of a stand-in with a body, one without, and an operator."""
     import sgl_kernel_npu.norm.split_qkv_rmsnorm_rope as with_body
+    import torch  # noqa: TID251
     from sgl_kernel_npu.kvcacheio import transfer_kv_dim_exchange
     from sglang.srt.utils import is_npu
 
@@ -33,14 +34,8 @@ def check() -> None:
     except NotImplementedError as error:
         said = str(error)
     assert "transfer_kv_dim_exchange" in said, "a kernel without a body did not fail by its name"
-    _check_bitmask()
 
-
-def _check_bitmask() -> None:
-    """Apply a mask that allows two tokens of each 32, over a vocabulary that needs padding."""
-    import sgl_kernel_npu  # noqa: F401
-    import torch  # noqa: TID251
-
+    # a mask that allows two tokens of each 32, over a vocabulary that needs padding
     logits = torch.zeros(2, 300, device="npu")
     mask = torch.full((2, 10), 0b101, dtype=torch.int32, device="cpu").to("npu")
     torch.ops.npu.apply_token_bitmask(logits, mask)

@@ -27,9 +27,9 @@ def bare() -> Report:
     ("finding", "reason"),
     [
         ("hook-not-bound", "a log does not tell"),
-        ("rank-skew", "no KV cache was granted"),
+        ("rank-skew", "no available KV cache is known"),
         ("equation-unbalanced", "the equation could not be checked"),
-        ("headroom-small", "no KV cache was granted"),
+        ("headroom-small", "no available KV cache is known"),
         ("kv-allocation-off-plan", "the KV cache was not allocated"),
     ],
 )

@@ -24,7 +24,7 @@ from vllm_memprof.accounting.findings.observers import observer_of
     ],
 )
 def test_readings_and_logs_are_observers(chain: list[str]) -> None:
-    assert observer_of(chain) is not None
+    assert observer_of(tuple(chain)) is not None
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_readings_and_logs_are_observers(chain: list[str]) -> None:
     ],
 )
 def test_work_on_memory_is_no_observer(chain: list[str]) -> None:
-    assert observer_of(chain) is None
+    assert observer_of(tuple(chain)) is None
