@@ -27,6 +27,7 @@ from vllm_memprof.document import (
     Section,
 )
 from vllm_memprof.report.documents import Found, document
+from vllm_memprof.report.documents.first_screen import FirstScreen, Opening, opening_of
 from vllm_memprof.report.language import ENGLISH, Language, language, titles
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
 from vllm_memprof.report.sections.base import Paper, draw, sentences_of
@@ -61,6 +62,7 @@ class _Page:
 
     document: Document
     slugs: list[str]  # of the sections, the same in every language
+    opening: Opening | None = None  # of a report
     plots: Plots | None = None
     data: str = ""  # JSON for the script
 
@@ -177,13 +179,11 @@ def _page(found: Found, say: Language) -> _Page:
     slugs = [
         re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") for section in page.sections
     ]
-    drawn = plots(found) if isinstance(found, Report) else None
-    data = ""
-    if drawn is not None:
-        data = script_json(say(drawn).to_json())
-    elif page.curves is not None:
-        data = script_json({"gib": GIB_BYTES, **asdict(say(page.curves))})
-    return _Page(say(page), slugs, drawn, data)
+    if isinstance(found, Report):
+        drawn, opening = plots(found), opening_of(FirstScreen([found]), _WIDE)
+        return _Page(say(page), slugs, say(opening), drawn, script_json(say(drawn).to_json()))
+    curves = page.curves and script_json({"gib": GIB_BYTES, **asdict(say(page.curves))})
+    return _Page(say(page), slugs, data=curves or "")
 
 
 def serving_text(view: RankView) -> str:

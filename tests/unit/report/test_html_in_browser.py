@@ -21,10 +21,16 @@ def show(chromium: Browser, tmp_path: Path) -> Any:
     """Opens the page of a report; what the browser complains of fails the test at its end."""
     chromium.complaints.clear()
 
-    def show(*reports: Report, width: int = 1280, dark: bool = False) -> Browser:
+    def show(
+        *reports: Report, width: int = 1280, dark: bool = False, folded: bool = False
+    ) -> Browser:
         (tmp_path / "page.html").write_text(render_html(*reports), encoding="utf-8")
         chromium.size(width, 900, dark)
         chromium.open(tmp_path / "page.html")
+        if not folded:
+            chromium.value("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+            drawn = "[...document.querySelectorAll('.plot')].every(plot => plot.data)"
+            chromium.wait(lambda: bool(chromium.value(drawn)))
         return chromium
 
     yield show
@@ -167,7 +173,6 @@ def test_logs_have_no_timeline_and_no_empty_frame(show: Any) -> None:
 def test_every_control_and_table_has_a_name(show: Any) -> None:
     """As a screen reader sees it: the browser's own accessibility tree."""
     browser = show(report_of("skewed_tp2"))
-    browser.value("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     tree = browser.page.context.new_cdp_session(browser.page)
     nodes = [
         node for node in tree.send("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]
@@ -183,23 +188,31 @@ def test_every_control_and_table_has_a_name(show: Any) -> None:
     assert "image" not in roles  # what is drawn is in words and in a table
 
 
+def test_the_answer_comes_first_and_the_rest_is_folded(show: Any) -> None:
+    browser = show(report_of("recorded_tp1"), folded=True)
+    order = "[...document.querySelectorAll('.device, .answer, .contents, .part')].map(e => e.classList[0])"
+    found = browser.value(order)
+    assert found[:3] == ["device", "answer", "contents"]
+    assert len(found) > 6
+    assert set(found[3:]) == {"part"}
+    assert browser.value("document.querySelectorAll('.part > details[open]').length") == 0
+
+
 def test_a_link_of_the_contents_opens_its_section(show: Any) -> None:
-    browser = show(report_of("recorded_tp1"))
-    assert browser.value("document.querySelectorAll('.figures > details[open]').length") == 0
+    browser = show(report_of("recorded_tp1"), folded=True)
     browser.value("document.querySelectorAll('.contents a')[2].click()")
-    opened = "[...document.querySelectorAll('.figures > details')].map(part => part.open)"
-    browser.wait(lambda: browser.value(opened).index(True) == 2)
+    opened = "[...document.querySelectorAll('.part > details')].map(part => part.open)"
+    browser.wait(lambda: True in browser.value(opened))
+    assert browser.value(opened).index(True) == 2
 
 
 def test_paper_is_light_and_nothing_is_folded(show: Any) -> None:
-    browser = show(report_of("recorded_tp1"), dark=True)
+    browser = show(report_of("recorded_tp1"), dark=True, folded=True)
+    background = "document.querySelector('.plot.timeline').layout.paper_bgcolor"
     browser.value("dispatchEvent(new Event('beforeprint'))")
     assert browser.value("document.querySelectorAll('details:not([open])').length") == 0
-    assert (
-        browser.value("document.querySelector('.plot.timeline').layout.paper_bgcolor") == "#ffffff"
-    )
+    assert browser.value(background) == "#ffffff"
     browser.value("dispatchEvent(new Event('afterprint'))")
     assert browser.value("document.querySelectorAll('details[open]').length") == 0
-    assert (
-        browser.value("document.querySelector('.plot.timeline').layout.paper_bgcolor") == "#14181d"
-    )
+    browser.value("document.querySelector('details:has(.timeline)').open = true")
+    browser.wait(lambda: bool(browser.value(background) == "#14181d"))
