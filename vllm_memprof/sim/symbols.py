@@ -90,8 +90,9 @@ def collect_demand(site_packages: Path, compiler: str) -> Demand:
     looked_up = {name.decode() for path in files for name in string.findall(path.read_bytes())}
     for path in files_like(site_packages, engine["operator_libraries"]):
         looked_up |= {name for name in read_binary(path).defined if name.startswith("aclnn")}
+    looked_up -= linked | provided  # what a library links and defines is a string of it too
     missing = {soname for soname, path in system.items() if path is None}
-    return Demand(linked, looked_up - provided, missing.union(engine["opened"]))
+    return Demand(linked, looked_up, missing.union(engine["opened"]))
 
 
 def make_rows(
