@@ -8,6 +8,7 @@ launcher's process; needs a C++17 compiler, g++ or clang++, with binutils.
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import os
 import re
@@ -23,13 +24,7 @@ from vllm_memprof.errors import SetupError
 from vllm_memprof.sim.elf import files_like, read_binary, system_library
 from vllm_memprof.sim.folders import write_file
 from vllm_memprof.sim.stacks import cache_dir
-from vllm_memprof.sim.symbols import (
-    INTERPRETER,
-    NATIVE_DIR,
-    collect_demand,
-    load_rules,
-    make_rows,
-)
+from vllm_memprof.sim.symbols import NATIVE_DIR, collect_demand, load_rules, make_rows
 
 LIBRARY = "libascendcl.so"
 _FLAGS = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-DFUNC_VISIBILITY"]
@@ -79,36 +74,38 @@ def build_shim(site_packages: Path, out_dir: Path, say: Callable[[str], None]) -
     """
     compiler = find_compiler()
     demand = collect_demand(site_packages, compiler[0])
+
+    # What the installed headers declare: an older torch_npu lacks names (compat.h).
     folders = [site_packages / folder for folder in _HEADERS]
-    declared = "".join(
-        path.read_text("utf-8", errors="replace")
-        for folder in folders
-        for path in sorted(folder.rglob("*.h"))
-    )
+    headers = [path for folder in folders for path in sorted(folder.rglob("*.h"))]
+    declared = "".join(path.read_text("utf-8", errors="replace") for path in headers)
     texts = {path: path.read_text(encoding="utf-8") for path in native_sources()}
     asked = re.findall(r"\bLACKS_(\w+)", "".join(texts.values()))
     lacking = sorted({*asked}.difference(re.findall(r"\w+", declared)))
+
     flags = [*_FLAGS, *(f"-DLACKS_{name}" for name in lacking)]
     include = [NATIVE_DIR, out_dir, site_packages / "torch_npu" / "include", *folders]
     command = [*compiler, *flags, *(f"-I{folder}" for folder in include)]
     own_headers = [text for path, text in texts.items() if path.suffix == ".h"]
     made_with = repr((compiler, flags, own_headers, declared))
     cache = cache_dir() / "objects"
-    last = [path for path in texts if path.parent.name == "generated"]
-    sources = [path for path in texts if path.suffix == ".cpp" and path not in last]
+    generated = [path for path in texts if path.parent.name == "generated"]
+    sources = [path for path in texts if path.suffix == ".cpp" and path not in generated]
     say(f"compiling {len(sources)} files of the simulated device")
     objects = compile_objects(command, sources, cache, made_with)
+
     rows = make_rows(
         demand.linked | demand.looked_up,
         load_rules("symbols")[1],
         demand.linked,
         implemented={name for path in objects for name in read_binary(path, "--syms").defined},
-        null_on_failure=re.findall(r"\*\s*((?:acl|Hccl)\w+)\s*\(", declared),
+        null_on_failure=set(re.findall(r"\*\s*((?:acl|Hccl)\w+)\s*\(", declared)),
     )
     say(f"generating {len(rows)} names the engine can ask for")
     names = "\n".join([*rows, ""])
     write_file(out_dir / "names.inc", names)
-    objects += compile_objects(command, last, cache, made_with + names)
+    objects += compile_objects(command, generated, cache, made_with + names)
+
     say("linking")
     options = ["-shared", *map(str, objects), "-pthread", "-ldl", "-Wl,-z,defs"]
     library = link_library([*compiler, *options], out_dir / LIBRARY, demand.sonames)
@@ -147,10 +144,10 @@ def build_left_out(site_packages: Path, out_dir: Path) -> set[str]:
         for name, (soname, version) in binary.undefined.items():
             if soname in sonames:
                 versions[version].add(name)
-            # Without a version it may be of any library that the binary needs. C++ is torch's own.
-            elif not version and binary.needed & sonames and not name.startswith("_Z"):
+            # Without a version it may be of any library that the binary needs; torch's own C++ and
+            # the interpreter's names are not.
+            elif not version and binary.needed & sonames and not re.match("_Z|_?Py[A-Z_]", name):
                 unversioned.add(name)
-    unversioned = {name for name in unversioned if not INTERPRETER.match(name)}
     unversioned = unversioned.difference(*(binary.defined for binary in binaries))
     rows = make_rows(unversioned.union(*versions.values()), rules)
     write_file(out_dir / "names.inc", "\n".join([*rows, ""]))
@@ -199,12 +196,17 @@ def compile_objects(
 def link_library(command: list[str], library: Path, also: Iterable[str] = ()) -> Path:
     """Link a library, which appears at once or not at all, and links to it under other names.
 
+    One that is the same stays: a process that is loading it would map both.
+
     Raises:
         SetupError: the compiler failed; with its first errors.
     """
     temporary = library.with_name(f".{library.name}.{os.getpid()}")
     run_compiler([*command, "-o", str(temporary)], f"linking {library.name}")
-    temporary.replace(library)
+    if library.is_file() and filecmp.cmp(temporary, library, shallow=False):
+        temporary.unlink()
+    else:
+        temporary.replace(library)
     links = {library.with_name(name) for name in also} - {library}
     for path in {*library.parent.glob("lib*.so*")} - links:
         if path.is_symlink() and path.resolve() == library.resolve():

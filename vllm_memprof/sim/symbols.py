@@ -22,8 +22,6 @@ NATIVE_DIR = Path(__file__).parent / "native"
 _FIRST_STAGE = re.compile(r"((?:aclnn|Atb)\w+?)Get(?:Max)?WorkspaceSize")
 #: SelfAttention of atb::CreateOperation<atb::infer::SelfAttentionParam>, mangled.
 _ATB_FAMILY = re.compile(r"CreateOperationINS_5infer\d+(\w+?)ParamE")
-#: Names that the interpreter itself defines, without a version.
-INTERPRETER = re.compile(r"_?Py[A-Z_]")
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def collect_demand(site_packages: Path, compiler: str) -> Demand:
         name
         for library in libraries
         for name in library.undefined.keys() - provided
-        if not INTERPRETER.match(name)
+        if not re.match("_?Py[A-Z_]", name)  # defined by the interpreter itself
     }
     string = re.compile(rb"\0(" + "|".join(engine["lookup"]).encode() + rb")(?=\0)")
     looked_up = {name.decode() for path in files for name in string.findall(path.read_bytes())}

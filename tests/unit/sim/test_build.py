@@ -82,3 +82,14 @@ def test_a_library_answers_under_the_wanted_names_alone(tmp_path: Path) -> None:
         "libforeign.so": "libthere.so",
         "libother.so": "libother.so",
     }
+    first = library.stat().st_ino
+    build.link_library(command, library)
+    assert library.stat().st_ino == first  # a process may be loading it
+    source.write_text('extern "C" int two() { return 2; }\n')
+    build.link_library(command, library)
+    assert library.stat().st_ino != first
+    assert sorted(path.name for path in library.parent.iterdir()) == [
+        "libforeign.so",
+        "libone.so",
+        "libother.so",
+    ]
