@@ -129,6 +129,7 @@ def make_rows(
         elif rule and state == "atb":
             family = _ATB_FAMILY.search(name)
             rows.append(f'ATB({name}, {rule.target}, "{family[1] if family else ""}")')
+        # Also what fits a rule for operators and is no stage of one.
         elif state in ("failing", "operator") or (state == "absent" and name in linked):
             rows.append(f"{'FAILING_NULL' if name in null_on_failure else 'FAILING'}({name})")
         else:
