@@ -111,7 +111,7 @@ def test_version(env, tmp_path):
         (
             ["plan", "M", "--format", "html"],
             2,
-            "is not known\n  try: nearest: table; one of table, markdown, json",
+            "is not known\n  try: one of table, markdown, json",
         ),
         (["plan", "M", "--startup-timeout", "0"], 2, "Invalid value for '--startup-timeout'"),
         (["offline", "M", "--prompts", "nowhere.jsonl"], 2, "does not exist"),
