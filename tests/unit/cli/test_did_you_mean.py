@@ -25,7 +25,7 @@ SIM = "--device sim:910b"
         ("plan Qwen/Qwen3-8B --device sim:910bb", "did you mean 910b or "),
         (f"plan Qwen/Qwen3-8B {SIM} --stack vllm-ascend-0.32.0", "did you mean vllm-ascend-0.23.0"),
         ("plan Qwen/Qwen3-8B --engine sglng", "nearest: sglang; one of vllm, "),
-        (f"plan Qwen/Qwen3-8B {SIM} --until redy", "nearest: ready; one of kv, ready"),
+        (f"plan Qwen/Qwen3-8B {SIM} --until readi", "nearest: ready; one of kv, ready"),
         (f"fit Qwen/Qwen3-8B {SIM} --find max-modl-len", "did you mean max-model-len"),
         (f"sweep Qwen/Qwen3-8B {SIM} --over max-num-seqs=1 --format jsn", "nearest: json; one of "),
     ],
