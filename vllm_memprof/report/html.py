@@ -18,6 +18,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from vllm_memprof.accounting.model import DERIVED, MODELLED, Report
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import (
     MUTED,
     NOT_MEASURED,
@@ -28,7 +29,7 @@ from vllm_memprof.document import (
 )
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.first_screen import FirstScreen, Opening, opening_of
-from vllm_memprof.report.language import ENGLISH, Language, language, titles
+from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
 from vllm_memprof.report.sections.base import Paper, draw, sentences_of
 from vllm_memprof.report.sections.starts import starts_section
@@ -240,7 +241,7 @@ def timeline_table(view: RankView) -> Section | None:
         columns=columns,
         seconds=lambda at: f"{line.moments[at].seconds:.3f}",
         phase=lambda at: line.moments[at].phase,
-        edge=lambda at: titles("edges")[line.moments[at].edge],
+        edge=lambda at: TITLES["edges"][line.moments[at].edge],
         in_use=line.in_use.__getitem__,
     )
 

@@ -102,6 +102,29 @@ def test_traps(text: str, kind: str | None) -> None:
     assert only(text).kind == (kind or "graph-streams")
 
 
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        (
+            "The checkpoint has model type `foo` but Transformers does not recognize this architecture",
+            "correct config.json",
+        ),
+        (
+            "Model architectures ['BarForCausalLM'] are not supported for now.",
+            "correct config.json",
+        ),
+        (
+            "Total number of attention heads (28) must be divisible by tensor parallel size (8).",
+            "choose a size that divides",
+        ),
+    ],
+)
+def test_what_a_validation_error_says_counts_and_not_its_first_line(said: str, cure: str) -> None:
+    head = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
+    cures = only(f"{head}\n  Value error, {said}").cures
+    assert (cures[0].action or "").startswith(cure)
+
+
 def test_a_value_is_computed_from_the_message() -> None:
     failure = only(
         "ValueError: To serve at least one request with the models's max seq len (131072), (4.54 "

@@ -315,6 +315,8 @@ def _device(report: Report, rank: RankReport) -> Bar | None:
         return None
     total, simulated = divided.total_bytes, report.run.simulated
     whole = max(total or 0, sum(max(row.bytes, 0) for row in rows))
+    least = least_grant(report.ranks)
+    available = None if least is None else least.budget.engine_kv_cache_bytes
 
     def share(row: ItemPart) -> Share:
         name, _, whose = row.name.partition(":")
@@ -322,13 +324,17 @@ def _device(report: Report, rank: RankReport) -> Bar | None:
         words = text("{owner} {whose}", owner=words, whose=whose) if whose else words
         percent = 100 * row.bytes / (total or whole)
         note = _outside(divided) if row.name == "non_torch" else ""
+        note = text("over the device") if row.name == OVER else note
+        if row.name == "kv_cache" and format_gib(row.bytes) != format_gib(available):
+            # the answer says what the engine may use; of it the engine allocates whole blocks
+            note = text("of {size:gib} available", size=available)
         return Share(
             name,
             modelled(words, row.how == MODELLED and simulated),
             format_gib(row.bytes) if abs(row.bytes) >= 0.1 * GIB else format_size(row.bytes),
             "" if total is None else f"{percent:.0f} %" if abs(percent) >= 0.5 else "<1 %",
             100 * max(row.bytes, 0) / whole,
-            text("over the device") if row.name == OVER else note,
+            note,
             _LAST.get(row.name, PLAIN),
         )
 
