@@ -97,7 +97,7 @@ def test_it_says_what_the_report_says() -> None:
     size, headroom = rank.budget.engine_kv_cache_bytes, rank.budget.headroom_bytes
     assert f"KV cache {format_size(size)}, {rank.kv.tokens:,} tokens on every rank, 9.8" in text
     assert f"fits the device, headroom {format_size(headroom)}" in text
-    assert "equation E4 (vllm-ascend 0.18+) reproduces it exactly; 14 of 14 values match" in text
+    assert "equation E4 (vllm-ascend 0.18+) reproduces it exactly; 14 of 14 engine values confirmed" in text
     assert "60.96 × 0.95 = 57.91 - 9.17 weights - 4.22 peak activation" in text
     assert "\n          memprof report runs/a --full\n" in text
     assert "\n          memprof report --full\n" in drawn(
