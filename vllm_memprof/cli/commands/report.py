@@ -17,8 +17,7 @@ def report(
 ) -> None:
     """Print the report of a recorded run, or one report of the runs of a deployment.
 
-    The first screen has the answer: what fits, what failed, where the memory is, what to do. --full
-    has every section, --section NAME one of them.
+    The first screen has the answer: what fits, what failed, where the memory is, what to do.
 
     A deployment on several hosts has a run folder per host; see docs/deployments.md.
 
