@@ -132,10 +132,10 @@ SCREENSHOTS = (
     Screenshot("live-80-light.png", SERVING_RUN, 672, 270, live_page(80, dark=False)),
     Screenshot("live-120-dark.png", SERVING_RUN, 985, 270, live_page(120, dark=True)),
     Screenshot("live-120-light.png", SERVING_RUN, 985, 270, live_page(120, dark=False)),
-    Screenshot("page-1280.png", RUN, 1280, 1500),
+    Screenshot("page-1280.png", RUN, 1280, 940),
     Screenshot("images-1280.png", IMAGES_RUN, 1280, 1800, scroll_to="section.plots"),
     Screenshot("images-800-dark.png", IMAGES_RUN, 800, 1800, dark=True, scroll_to="section.plots"),
-    Screenshot("page-390-dark.png", RUN, 390, 1500, dark=True, scroll_to="section.plots"),
+    Screenshot("page-390-dark.png", RUN, 390, 1500, dark=True),
 )
 
 
@@ -171,8 +171,12 @@ def take(shot: Screenshot, chromium: BrowserType, program: str) -> None:
         file = Path(folder) / "page.html"
         file.write_text(shot.draw(build_run(DATA / shot.run)), encoding="utf-8")
         page.goto(file.as_uri())
-    page.evaluate(f"document.querySelector({shot.scroll_to!r}).scrollIntoView()")
-    page.wait_for_timeout(300)  # until it is drawn
+    of = f"document.querySelector({shot.scroll_to!r})"
+    if shot.scroll_to != "html":
+        page.evaluate(f"{of}.querySelectorAll('.part > details').forEach(part => part.open = true)")
+        page.wait_for_timeout(1000)  # until it is drawn
+    page.evaluate(f"{of}.scrollIntoView()")
+    page.wait_for_timeout(300)
     path = TARGET / shot.file
     page.screenshot(path=path)
     browser.close()

@@ -73,4 +73,6 @@ def require_known(what: str, name: str, known: Iterable[str]) -> None:
     """
     listed = list(known)
     if name not in listed:
-        raise UsageError(f"{what} {name!r} is not known", hint=f"one of {', '.join(listed)}")
+        near = "".join(f"nearest: {each}; " for each in nearest(name, listed))
+        hint = f"{near}one of {', '.join(listed)}"
+        raise UsageError(f"{what} {name!r} is not known", hint=hint)

@@ -292,4 +292,7 @@ def test_an_unknown_kind_is_refused_in_the_engine_s_words(run_memprof, sim_stack
     run = run_memprof("plan", str(folder), "--device", "sim:910b")
     assert run.returncode == 1
     assert "does not recognize this architecture" in run.report["run"]["exit_reason"]
-    assert [note for note in run.report["run"]["notes"] if note.startswith("to try: ")]
+    assert (
+        run.report["failure"]["title"]
+        == "this release does not know the model's architecture or model_type"
+    )

@@ -269,7 +269,7 @@ def test_the_typed_command(tmp_path, monkeypatch):
     monkeypatch.setattr(
         prepare,
         "probe_interpreter",
-        lambda *_: SimpleNamespace(versions={"vllm": "0.23.0"}, python="3.11.7"),
+        lambda *_: SimpleNamespace(versions={"vllm": "0.23.0"}, python="3.11.7", folders={}),
     )
     monkeypatch.setattr(prepare, "require_engine", lambda facts, row: None)
     args = ["--api-key", KEY, f"second{MARK}", "--port", "80"]

@@ -1,34 +1,45 @@
-"""Build the report of a run: a ``Run`` enters, a ``Report`` leaves. No files, clocks or device."""
+"""Build the report of a run: a ``Run`` enters, a ``Report`` leaves. No files, clocks or device.
+
+The run is read, then its report goes through ``STEPS``, none of which is entered twice.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import cast
 
-from vllm_memprof.accounting.budget.budgets import equation_budget, fit_device
+from vllm_memprof.accounting.budget.budgets import balance
 from vllm_memprof.accounting.budget.infer_equation import choose
 from vllm_memprof.accounting.budget.kv import kv_cache
-from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
+from vllm_memprof.accounting.empty_cache import reclaimed
 from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.findings.table import find
 from vllm_memprof.accounting.model import RankReport, Report, RunSummary
 from vllm_memprof.accounting.not_measured import not_measured
-from vllm_memprof.accounting.oom.estimates import Case
 from vllm_memprof.accounting.oom.failed_allocation import failed_allocation
-from vllm_memprof.accounting.oom.remedies import remedies, with_values
-from vllm_memprof.accounting.owners.device_memory import device_memory
-from vllm_memprof.accounting.owners.in_torch import torch_owners
-from vllm_memprof.accounting.owners.outside_torch import owners_of
+from vllm_memprof.accounting.oom.remedies import remedied
+from vllm_memprof.accounting.owners.device_memory import divided
 from vllm_memprof.accounting.readings.quantities import StartupReadings
+from vllm_memprof.accounting.readings.run import RankReadings, RunReadings, Step, on_each_rank
 from vllm_memprof.accounting.readings.startup import Moments, engine_figures, first_device_total
-from vllm_memprof.accounting.serving.growth import device_growth, host_growth, traced, with_room
-from vllm_memprof.accounting.serving.requests import mm_profile, points, request_rows, stage_rows
+from vllm_memprof.accounting.serving.growth import grown
+from vllm_memprof.accounting.serving.requests import sampled
 from vllm_memprof.accounting.summary import summarise, workers_by_label
-from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.text import text
-from vllm_memprof.units import either, sum_or_none
+from vllm_memprof.units import either
+
+#: The steps of a report, in its order.
+STEPS: tuple[Step, ...] = (
+    on_each_rank(kv_cache),
+    on_each_rank(balance),
+    on_each_rank(divided),
+    on_each_rank(reclaimed),
+    on_each_rank(sampled),
+    grown,
+    remedied,
+    not_measured,
+)
 
 
 def build_report(run: Run) -> Report:
@@ -40,11 +51,7 @@ def build_report(run: Run) -> Report:
         run: a loaded run folder, or what was read from a log.
     """
     report = run_report(run, workers_by_label(run))
-    return replace(
-        report,
-        failure=with_values(run.failure, report.ranks, report.run.engine),
-        findings=find(run, report.ranks),
-    )
+    return replace(report, findings=find(run, report.ranks))
 
 
 def run_report(run: Run, workers: list[tuple[str, ProcessRecord]]) -> Report:
@@ -55,96 +62,62 @@ def run_report(run: Run, workers: list[tuple[str, ProcessRecord]]) -> Report:
         workers: of it, by label.
     """
     summary = summarise(run)
-    return Report(
-        run=summary,
-        ranks=rank_reports(run, summary, workers),
-        not_measured=not_measured(summary, workers, bool(run.whole.planners)),
-        growth=host_growth(run),
-        allocations=traced(run),
+    read = RunReadings(run, workers, read_ranks(run, summary, workers))
+    report = Report(
+        summary,
+        [_as_read(label, each) for (label, _), each in zip(workers, read.ranks, strict=True)],
     )
+    for step in STEPS:
+        report = step(read, report)
+    return report
 
 
-def rank_reports(
+def read_ranks(
     run: Run, summary: RunSummary, workers: list[tuple[str, ProcessRecord]]
-) -> list[RankReport]:
-    """Reconcile the workers of one run folder; what they share with other hosts is in its group."""
+) -> list[RankReadings]:
+    """Return what was read of each worker of a run folder, with the equation of its release."""
     evidence = EVIDENCE[run.source]
     nothing_later = evidence.no_later
     if nothing_later is None and summary.mode == "plan" and summary.until != "ready":
         nothing_later = text("memprof plan stops after the KV plan")
-    processes = [process for _, process in workers]
-    choice = choose(summary, run.forms, processes, evidence.partial)
+    choice = choose(summary, run.forms, [process for _, process in workers], evidence.partial)
     replicas: dict[int | None, list[Moments]] = defaultdict(list)
     for process in run.whole.processes:
         if process.is_worker:
             moments = Moments(process.phases, {}, summary.simulated)
             replicas[process.identity.dp_rank].append(moments)
-    ranks = []
-    for at, (label, process) in enumerate(workers):
-        who, spans = process.identity, process.phases
-        of = StartupReadings(
-            spans,
+    found = []
+    for at, (_, process) in enumerate(workers):
+        startup = StartupReadings(
+            process.phases,
             engine_figures(process, summary.eager, choice.equation),
             summary.simulated,
             choice.equation,
-            replicas[who.dp_rank],
+            replicas[process.identity.dp_rank],
             evidence.no_own,
             nothing_later,
             process.figures_half_units,
         )
-        total = either(of.figure("device_total_bytes"), first_device_total(spans))
-        kv = kv_cache(run, process, of, summary.engine)
-        oom = failed_allocation(run, process)
-        budget = replace(
-            equation_budget(of, kv, process.figures, summary.command),
-            chosen_by=choice.chosen_by if choice.equation is not None else None,
-            tried=choice.tried[at] if choice.tried else [],
-        )
-        budget = fit_device(budget, of, kv, oom=oom, eager=summary.eager)
-        # the headroom at the serving peak, without what was read above it later
-        later = (item.bytes for item in budget.held_at_peak if item.name == "held_later")
-        room = sum_or_none([budget.headroom_bytes, *later])
-        owners, torch = owners_of(process), torch_owners(spans, kv.draft_bytes)
-        divided = [
-            {
-                edge.side: device_memory(span, edge, summary.simulated, owners, torch)
-                for edge in span.edges
-            }
-            for span in spans
-        ]
-        calls = empty_cache_calls(run, process)
-        rank = RankReport(
-            **{**vars(who), "label": label},
-            group=run.info.group,
-            device_total_bytes=total,
-            initial_free_bytes=of.figure("initial_free_bytes"),
-            phases=[replace(span, owners=each) for span, each in zip(spans, divided, strict=True)],
-            budget=budget,
-            kv=kv,
-            empty_cache=calls,
-            reclaim=summarise_calls(process, calls, kv),
-            cycles=cycles(process),
-            oom=oom,
-            errors=process.errors,
-            figures=dict(of.figures),
-            readings=of.quantities,
-            unread=process.unread,
-            half_units=process.figures_half_units,
-            growth=with_room(device_growth(run, process), room),
-            requests=request_rows(run, process),
-            stages=stage_rows(process),
-            samples=points(run, process),
-            mm_profile=mm_profile(process) if process.served.samples else None,
-            thinned=process.served.thinned,
-            dropped=process.served.dropped,
-        )
-        if oom is not None:
-            given = read_options(run.info.command, [Option("max-num-batched-tokens", int)])
-            batched = either(
-                kv.max_num_batched_tokens,
-                cast("int | None", given.get("max_num_batched_tokens")),
-            )
-            tried = remedies(Case(rank, oom, summary, batched))
-            rank = replace(rank, oom=replace(oom, remedies=tried))
-        ranks.append(rank)
-    return ranks
+        rank = RankReadings(run, summary, process, startup, failed_allocation(run, process))
+        if choice.equation is not None:
+            rank = replace(rank, chosen_by=choice.chosen_by)
+        found.append(replace(rank, tried=choice.tried[at]) if choice.tried else rank)
+    return found
+
+
+def _as_read(label: str, read: RankReadings) -> RankReport:
+    """Return the report of one rank before any step: what was read of it."""
+    of, process = read.startup, read.process
+    total = either(of.figure("device_total_bytes"), first_device_total(process.phases))
+    return RankReport(
+        **{**vars(process.identity), "label": label},
+        group=read.run.info.group,
+        device_total_bytes=total,
+        initial_free_bytes=of.figure("initial_free_bytes"),
+        oom=read.oom,
+        errors=process.errors,
+        figures=dict(of.figures),
+        readings=of.quantities,
+        unread=process.unread,
+        half_units=process.figures_half_units,
+    )

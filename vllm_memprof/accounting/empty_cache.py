@@ -20,9 +20,11 @@ from vllm_memprof.accounting.model import (
     EmptyCacheCall,
     Freed,
     Kv,
+    RankReport,
     ReclaimSummary,
 )
 from vllm_memprof.accounting.readings.counters import counter
+from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.accounting.readings.startup import growth, value
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
@@ -34,6 +36,13 @@ _NOTHING = Snapshot(t_ns=0)
 _START_UP_ENDS = ("warm_up", "graph_capture", "kv_cache_alloc", "profile_run")
 #: Their first edge counts as the next reading: what follows is another matter.
 _BREAKS = ("shutdown", "sleep", "oom")
+
+
+def reclaimed(read: RankReadings, rank: RankReport) -> RankReport:
+    """Add the calls of empty_cache, what they came to, and the cycles of sleep mode."""
+    calls = empty_cache_calls(read.run, read.process)
+    summary = _summarise(read.process, calls, rank.kv)
+    return replace(rank, empty_cache=calls, reclaim=summary, cycles=cycles(read.process))
 
 
 def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
@@ -226,7 +235,7 @@ def _cycle_rows(spans: list[Span], kind: str, groups: Sequence[list[Span]]) -> l
     return rows
 
 
-def summarise_calls(
+def _summarise(
     process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv
 ) -> ReclaimSummary | None:
     """Return the engine's calls added up; None where there is no call."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import replace
 
 from vllm_memprof.accounting.evidence import EVIDENCE
-from vllm_memprof.accounting.model import NotMeasured, RunSummary
+from vllm_memprof.accounting.model import NotMeasured, Report, RunSummary
+from vllm_memprof.accounting.readings.run import RunReadings
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.loader import ProcessRecord
 
@@ -14,16 +15,9 @@ from vllm_memprof.record.loader import ProcessRecord
 _AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up", "request")
 
 
-def not_measured(
-    summary: RunSummary, workers: Sequence[tuple[str, ProcessRecord]], planned: bool
-) -> list[NotMeasured]:
-    """Return a row per absent phase and reason, with the ranks where it is not all of them.
-
-    Args:
-        summary: of the run.
-        workers: its workers by label.
-        planned: a process of the run recorded a KV plan.
-    """
+def not_measured(read: RunReadings, report: Report) -> Report:
+    """Add a row per absent phase and reason, with the ranks where it is not all of them."""
+    summary, workers, planned = report.run, read.workers, bool(read.run.whole.planners)
     none, rows = EVIDENCE[summary.source].no_snapshot, []
     for phase in row_of_run(None if none else summary.engine).phases:
         reasons: dict[str, list[str]] = defaultdict(list)
@@ -33,7 +27,7 @@ def not_measured(
         for reason, labels in reasons.items():
             everyone = len(labels) == len(workers)
             rows.append(NotMeasured(phase, reason, None if everyone else labels))
-    return rows
+    return replace(report, not_measured=rows)
 
 
 def _reason(summary: RunSummary, process: ProcessRecord, phase: str, planned: bool) -> str:

@@ -22,7 +22,7 @@ FIXED_SIZE = "kv_cache_memory_bytes_arg"
 
 @dataclass(frozen=True)
 class Term:
-    """A term of an equation, in names of ``schema.FIGURES`` and ``logs.formats.LOG_FIGURES``.
+    """A term of an equation, in names of ``schema.FIGURES`` and of lines of a log.
 
     ``figure`` is the engine's own value. Where it was not recorded, the sum of ``plus`` less the
     sum of ``minus`` stands in for it; where both are known, they have to agree

@@ -43,6 +43,13 @@ print(json.dumps({
         for name, group, modules in json.loads(sys.argv[1])
         if all(map(importable, modules))
     },
+    "folders": {
+        name: sorted({str(f) for module in (modules[0], *(
+            e.value.partition(":")[0].partition(".")[0]
+            for e in m.entry_points(group=group) if e.name != "memprof"
+        )) if importable(module) for f in u.find_spec(module).submodule_search_locations or ()})
+        for name, group, modules in json.loads(sys.argv[1])
+    },
 }))
 """
 
@@ -57,6 +64,8 @@ class InterpreterFacts:
     versions: Mapping[str, str | None] = field(default_factory=dict)
     #: Engines that can be imported, with what they need -> names of their plug-ins' entry points.
     engines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Engine -> folders of its sources and of those of its plug-ins.
+    folders: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def has_plugin(self, row: EngineRow) -> bool:
         """Return whether the engine would load memprof in its processes."""

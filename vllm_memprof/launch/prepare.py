@@ -18,6 +18,7 @@ from vllm_memprof.launch.deployment import find_part
 from vllm_memprof.launch.engine import at_least, build_command, build_env
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
+from vllm_memprof.launch.misspelt import refuse_misspelt
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.run import Job
 from vllm_memprof.options import Option, read_options
@@ -84,6 +85,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] = os.environ)
     python = python or find_python(request.python, row)
     facts = probe_interpreter(python, {**environ, **extra})
     require_engine(facts, row)
+    refuse_misspelt(request.engine_args, facts, row)
     run_dir = create_run_dir(request.run_dir, request.model)
     command = build_command(python, request, model_path, model_args, devices, facts.python)
     env = build_env(environ, run_dir, request.mode, extra, row, request.until)

@@ -19,7 +19,6 @@ from pathlib import Path
 from vllm_memprof.engines import VLLM
 from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.errors import LaunchError
-from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.deployment import has_others
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.engine_log import LogPump
@@ -440,9 +439,6 @@ class EngineRun:
         info.exit_reason = verdict.reason
         if not self._progress.by_file:
             info.notes.append("no engine process wrote events: it ended before the hooks loaded")
-        if verdict.status != "ok":
-            advice = advise(verdict.reason, self._job.command[0], self._job.engine)
-            info.notes += filter(None, [advice])
         info.notes += [
             f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/"
             for name in oom_files.keep(self._job.env, self._started_s, self._job.run_dir)

@@ -19,6 +19,7 @@ from vllm_memprof.engines.line_format import (
     INIT,
     LOAD,
     OOM,
+    PLAN,
     READY,
     LogLines,
     PrintedRank,
@@ -28,11 +29,15 @@ from vllm_memprof.logs.figures import Figure, Prefix
 from vllm_memprof.logs.formats import LOGS, log_of, words
 from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.tracebacks import Traceback
+from vllm_memprof.record.failures import PROFILE
 from vllm_memprof.record.loader import PrintedSleep
+from vllm_memprof.text import text
 
 #: Of a figure that a process may print many times with other values, the one that counts.
 _LARGEST, _LATEST, _LEAST = words("largest"), words("latest"), words("least")
 _LOOSE, _SEVERAL = words("loose"), words("contradiction_is_unknown")
+#: Figure that a person noted beside the log, by npu-smi -> what it is.
+_NOTED = {"before": "before the start", "after": "after it", "process": "by the process"}
 #: A figure of a start that failed -> why.
 _REFUSED = {figure: why for log in LOGS.values() for figure, why in log.refused.items()}
 
@@ -64,6 +69,18 @@ class Worker:
     in_core: bool = False  # the engine core prints its lines: it is inside the core
     unknown: set[str] = field(default_factory=set)  # figures printed with several values
     sleeps: list[PrintedSleep] = field(default_factory=list)
+
+    @property
+    def noted(self) -> str | None:
+        """What a person noted beside the log, by npu-smi."""
+        mib = {
+            each: f"{int(figure.value) >> 20:,}"
+            for each in (*_NOTED, "total")
+            if (figure := self.figures.get(f"npu_smi_{each}_bytes")) is not None
+        }
+        used = [f"{mib[each]} {said}" for each, said in _NOTED.items() if each in mib]
+        total = f"; the card has {mib['total']}" if "total" in mib else ""
+        return f"npu-smi: used, MiB: {', '.join(used)}{total}" if used else None
 
     def contradicts(self, figure: Figure) -> bool:
         """Return True for another value of a known figure, further off than rounding explains."""
@@ -207,6 +224,39 @@ class EngineStart:
         per_model = self.drafts and figure.name in self.log.once_per_model
         return per_model or figure.name in _SEVERAL
 
+    def of_two_models(self, worker: Worker, figures: list[Figure]) -> list[Figure]:
+        """Return a worker's figures, those of a draft model by their names; note that there is one.
+
+        Of two models that a worker loads the smaller is the draft model.
+        """
+        if self.drafts:
+            named = []
+            for figure in figures:
+                name, target = self.log.draft.get(figure.name), worker.figures.get(figure.name)
+                loads = worker.stage == figure.format.stage == LOAD
+                smaller = target is not None and target.value > figure.value
+                if name and loads and smaller and worker.contradicts(figure):
+                    figure = replace(figure, name=name)
+                named.append(figure)
+            return named
+        begin, end = self.log.free_around_load
+        after = worker.figures.get(end)
+        if after is not None and worker.stage == LOAD:
+            # it loads a model while one that it has loaded takes its memory
+            free = [figure for figure in figures if figure.name == begin]
+            halves = [after.half_unit_bytes + figure.half_unit_bytes for figure in free]
+            if any(one.value <= after.value + half for one, half in zip(free, halves, strict=True)):
+                self.config = replace(self.config, draft_model=True)
+        return figures
+
+    def oom_of(self, worker: Worker, traceback: Traceback, notes: LogNotes) -> LoggedOom:
+        """Return the first failed allocation of a worker; after the start-up it is of a request."""
+        planned, up = PLAN if self.kv_plans else -1, READY if self.finished else -1
+        served = self.finished or notes.at_request is not None
+        if served or any(each.moment != PROFILE for each in notes.readings):
+            traceback.phase = traceback.phase or "request"
+        return LoggedOom(traceback, notes, max(worker.stage, planned, up))
+
     def rejects(self, figures: list[Figure]) -> bool:
         """Return True for a line that the engine of this start does not print."""
         engines = {self.engine_of(figure) for figure in figures} - {None}
@@ -273,6 +323,37 @@ class EngineStart:
         if size > 1:
             return f"worker {unnamed.index(worker) + 1 if worker in unnamed else 1} of {size}"
         return "the worker" if len(self.workers) <= 1 else "lines without a rank"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know of it: its place, its ranks, what stands beside the log."""
+        notes = list[str]()
+        if self.heading is not None:
+            notes.append(
+                text(
+                    'it stands under "{heading}"; the command is the last one above that heading',
+                    heading=self.heading,
+                )
+            )
+        if self.config.world_size > 1 and self.unnamed:
+            notes.append(
+                text(
+                    "the log does not name ranks: workers are numbered in the order of their lines"
+                )
+            )
+        notes += filter(None, (worker.noted for worker in self.workers.values()))
+        if self.log.notes is not None:
+            unknown = {name for worker in self.workers.values() for name in worker.unknown}
+            notes += self.log.notes(self.drafts, unknown)
+        return notes
+
+    def forms_of(self, engine: str | None) -> list[str]:
+        """Return the equations that its lines are of."""
+        names = {figure.name for figure in self.printed}
+        if self.equations or engine is None or "non_kv_cache_bytes" not in names:
+            return list(self.equations)
+        # the summary of memory_profiling belongs to one of these
+        return ["E4" if engine == ASCEND else "E6" if "consumed_bytes" in names else "E5"]
 
     @property
     def kv_figures(self) -> dict[int | None, dict[str, Figure]]:

@@ -20,16 +20,14 @@ from vllm_memprof.engines.line_format import (
     LOAD,
     OOM,
     PLAN,
-    READY,
 )
 from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
-from vllm_memprof.logs.engine_start import EngineStart, LoggedOom, Worker
+from vllm_memprof.logs.engine_start import EngineStart, Worker
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
 from vllm_memprof.logs.formats import LOGS, words
 from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.npu_smi import NpuSmi
 from vllm_memprof.logs.tracebacks import Tracebacks
-from vllm_memprof.record.failures import PROFILE
 from vllm_memprof.record.loader import PrintedSleep
 
 _BROKEN, _UP = words("broken"), words("ready")
@@ -299,39 +297,13 @@ class StartSorter:
         if is_oom:
             # the first OOM is the cause; later ones are counted only
             if worker.oom is None:
-                planned, up = PLAN if start.kv_plans else -1, READY if start.finished else -1
-                found, notes, self.notes = self._tracebacks.take(prefix), self.notes, LogNotes()
-                # after the start-up it is one of a request
-                served = start.finished or notes.at_request is not None
-                if served or any(each.moment != PROFILE for each in notes.readings):
-                    found.phase = found.phase or "request"
-                worker.oom = LoggedOom(found, notes, max(worker.stage, planned, up))
+                worker.oom = start.oom_of(worker, self._tracebacks.take(prefix), self.notes)
+                self.notes = LogNotes()
             elif any(figure.name == "oom_requested_bytes" for figure in figures):
                 worker.oom.failures += 1
             if worker.oom.failures > 1 or any(map(worker.contradicts, figures)):
                 return start
-        if start.drafts:
-            for at, figure in enumerate(figures):
-                name, target = start.log.draft.get(figure.name), worker.figures.get(figure.name)
-                loads = worker.stage == figure.format.stage == LOAD
-                # the smaller of two models that are loaded is the draft model
-                if name and target and loads and target.value > figure.value:
-                    contradicts = worker.contradicts(figure)
-                    figures[at] = replace(figure, name=name) if contradicts else figure
-        else:
-            begin, end = start.log.free_around_load
-            after = worker.figures.get(end)
-            # it loads a model while one that it has loaded takes its memory
-            if (
-                after is not None
-                and worker.stage == LOAD
-                and any(
-                    figure.name == begin
-                    and figure.value <= after.value + after.half_unit_bytes + figure.half_unit_bytes
-                    for figure in figures
-                )
-            ):
-                start.config = replace(start.config, draft_model=True)
+        figures = start.of_two_models(worker, figures)
         apart = [figure for figure in figures if start.several_values(figure)]
         worker.unknown |= {figure.name for figure in apart if worker.contradicts(figure)}
         single = [figure for figure in figures if figure not in apart]

@@ -33,9 +33,9 @@ from vllm_memprof.logs.formats import LOGS, words
 from vllm_memprof.logs.lines import CHUNK_BYTES, oldest_first, read_chunks, read_lines
 from vllm_memprof.logs.packed import logs_in
 from vllm_memprof.logs.starts import StartSorter
-from vllm_memprof.logs.workers import worker_processes
+from vllm_memprof.logs.workers import core_processes, worker_processes
 from vllm_memprof.record.cause import NamedFailure
-from vllm_memprof.record.loader import Identity, ProcessRecord, Run
+from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.text import text
 
@@ -69,10 +69,6 @@ _NO_FILES = {
 
 class NoMemoryLines(RunRecordError):
     """A log without a line about memory."""
-
-
-#: Figure that a person noted beside the log, by npu-smi -> what it is.
-_NOTED = {"before": "before the start", "after": "after it", "process": "by the process"}
 
 
 def read_log(path: str) -> list[Run]:
@@ -209,7 +205,7 @@ def to_runs(
 
 
 def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[str]) -> Run:
-    config, log = start.config, start.log
+    config = start.config
     # without workers the KV cache's figures alone are known: one worker without figures stands in
     workers = list(start.workers.values()) or [Worker("")]
     engine, version, notes = start.engine_named(spoken)
@@ -218,28 +214,7 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
         lines = f"lines {first} to {last}" if last > first else f"line {last}"
         number_of = f" (start {number} of {count})" if count > 1 else ""
         notes.insert(0, f"{name}, {lines}{number_of}")
-    if start.heading is not None:
-        notes.append(
-            text(
-                'it stands under "{heading}"; the command is the last one above that heading',
-                heading=start.heading,
-            )
-        )
-    if config.world_size > 1 and start.unnamed:
-        notes.append(
-            text("the log does not name ranks: workers are numbered in the order of their lines")
-        )
-    for worker in workers:  # what a person noted beside the log
-        mib = {
-            each: f"{int(figure.value) >> 20:,}"
-            for each in (*_NOTED, "total")
-            if (figure := worker.figures.get(f"npu_smi_{each}_bytes")) is not None
-        }
-        if used := [f"{mib[each]} {said}" for each, said in _NOTED.items() if each in mib]:
-            total = f"; the card has {mib['total']}" if "total" in mib else ""
-            notes.append(f"npu-smi: used, MiB: {', '.join(used)}{total}")
-    if log.notes is not None:
-        notes += log.notes(start.drafts, {name for each in workers for name in each.unknown})
+    notes += start.notes
     status, reason = start.outcome
     device = None if config.given is None else config.given.device
     if engine is None and any(figure.format.engine == CUDA for figure in start.printed):
@@ -260,29 +235,10 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
         exit_reason=reason,
         notes=notes,
     )
-    forms = list(start.equations)
-    names = {figure.name for figure in start.printed}
-    if not forms and engine is not None and "non_kv_cache_bytes" in names:
-        # the summary of memory_profiling belongs to one of these
-        forms = ["E4" if engine == ASCEND else "E6" if "consumed_bytes" in names else "E5"]
-    cores = []
-    for dp, plan in start.kv_figures.items():
-        values: dict[str, object] = {
-            "kind": "kv_plan",
-            "max_model_len": config.max_model_len,
-            "block_size": config.block_size,
-            "num_gpu_blocks_override": config.num_gpu_blocks_override,
-            **{key: figure.value for key, figure in plan.items()},
-        }
-        if (override := values["num_gpu_blocks_override"]) is not None:
-            values.setdefault("blocks", override)
-        file = f"{name}:engine core" if dp is None else f"{name}:engine core DP{dp}"
-        who = Identity(role="engine_core", roles=frozenset({"engine_core"}), dp_rank=dp)
-        cores.append(ProcessRecord(file, who, kv_plan=values))
     return Run(
         folder=Path(info.id),
         info=info,
-        processes=[*worker_processes(start, workers, name), *cores],
+        processes=[*worker_processes(start, workers, name), *core_processes(start, name)],
         source="log",
-        forms=forms,
+        forms=start.forms_of(engine),
     )

@@ -1,4 +1,4 @@
-"""What the workers of a start printed becomes process records: figures, phases, an OOM."""
+"""What the processes of a start printed becomes their records: figures, phases, an OOM."""
 
 from __future__ import annotations
 
@@ -91,6 +91,25 @@ def worker_processes(start: EngineStart, workers: list[Worker], name: str) -> li
         if log.complete is not None:
             log.complete(ranks, None if start.inferred else config.given)
     return [process for _, process in sorted(found, key=itemgetter(0))]
+
+
+def core_processes(start: EngineStart, name: str) -> list[ProcessRecord]:
+    """Return the records of the engine cores that printed their KV cache."""
+    config, cores = start.config, []
+    for dp, plan in start.kv_figures.items():
+        values: dict[str, object] = {
+            "kind": "kv_plan",
+            "max_model_len": config.max_model_len,
+            "block_size": config.block_size,
+            "num_gpu_blocks_override": config.num_gpu_blocks_override,
+            **{key: figure.value for key, figure in plan.items()},
+        }
+        if (override := values["num_gpu_blocks_override"]) is not None:
+            values.setdefault("blocks", override)
+        file = f"{name}:engine core" if dp is None else f"{name}:engine core DP{dp}"
+        who = Identity(role="engine_core", roles=frozenset({"engine_core"}), dp_rank=dp)
+        cores.append(ProcessRecord(file, who, kv_plan=values))
+    return cores
 
 
 def _phases(worker: Worker, figures: Mapping[str, int | float | None]) -> list[Span]:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from functools import partial
 from typing import NamedTuple
 
-from vllm_memprof.errors import UsageError
+from vllm_memprof.errors import UsageError, did_you_mean
 from vllm_memprof.options import long_name, value_of
 from vllm_memprof.plans.model import TABLES, Miss
 from vllm_memprof.text import text
@@ -230,12 +230,13 @@ def find_knob(
     found = next((knob for knob in KNOBS if knob.name == asked), None)
     if found is None:
         if between is None:
-            known = ", ".join(knob.name for knob in KNOBS)
+            names = [knob.name for knob in KNOBS]
+            known = f"known without it: {', '.join(names)}"
             raise UsageError(
                 f"--find {name}: which values to try is not known; a numeric option of the engine "
                 "takes --between LOW:HIGH",
-                hint=f"known without it: {known}; names instead of numbers: memprof sweep --over "
-                "OPTION=A,B",
+                hint=f"{did_you_mean(asked, names, known)}; names instead of numbers: "
+                "memprof sweep --over OPTION=A,B",
             )
         found = FitKnob(asked, None, partial(_grid, own=(0, 0, None)))
     goals = (SMALLEST, LARGEST) if found.search == BISECT else (found.goal,)

@@ -18,6 +18,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from vllm_memprof.accounting.model import DERIVED, MODELLED, Report
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import (
     MUTED,
     NOT_MEASURED,
@@ -27,7 +28,8 @@ from vllm_memprof.document import (
     Section,
 )
 from vllm_memprof.report.documents import Found, document
-from vllm_memprof.report.language import ENGLISH, Language, language, titles
+from vllm_memprof.report.documents.first_screen import FirstScreen, Opening, opening_of
+from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
 from vllm_memprof.report.sections.base import Paper, draw, sentences_of
 from vllm_memprof.report.sections.starts import starts_section
@@ -61,6 +63,7 @@ class _Page:
 
     document: Document
     slugs: list[str]  # of the sections, the same in every language
+    opening: Opening | None = None  # of a report
     plots: Plots | None = None
     data: str = ""  # JSON for the script
 
@@ -177,13 +180,11 @@ def _page(found: Found, say: Language) -> _Page:
     slugs = [
         re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") for section in page.sections
     ]
-    drawn = plots(found) if isinstance(found, Report) else None
-    data = ""
-    if drawn is not None:
-        data = script_json(say(drawn).to_json())
-    elif page.curves is not None:
-        data = script_json({"gib": GIB_BYTES, **asdict(say(page.curves))})
-    return _Page(say(page), slugs, drawn, data)
+    if isinstance(found, Report):
+        drawn, opening = plots(found), opening_of(FirstScreen([found]), _WIDE)
+        return _Page(say(page), slugs, say(opening), drawn, script_json(say(drawn).to_json()))
+    curves = page.curves and script_json({"gib": GIB_BYTES, **asdict(say(page.curves))})
+    return _Page(say(page), slugs, data=curves or "")
 
 
 def serving_text(view: RankView) -> str:
@@ -240,7 +241,7 @@ def timeline_table(view: RankView) -> Section | None:
         columns=columns,
         seconds=lambda at: f"{line.moments[at].seconds:.3f}",
         phase=lambda at: line.moments[at].phase,
-        edge=lambda at: titles("edges")[line.moments[at].edge],
+        edge=lambda at: TITLES["edges"][line.moments[at].edge],
         in_use=line.in_use.__getitem__,
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from vllm_memprof.files import read_table
-from vllm_memprof.text import Text, titled, translate
+from vllm_memprof.text import Text, translate
 
 _HERE = Path(__file__).parent
 ENGLISH, CHINESE = "en", "zh"
@@ -59,13 +59,6 @@ def language(name: str) -> Language:
     return Language(
         name, {key: word for area in areas(name).values() for key, word in area.items()}
     )
-
-
-@cache
-def titles(area: str) -> dict[str, Text]:
-    """Return names -> their titles, of one area of ``titles.toml``."""
-    rows = read_table(_HERE / "titles.toml")[area]
-    return {name: titled(words) for name, words in rows.items()}
 
 
 def areas(name: str) -> dict[str, dict[str, str]]:

@@ -17,8 +17,8 @@ from vllm_memprof.accounting.deployment.clock import host_starts
 from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report, RequestRow
 from vllm_memprof.accounting.readings.quantities import title_of
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.language import titles
 from vllm_memprof.report.sections.base import labels_of
 from vllm_memprof.report.sections.budget import BUDGET_TITLES, term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
@@ -311,7 +311,7 @@ def serving_of(rank: RankReport) -> ServingMemory | None:
                 [point.low.get(name) for point in points],
                 [point.high.get(name) for point in points],
             )
-            for name, title in titles("curves").items()
+            for name, title in TITLES["curves"].items()
             if any(name in point.high for point in points)
         ],
         bars=_bars(drawn),

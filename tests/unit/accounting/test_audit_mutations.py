@@ -23,8 +23,11 @@ from tests.support.mutations import (
 )
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import build, build_report
+from vllm_memprof.accounting.budget.budgets import balance
 from vllm_memprof.accounting.budget.equations import EQUATIONS, evaluate
+from vllm_memprof.accounting.budget.kv import kv_cache
 from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.readings.run import on_each_rank
 from vllm_memprof.accounting.readings.startup import engine_figures
 from vllm_memprof.logs.to_record import read_engine_log
 from vllm_memprof.record.loader import Run
@@ -67,8 +70,7 @@ def listed() -> list[Unseen]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build what the audit, the residual and the checks of the KV cache need, and no more."""
     monkeypatch.setattr(build, "find", lambda run, ranks: [])
-    monkeypatch.setattr(build, "device_memory", lambda *_: None)
-    monkeypatch.setattr(build, "empty_cache_calls", lambda run, process: [])
+    monkeypatch.setattr(build, "STEPS", tuple(map(on_each_rank, (kv_cache, balance))))
 
 
 def run_of_one(name: str) -> Run:

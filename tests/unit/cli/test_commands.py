@@ -108,7 +108,11 @@ def test_version(env, tmp_path):
         (["serve"], 2, "MODEL is missing"),
         (["serve", "-q", "M"], 2, "--quiet"),
         (["plan", "M", "--device", "gpu"], 2, "--device 'gpu' is not known"),
-        (["plan", "M", "--format", "html"], 2, "is not known\n  try: one of table, markdown, json"),
+        (
+            ["plan", "M", "--format", "html"],
+            2,
+            "is not known\n  try: one of table, markdown, json",
+        ),
         (["plan", "M", "--startup-timeout", "0"], 2, "Invalid value for '--startup-timeout'"),
         (["offline", "M", "--prompts", "nowhere.jsonl"], 2, "does not exist"),
         (["plan", "M", "--device", "cpu", "--python", "/no/python"], 2, "no such program"),
@@ -118,12 +122,12 @@ def test_version(env, tmp_path):
         (
             ["explain", "x.log", "--format", "trace"],
             2,
-            "is not known\n  try: one of table, markdown, html, json, csv",
+            "is not known\n  try: nearest: table; one of table, markdown, html, json, csv",
         ),
         (
             ["plan", "M", "--format", "trace"],
             2,
-            "is not known\n  try: one of table, markdown, json",
+            "is not known\n  try: nearest: table; one of table, markdown, json",
         ),
         (["report", ".", "--format", "pdf"], 2, "not known"),
         (["nonsense"], 2, "nonsense"),

@@ -104,12 +104,6 @@ def every_template() -> list[Template]:
         sentences = [row.title, *(cure.why for cure in row.cures)]
         sentences += [cure.action for cure in row.cures if cure.action is not None]
         found += [Template(f"{row.kind}: {row.title}", words, frozenset()) for words in sentences]
-    titles = PACKAGE / "report" / "titles.toml"
-    found += [
-        Template(titles.name, words, frozenset())
-        for area in read_table(titles).values()
-        for words in area.values()
-    ]
     for row in ENGINES.values():
         said = [row.arguments.share_grounds, row.compared, *(what for *_, what in row.observing)]
         said += [equation.base_title for equation in read_equations(row.folder)]

@@ -26,6 +26,11 @@ from vllm_memprof.accounting.model import Finding, Report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.spans import DeviceMemory
+from vllm_memprof.report.documents.first_screen import (
+    FirstScreen,
+    first_screen_document,
+    opening_of,
+)
 from vllm_memprof.report.documents.report import head, verdict
 from vllm_memprof.report.files import render_json
 from vllm_memprof.report.html import render_html, script_json, sort_value
@@ -70,9 +75,31 @@ def check_page(report: Report) -> Page:
     for view in finding_views(report):
         for text in (view.id, view.price, view.title, view.evidence, view.action):
             assert " ".join(text.split()) in flat
+    same_opening(flat, report)
     same_tables(page, report)
     same_plots(page.data[0], json.loads(render_json(report)))
     return page
+
+
+def same_opening(flat: str, report: Report) -> None:
+    """The page begins with what the terminal says first; a failed run with its failure."""
+    screen = FirstScreen([report])
+    opening, terminal = opening_of(screen, 200), first_screen_document(screen, 200)
+    answer, todo = (
+        " ".join(f"{line.name} {line.value}" for line in lines).split()
+        for lines in (opening.answer, opening.todo)
+    )
+    assert opening.answer == terminal.head[1:]
+    blocks = [" ".join(answer), *([" ".join(["What to do", *todo])] if todo else [])]
+    if opening.bar is not None:
+        (device,) = (each for each in terminal.sections if each.title == opening.bar.title)
+        sizes = [[share.title, share.size] for share in opening.bar.shares]
+        assert sizes == [row.cells[:2] for row in device.rows]
+        blocks.insert(1 if opening.failed else 0, opening.bar.title)
+        assert all(" ".join(" ".join(row).split()) in flat for row in sizes)
+    places = [flat.index(block) for block in blocks]
+    assert places == sorted(places)
+    assert places[-1] < flat.index("The run")
 
 
 def same_tables(page: Page, report: Report) -> None:

@@ -77,7 +77,7 @@ def test_the_step_is_named_with_its_images() -> None:
         "The allocation that failed",
     )
     values = [row.cells for row in found.rows]
-    assert ["part of the step", "merge of multimodal embeddings"] in values
+    assert ["part of the step", "merge of embeddings"] in values
     assert ["called at", "utils.py:500"] in values
     listed = [value for name, value in values if name == "in the step"]
     assert len(listed) == 4

@@ -31,6 +31,7 @@ from vllm_memprof.accounting.model import (
     ItemPart,
     Kv,
     Oom,
+    RankReport,
     Reading,
     Suggestion,
     TermRow,
@@ -41,9 +42,10 @@ from vllm_memprof.accounting.readings.quantities import (
     StartupReadings,
     is_device_wide,
 )
+from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.accounting.readings.startup import NON_TORCH
 from vllm_memprof.engines import row_of_run
-from vllm_memprof.engines.equation import WHOLE_PAGES, Equation, Figures, Term
+from vllm_memprof.engines.equation import WHOLE_PAGES, Equation, Term
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.spans import weakest
 from vllm_memprof.text import text
@@ -112,26 +114,24 @@ def items_not_subtracted(
     return items
 
 
-def equation_budget(
-    of: StartupReadings,
-    kv: Kv,
-    engine: Figures,
-    command: Sequence[str],
-) -> Budget:
-    """Return the engine's equation of a rank, and what fits the request.
+def balance(read: RankReadings, rank: RankReport) -> RankReport:
+    """Add the engine's equation of a rank, what fits the request, and what fits the device."""
+    budget = _equation_budget(read, rank.kv)
+    budget = fit_device(budget, read.startup, rank.kv, oom=read.oom, eager=read.summary.eager)
+    return replace(rank, budget=budget)
 
-    Args:
-        of: the readings of the rank.
-        kv: its KV cache.
-        engine: the figures that the engine itself keeps; none that memprof filled in.
-        command: of the run.
-    """
+
+def _equation_budget(read: RankReadings, kv: Kv) -> Budget:
+    """Return the engine's equation of a rank with its audit, and what fits the request."""
+    of = read.startup
     equation, figures = of.equation, of.figures
     budget = Budget(
         device_total_bytes=of.figure("device_total_bytes"),
         gpu_memory_utilization=figures.get("gpu_memory_utilization"),
         engine_kv_cache_bytes=of.figure("kv_cache_bytes"),
         requested=figures.get("requested_bytes"),
+        chosen_by=read.chosen_by,
+        tried=list(read.tried),
     )
     if equation is None:
         return budget
@@ -168,7 +168,7 @@ def equation_budget(
         # a printed figure is known to a byte at best
         checks.append(Check.of(name, expected, figures.get(figure), slack + 1 if slack else 0))
     weights = of.quantities["weights"]
-    asked = read_options(command, [Option("gpu-memory-utilization", float)])
+    asked = read_options(read.summary.command, [Option("gpu-memory-utilization", float)])
     utilization = cast("float | None", asked.get("gpu_memory_utilization"))
     return replace(
         budget,
@@ -192,7 +192,8 @@ def equation_budget(
         kv_tokens=tokens_for_bytes(kv, granted),
         fits_request_tokens=tokens_for_bytes(kv, fitting),
         corrections=[] if of.not_own is None else _corrections(equation, of, kv, items),
-        audit=audit(equation, engine, of, utilization),
+        # by the figures that the engine itself keeps; none that memprof filled in
+        audit=audit(equation, read.process.figures, of, utilization),
     )
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from vllm_memprof.accounting.budget.equations import counted_per_byte
 from vllm_memprof.accounting.budget.layers import page_bytes, request_blocks
-from vllm_memprof.accounting.model import Check, Kv
+from vllm_memprof.accounting.model import Check, Kv, RankReport
+from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.accounting.readings.startup import (
-    Moments,
     after,
     before,
     engine_figures,
@@ -20,7 +20,6 @@ from vllm_memprof.accounting.readings.startup import (
 )
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.spans import first_of
 from vllm_memprof.text import text
 from vllm_memprof.units import Amount, minus, sum_or_none
@@ -92,8 +91,9 @@ def _of(values: Any, worker_index: Amount) -> Any:
     return dict(enumerate(values)).get(worker_index or 0)
 
 
-def kv_cache(run: Run, process: ProcessRecord, of: Moments, engine: str | None) -> Kv:
-    """Return the KV cache of a rank by its own plan, else its replica's, else any."""
+def kv_cache(read: RankReadings, rank: RankReport) -> RankReport:
+    """Add the KV cache of a rank by its own plan, else its replica's, else any."""
+    run, process, of = read.run, read.process, read.startup
     dp_rank, planners = process.identity.dp_rank, run.whole.planners
     own = [each for each in planners if each is process]
     replica = [each for each in planners if each.identity.dp_rank == dp_rank]
@@ -117,13 +117,14 @@ def kv_cache(run: Run, process: ProcessRecord, of: Moments, engine: str | None) 
     )
     peers = [each for each in run.processes if each.is_worker and each.identity.dp_rank == dp_rank]
     stages = {each.identity.pp_rank for each in peers}  # that hold other layers
-    if kv.recorded or of.figure("kv_cache_bytes") is None or len(stages) > 1:
-        return kv
-    # the engine serves with the tokens of the rank that has the least
-    least = min(peers, key=lambda each: each.figures.get("kv_cache_bytes") or math.inf)
-    granted = engine_figures(least, False, None).get("kv_cache_bytes")
-    half = least.figures_half_units.get("kv_cache_bytes", 0)
-    return infer_layout(kv, None if granted is None else int(granted), half, engine)
+    if not kv.recorded and of.figure("kv_cache_bytes") is not None and len(stages) < 2:
+        # the engine serves with the tokens of the rank that has the least
+        least = min(peers, key=lambda each: each.figures.get("kv_cache_bytes") or math.inf)
+        granted = engine_figures(least, False, None).get("kv_cache_bytes")
+        half = least.figures_half_units.get("kv_cache_bytes", 0)
+        size = None if granted is None else int(granted)
+        kv = infer_layout(kv, size, half, read.summary.engine)
+    return replace(rank, kv=kv)
 
 
 #: Tokens per block that an engine takes by default; a log does not print it. vLLM's own default is

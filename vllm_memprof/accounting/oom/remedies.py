@@ -9,16 +9,20 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
-from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, Oom, RankReport, Remedy
+from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, Oom, RankReport, Remedy, Report
 from vllm_memprof.accounting.oom import estimates
 from vllm_memprof.accounting.oom.estimates import Case
 from vllm_memprof.accounting.oom.failed_allocation import gib_of
+from vllm_memprof.accounting.readings.run import RunReadings
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.files import read_table
+from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.spans import How
 from vllm_memprof.text import Part, Sentence, join, sentences
+from vllm_memprof.units import either
 
 #: Remedies named by the finding; the table under it has all.
 _MOST_NAMED = 4
@@ -44,6 +48,20 @@ _TABLE = read_table(Path(__file__).with_name("remedies.toml"))
 GIVES: Part = _TABLE["sentences"]["gives"]
 #: Id -> what it gives, in the order in which they are worth trying.
 REMEDIES = {name: RemedyRow(**row) for name, row in _TABLE["remedies"].items()}
+
+
+def remedied(read: RunReadings, report: Report) -> Report:
+    """Add what would have let the failed allocations pass, and with it the cures of the failure."""
+    given = read_options(report.run.command, [Option("max-num-batched-tokens", int)])
+    asked = cast("int | None", given.get("max_num_batched_tokens"))
+    ranks = []
+    for rank in report.ranks:
+        if rank.oom is not None:
+            case = Case(rank, rank.oom, report.run, either(rank.kv.max_num_batched_tokens, asked))
+            rank = replace(rank, oom=replace(rank.oom, remedies=remedies(case)))
+        ranks.append(rank)
+    failure = with_values(read.run.failure, ranks, report.run.engine)
+    return replace(report, ranks=ranks, failure=failure)
 
 
 def remedies(case: Case) -> list[Remedy]:

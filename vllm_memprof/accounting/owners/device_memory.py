@@ -8,10 +8,23 @@ part of ``unexplained_bytes``. A difference is known as its weakest part is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, ComponentRow, DeviceMemory
-from vllm_memprof.accounting.owners.in_torch import TorchOwners, divide_allocated
-from vllm_memprof.accounting.owners.outside_torch import EdgeTime, Owners, share_communicators
+from vllm_memprof.accounting.model import (
+    DERIVED,
+    MEASURED,
+    MODELLED,
+    ComponentRow,
+    DeviceMemory,
+    RankReport,
+)
+from vllm_memprof.accounting.owners.in_torch import TorchOwners, divide_allocated, torch_owners
+from vllm_memprof.accounting.owners.outside_torch import (
+    EdgeTime,
+    Owners,
+    owners_of,
+    share_communicators,
+)
 from vllm_memprof.accounting.readings.counters import (
     APP,
     HCCL,
@@ -21,6 +34,7 @@ from vllm_memprof.accounting.readings.counters import (
     torch_bytes,
 )
 from vllm_memprof.accounting.readings.quantities import NEVER_MODELLED_ROWS
+from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import UNEXPLAINED, Edge, Span, weakest
 from vllm_memprof.units import Amount, either, minus
@@ -30,6 +44,25 @@ _NO_OWNERS, _NO_TORCH_OWNERS = Owners(), TorchOwners()
 REMAINDERS = ("other", "other_non_torch", "communicators_unnamed", "context_growth")
 #: An owner, its bytes, how they are known, and what they were read from.
 _Row = tuple[str, Amount, str, str]
+
+
+def divided(read: RankReadings, rank: RankReport) -> RankReport:
+    """Add the phases of a rank, with the device by owner at each of their edges."""
+    owners, simulated = owners_of(read.process), read.summary.simulated
+    torch = torch_owners(read.process.phases, rank.kv.draft_bytes)
+    return replace(
+        rank,
+        phases=[
+            replace(
+                span,
+                owners={
+                    edge.side: device_memory(span, edge, simulated, owners, torch)
+                    for edge in span.edges
+                },
+            )
+            for span in read.process.phases
+        ],
+    )
 
 
 def device_memory(

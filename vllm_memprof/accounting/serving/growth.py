@@ -16,9 +16,11 @@ from vllm_memprof.accounting.model import (
     AllocationSite,
     HostGrowth,
     OwnerGrowth,
+    Report,
     TracedProcess,
 )
 from vllm_memprof.accounting.readings.counters import APP
+from vllm_memprof.accounting.readings.run import RunReadings
 from vllm_memprof.accounting.serving.requests import engine_cores
 from vllm_memprof.accounting.serving.trend import GROWING, TOO_SHORT, trend
 from vllm_memprof.accounting.titles import TITLES
@@ -26,7 +28,7 @@ from vllm_memprof.record.allocations import AliveStack, TraceTotals
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.samples import RUNTIME, Sample
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import MIB, minus
+from vllm_memprof.units import MIB, minus, sum_or_none
 
 #: Growth over a window below this is none worth speaking of, whatever its interval.
 LEAST_RISE_BYTES = 16 * MIB
@@ -57,6 +59,18 @@ def process_title(row: HostGrowth | TracedProcess) -> Text:
     if row.label is not None and "worker" in row.roles:
         return text("{roles} {label}, pid {pid}", row, roles=roles)
     return text("{roles}, pid {pid}", row, roles=roles)
+
+
+def grown(read: RunReadings, report: Report) -> Report:
+    """Add the growth of each owner of the ranks, and of host memory, with the lines of code."""
+    ranks = []
+    for rank, (_, process) in zip(report.ranks, read.workers, strict=True):
+        # the headroom at the serving peak, without what was read above it later
+        later = (item.bytes for item in rank.budget.held_at_peak if item.name == "held_later")
+        room = sum_or_none([rank.budget.headroom_bytes, *later])
+        ranks.append(replace(rank, growth=with_room(device_growth(read.run, process), room)))
+    growth = host_growth(read.run)
+    return replace(report, ranks=ranks, growth=growth, allocations=traced(read.run))
 
 
 def device_growth(run: Run, process: ProcessRecord) -> list[OwnerGrowth]:

@@ -7,10 +7,12 @@ with how many others it was in a step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from heapq import nlargest
 from operator import attrgetter
 
-from vllm_memprof.accounting.model import MmProfile, Point, RequestRow, StageRow
+from vllm_memprof.accounting.model import MmProfile, Point, RankReport, RequestRow, StageRow
+from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.accounting.readings.startup import growth, value
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.samples import (
@@ -42,6 +44,20 @@ CURVES: Mapping[str, str] = {
 
 #: Figure of a curve -> the figure that tells how high it was between two readings.
 _PEAK_OF = {"allocated_bytes": "allocated_peak_bytes", "reserved_bytes": "reserved_peak_bytes"}
+
+
+def sampled(read: RankReadings, rank: RankReport) -> RankReport:
+    """Add what was sampled of a rank while it served."""
+    run, process = read.run, read.process
+    return replace(
+        rank,
+        requests=request_rows(run, process),
+        stages=stage_rows(process),
+        samples=points(run, process),
+        mm_profile=mm_profile(process) if process.served.samples else None,
+        thinned=process.served.thinned,
+        dropped=process.served.dropped,
+    )
 
 
 def request_rows(run: Run, process: ProcessRecord) -> list[RequestRow]:

@@ -45,7 +45,6 @@ from vllm_memprof.report.sections.base import (
     Paper,
     Values,
     columns_of,
-    draw,
     least_grant,
     sentences_of,
 )
@@ -81,6 +80,40 @@ _START_UP = ("reserved_bytes", "allocated_peak_bytes", "non_torch_bytes", "devic
 
 
 @dataclass(frozen=True)
+class Share:
+    """One owner of the device, in words."""
+
+    name: str
+    title: str
+    size: str
+    percent: str  # "" where the device's total is not known
+    width: float  # of all that the bar shows, in percent
+    note: str
+    style: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The device by owner."""
+
+    title: str
+    shares: list[Share]
+    end: float  # of the device, in percent of the bar: owners may be more than it has
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is seen at one look: the begin of a page, and most of a first screen."""
+
+    failed: bool
+    facts: str  # of the run, its model aside
+    answer: list[Line]
+    bar: Bar | None
+    todo: list[Line]
+    absent: list[Line]
+
+
+@dataclass(frozen=True)
 class FirstScreen:
     """What a first screen is made of."""
 
@@ -103,31 +136,43 @@ def most_lines(width: int) -> int:
     return 45 if width >= 100 else 55
 
 
+def opening_of(screen: FirstScreen, width: int) -> Opening:
+    """Return the answer, its lines cut for a width where they quote what was printed."""
+    report, rank = screen.report, _worst(screen.report)
+    failed = report.failure is not None or report.run.outcome in ("failed", "oom")
+    answer = list(_failure(report, rank, width) if failed else _answer(report))
+    if report.deployment is not None:
+        answer.append(Line(text("hosts"), summary_of(report.deployment)))
+        gaps = report.deployment.gaps[:2]
+        answer += [Line(text("MISSING"), gap_text(gap), BAD) for gap in gaps]
+    if screen.serve and not failed:
+        answer.append(Line(text("serve it"), one_line(screen.serve, 3 * width), CODE))
+    return Opening(
+        failed,
+        _headline(report, named=False),
+        [*answer, *spread(report)],
+        None if rank is None else _device(report, rank),
+        (_cures if failed else _offers)(report, rank),
+        _not_in_the_log(report),
+    )
+
+
 def first_screen_document(screen: FirstScreen, width: int) -> Document:
     """Return the first screen, laid out for lines of ``width`` characters."""
     report, on = screen.report, Paper(width >= 100, screen.report.run.simulated)
-    rank = _worst(report)
-    failed = report.failure is not None or report.run.outcome in ("failed", "oom")
-    head = [_headline(report)]
-    head += _failure(report, rank, width) if failed else _answer(report)
-    if report.deployment is not None:
-        head.append(Line(text("hosts"), summary_of(report.deployment)))
-        gaps = report.deployment.gaps[:2]
-        head += [Line(text("MISSING"), gap_text(gap), BAD) for gap in gaps]
-    if screen.serve and not failed:
-        head.append(Line(text("serve it"), one_line(screen.serve, 3 * width), CODE))
-    head += spread(report)
-    todo = (_cures if failed else _offers)(report, rank)
-    said = _pairs(text("What to do"), todo[: screen.room(5, 2, 14)], 1)
+    rank, opening = _worst(report), opening_of(screen, width)
+    head = [Line("memprof", _headline(report), TOTAL), *opening.answer]
+    said = _pairs(text("What to do"), opening.todo[: screen.room(5, 2, 14)], 1)
     sections = []
     if rank is not None:
         sections = [
-            _device(on, report, rank),
             _differing(report, screen.room(6, 1, 9)),
             _start_up(on, report, rank, screen.room(12, 3)),
             _pairs("", _equation(on, rank)),
         ]
-    sections.insert(1 if failed else len(sections), said)
+    sections.insert(0 if opening.failed else len(sections), said)
+    if opening.bar is not None:
+        sections.insert(0, _bars(opening.bar, 30 if on.wide else 20))
     if len(screen.reports) > 1:
         sections = [_starts(screen, width), _pairs("", head), *sections]
         head = []
@@ -137,7 +182,7 @@ def first_screen_document(screen: FirstScreen, width: int) -> Document:
         head=head,
         sections=[section for section in sections if section.rows],
         verdict="",
-        tail=[*_not_in_the_log(report), *_more(screen)],
+        tail=[*opening.absent, *_more(screen)],
         compact=True,
         simulated=on.simulated,
     )
@@ -174,14 +219,15 @@ def _few(labels: Sequence[str], most: int = 40) -> str:
 # The headline and the answer
 
 
-def _headline(report: Report) -> Line:
+def _headline(report: Report, named: bool = True) -> Text:
+    """Return model, engine, ranks, device and time, as far as known; not ``named``: no model."""
     run, ranks = report.run, report.ranks
     kinds = {rank.label.rstrip(digits) for rank in ranks}  # TP8 where ranks differ in nothing else
-    named = run.model != UNKNOWN
+    known = run.model != UNKNOWN
     figures = {
-        "model": named and (run.model if len(run.model) <= 44 else f"…{run.model[-43:]}"),
+        "model": known and named and (run.model if len(run.model) <= 44 else f"…{run.model[-43:]}"),
         "engine": engine_name(run),
-        "unnamed": not named,
+        "unnamed": not known,
         "kind": len(kinds) == 1 and "".join(kind for kind in kinds if kind.isalpha()),
         "count": report.world_size if report.world_size > 1 else None,
         "device": (run.device or "").removeprefix("Ascend"),
@@ -189,7 +235,7 @@ def _headline(report: Report) -> Line:
         "simulated": run.simulated,
         "seconds": run.seconds,
     }
-    return Line("memprof", sentences_of("headline", figures, "  "), TOTAL)
+    return sentences_of("headline", figures, "  " if named else " · ")
 
 
 def _answer(report: Report) -> Iterable[Line]:
@@ -265,34 +311,36 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
 # The device by owner
 
 
-def _device(on: Paper, report: Report, rank: RankReport) -> Section:
-    """Return the device of the worst rank by owner, with bars."""
+def _device(report: Report, rank: RankReport) -> Bar | None:
+    """Return the device of the worst rank by owner."""
     divided = divided_device(rank)
     rows = [] if divided is None else _owners(divided)
     if divided is None or not rows:
-        return Section("", [], [])
-    cells, total = 30 if on.wide else 20, divided.total_bytes
-    largest = max(row.bytes for row in rows)
+        return None
+    total, simulated = divided.total_bytes, report.run.simulated
+    whole = max(total or 0, sum(max(row.bytes, 0) for row in rows))
+    least = least_grant(report.ranks)
+    available = None if least is None else least.budget.engine_kv_cache_bytes
 
-    def title(row: ItemPart) -> str:
+    def share(row: ItemPart) -> Share:
         name, _, whose = row.name.partition(":")
         words = OWNER_TITLES.get(name, row.title)
         words = text("{owner} {whose}", owner=words, whose=whose) if whose else words
-        return modelled(words, row.how == MODELLED and on.simulated)
-
-    def size(row: ItemPart) -> str:
-        return format_gib(row.bytes) if abs(row.bytes) >= 0.1 * GIB else format_size(row.bytes)
-
-    def share(row: ItemPart) -> str:
-        percent = 100 * row.bytes / (total or 1)
-        return f"{percent:.0f} %" if abs(percent) >= 0.5 else "<1 %"
-
-    def bar(row: ItemPart) -> str:
-        eighths = max(0, round(row.bytes / largest * cells * 8))
-        drawn = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        percent = 100 * row.bytes / (total or whole)
         note = _outside(divided) if row.name == "non_torch" else ""
         note = text("over the device") if row.name == OVER else note
-        return text("{bar}   {note}", bar=drawn, note=note) if note else drawn
+        if row.name == "kv_cache" and format_gib(row.bytes) != format_gib(available):
+            # the answer says what the engine may use; of it the engine allocates whole blocks
+            note = text("of {size:gib} available", size=available)
+        return Share(
+            name,
+            modelled(words, row.how == MODELLED and simulated),
+            format_gib(row.bytes) if abs(row.bytes) >= 0.1 * GIB else format_size(row.bytes),
+            "" if total is None else f"{percent:.0f} %" if abs(percent) >= 0.5 else "<1 %",
+            100 * max(row.bytes, 0) / whole,
+            note,
+            _LAST.get(row.name, PLAIN),
+        )
 
     groups, several = _groups(report), len(report.ranks) > 1
     when = sentences_of("moment", {divided.moment: True, "phase": divided.phase})
@@ -302,19 +350,23 @@ def _device(on: Paper, report: Report, rank: RankReport) -> Section:
         "label": several and rank.label,
         "failed": rank.oom is not None,
         "least": rank.budget.headroom_bytes is not None,
-        "total": total,
     }
-    return draw(
-        on,
-        "divided_device",
-        rows,
-        figures,
-        look=lambda row: _LAST.get(row.name, PLAIN),
-        named=title,
-        size=size,
-        share=share,
-        bar=bar,
-    )
+    title = sentences_of("divided_device", figures)
+    return Bar(title, [*map(share, rows)], 100 * (total or whole) / whole)
+
+
+def _bars(bar: Bar, cells: int) -> Section:
+    """Return the device by owner as a table, with bars of characters."""
+    widest = max(share.width for share in bar.shares)
+
+    def drawn(share: Share) -> str:
+        eighths = round(share.width / widest * cells * 8)
+        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        return text("{bar}   {note}", bar=bar, note=share.note) if share.note else bar
+
+    columns = [Column("", "title"), Column("", "size", right=True)]
+    columns += [Column("", "percent", right=True)] if bar.shares[0].percent else []
+    return table(bar.title, [*columns, Column("", drawn)], bar.shares)
 
 
 def _owners(divided: DividedDevice) -> list[ItemPart]:

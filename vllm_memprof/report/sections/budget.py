@@ -23,8 +23,8 @@ from vllm_memprof.accounting.model import (
 )
 from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_name
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, GOOD, MUTED, PLAIN, TOTAL, Row, Section
-from vllm_memprof.report.language import titles
 from vllm_memprof.report.sections.audit import recomputed_from
 from vllm_memprof.report.sections.base import Sheet, draw, failed
 from vllm_memprof.tables import (
@@ -41,7 +41,7 @@ from vllm_memprof.text import join, text, titled
 from vllm_memprof.units import minus
 
 #: Figures of a budget -> their titles.
-BUDGET_TITLES = titles("budget")
+BUDGET_TITLES = TITLES["budget"]
 #: Whether the equation gives what was granted -> how the row says so.
 _RECOMPUTED = {
     None: (text("engine - recomputed"), MUTED, ""),
@@ -255,7 +255,7 @@ def budgets(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         return GIB4(left) if left else ""
 
     marked = budget.how.get("suggested_bytes") == MODELLED
-    suggested = titles("suggested")
+    suggested = TITLES["suggested"]
     rows = [
         *(_figure(rank, name) for name in list(BUDGET_TITLES)[1:4]),
         *(

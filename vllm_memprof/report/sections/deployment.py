@@ -19,9 +19,9 @@ from vllm_memprof.accounting.model import (
     RankReport,
 )
 from vllm_memprof.accounting.owners.skew import OwnerSkew, skew_by_owner
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, MUTED, PLAIN, Row, Section
 from vllm_memprof.record.deployment import Gap
-from vllm_memprof.report.language import titles
 from vllm_memprof.report.sections.base import Sheet, draw, fitting
 from vllm_memprof.tables import (
     STATUS_WORDS,
@@ -85,7 +85,7 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
         """Return by how many seconds a host's wall clock is ahead, and what is certain."""
         clock = row.clock
         if clock.by != COLLECTIVES or clock.uncertainty_ns is None:
-            return titles("clocks").get(clock.by, UNKNOWN)
+            return TITLES["clocks"].get(clock.by, UNKNOWN)
         most = clock.uncertainty_ns / _SECONDS
         if clock.wall_ahead_ns is None:
             return text("± {most:.3f}", most=most)

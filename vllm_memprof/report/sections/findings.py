@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import Finding, Report
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import FindingView
-from vllm_memprof.report.language import titles
 from vllm_memprof.tables import fold, group_ranks
 from vllm_memprof.text import Text, join, text
 
@@ -25,7 +25,7 @@ def finding_views(report: Report) -> list[FindingView]:
         found.append(
             FindingView(
                 severity=first.severity,
-                severity_word=titles("severities")[first.severity],
+                severity_word=TITLES["severities"][first.severity],
                 id=first.id,
                 labels=fold(list(labels)),
                 price=_price(first),

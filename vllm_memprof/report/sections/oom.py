@@ -9,13 +9,12 @@ from vllm_memprof.accounting.oom.failed_allocation import gib_of, merge_not_prof
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.failures import PROFILE
-from vllm_memprof.report.language import titles
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import Size, modelled
 from vllm_memprof.text import Text, join, text
 
-OWNER_TITLES = titles("owners_at_failure")
-_ASKED_BY = titles("asked_by")
+OWNER_TITLES = TITLES["owners_at_failure"]
+_ASKED_BY = TITLES["asked_by"]
 #: Owners whose sizes the profile of a simulated device sets.
 _OF_THE_PROFILE = ("outside_torch", "outside_allocator", "npu_workspace", "other_processes", "free")
 #: Requests of a step that are shown.
@@ -106,10 +105,10 @@ def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return reserved memory without a tensor, by whether it could have been used."""
     if rank.oom is None or (blocks := rank.oom.free_blocks) is None:
         return
-    sizes: dict[str, int | None] = {name: getattr(blocks, name) for name in titles("free_blocks")}
+    sizes: dict[str, int | None] = {name: getattr(blocks, name) for name in TITLES["free_blocks"]}
     rows = [
         Size(title, sizes[name])
-        for name, title in titles("free_blocks").items()
+        for name, title in TITLES["free_blocks"].items()
         if sizes[name] != 0 or name == "fitting_bytes"
     ]
     total = sum(size or 0 for size in sizes.values())

@@ -14,7 +14,6 @@ from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import MUTED, NOT_MEASURED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.spans import UNEXPLAINED, ComponentRow, DeviceMemory, device_after
-from vllm_memprof.report.language import titles
 from vllm_memprof.report.sections.base import Sheet, draw, fitting
 from vllm_memprof.tables import COUNT, GIB4, MIB, WIDE, Column, Look
 from vllm_memprof.text import join, text
@@ -62,7 +61,7 @@ def device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             unread = [
                 text(
                     "{title}: {not_measured} ({reason})",
-                    title=titles("readings").get(what, what),
+                    title=TITLES["readings"].get(what, what),
                     not_measured=NOT_MEASURED,
                     reason=why,
                 )
@@ -129,7 +128,7 @@ def growth(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if not any(moved.values()):
         return
     titles_of = {
-        name: titles("grown").get(name, name.removeprefix(_COMMUNICATOR).replace("_", " "))
+        name: TITLES["grown"].get(name, name.removeprefix(_COMMUNICATOR).replace("_", " "))
         for name, size in moved.items()
         if size
     }

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import title_of
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import Row, Section
-from vllm_memprof.report.language import titles
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import COUNT, GIB4, Size
 from vllm_memprof.text import text
@@ -42,7 +42,7 @@ def printed(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         rows += [Size(title_of(name), size) for name, size in beside.items()]
         terms = beside
     named = {name: title_of(term) for name, term in _SHOWN_BY.items() if term not in terms}
-    for name, title in {**named, **titles("printed")}.items():
+    for name, title in {**named, **TITLES["printed"]}.items():
         of = name if name in rank.figures else _ROUNDED.get(name, name)
         value = rank.figures.get(of)
         if value is None:

@@ -17,8 +17,8 @@ from vllm_memprof.accounting.serving.growth import (
 )
 from vllm_memprof.accounting.serving.requests import largest
 from vllm_memprof.accounting.serving.trend import GROWING, STEADY, TOO_SHORT
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, PLAIN, Section
-from vllm_memprof.report.language import titles
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import (
     GIB,
@@ -60,7 +60,7 @@ def stages(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             "stages",
             rank.stages,
             look=lambda row: look[row.failed > 0],
-            title=lambda row: titles("stages").get(row.stage, row.stage),
+            title=lambda row: TITLES["stages"].get(row.stage, row.stage),
             passed=lambda row: (
                 text("{passages}, {failed} failed", row) if row.failed else str(row.passages)
             ),
@@ -152,7 +152,7 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         size=size,
         peak=lambda row: _least(row) + GIB(row.allocated_peak_bytes),
         above=above,
-        stage=lambda row: titles("stages_short").get(row.peak_stage or "", row.peak_stage),
+        stage=lambda row: TITLES["stages_short"].get(row.peak_stage or "", row.peak_stage),
         seconds=seconds,
     )
 
@@ -178,7 +178,7 @@ def _growth(
         if row.verdict == STEADY and fallen and (row.bytes_per_request_high or 0) < 0:
             return text("falls")
         fills = row.verdict == GROWING and row.bounded
-        return text("fills") if fills else titles("growth_verdicts")[row.verdict]
+        return text("fills") if fills else TITLES["growth_verdicts"][row.verdict]
 
     return draw(
         sheet,

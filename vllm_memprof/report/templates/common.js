@@ -21,8 +21,9 @@ function plain(text) {
 
 function base(height, margin) {
   const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line") };
+  const paper = "paper" in document.documentElement.dataset;
   return {
-    height: height, margin: margin, paper_bgcolor: colour("page"), plot_bgcolor: colour("page"),
+    height: height, width: paper ? 660 : undefined, margin: margin, paper_bgcolor: colour("page"), plot_bgcolor: colour("page"),
     font: { color: colour("text"), family: getComputedStyle(document.body).fontFamily, size: 12 },
     hoverlabel: { bgcolor: colour("panel"), bordercolor: colour("line"), font: { color: colour("text") } },
     xaxis: { ...axis }, yaxis: { ...axis },

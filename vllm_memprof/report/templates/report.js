@@ -188,7 +188,7 @@ function start(run) {
 
   function put(name, figure, text) {
     const plot = run.querySelector(".plot." + name);
-    if (!plot) return;
+    if (!plot || !plot.closest("details").open) return;
     if (figure === null) {
       Plotly.purge(plot);
       plot.replaceChildren();
@@ -218,6 +218,7 @@ function start(run) {
 
   if (selector) selector.addEventListener("change", choose);
   if (byReading) byReading.addEventListener("change", draw);
+  for (const part of run.querySelectorAll("details:has(.plot)")) part.addEventListener("toggle", draw);
   const form = run.querySelector("form.controls");
   if (form) form.addEventListener("submit", (event) => event.preventDefault());
   draw();
