@@ -212,11 +212,6 @@ def write_reports(ctx: typer.Context, reports: Sequence[Report], where: list[str
         where: the run folders or logs, as they are typed; of the newest run nothing.
     """
     asked = ctx.params
-    if asked.pop("prove", False):
-        from vllm_memprof.cli.plans import write_proved
-
-        write_proved(ctx, reports, where)
-        return
     output: Path | None = asked.get("output")
     if asked.get("names"):
         write_out(section_names(reports[-1]), output)

@@ -28,7 +28,11 @@ def explain(ctx: typer.Context, logs: list[str], **shown: object) -> None:
 
     Exit status 0: at least one log has a value or a failure. 3: none has, or one cannot be read.
     """
-    write_reports(ctx, read_reports(logs), logs)
+    if ctx.params["prove"]:
+        from vllm_memprof.cli.plans import write_proved as write
+    else:
+        write = write_reports
+    write(ctx, read_reports(logs), logs)
 
 
 def read_reports(logs: list[str]) -> list[Report]:

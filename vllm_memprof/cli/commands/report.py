@@ -26,7 +26,11 @@ def report(
     process per rank.
     """
     folders = runs if runs and len(runs) > 1 else [find_run(runs[0] if runs else None)]
-    write_reports(ctx, [build_runs(folders, deployment)], folders if runs else [])
+    if ctx.params["prove"]:
+        from vllm_memprof.cli.plans import write_proved as write
+    else:
+        write = write_reports
+    write(ctx, [build_runs(folders, deployment)], folders if runs else [])
 
 
 app = command_app(report, REPORTS)
