@@ -140,8 +140,8 @@ def _limit(names: Sequence[str], value: Any) -> Limit:
     written = f"{value:,}" if isinstance(value, int) else str(value)
     if percent and key.percent_of:
         return Limit(key, None, Fraction(percent[1]) / 100, written)
-    if written.strip().isdigit() and not counted and 0 < int(written) < MIB:
-        raise ValueError(f"{name}: {written} is so many bytes: write {written}GiB or {written}MiB")
+    if isinstance(value, str) and value.isdecimal() and not counted and 0 < int(value) < MIB:
+        raise ValueError(f"{name}: {value} is so many bytes: write {value}GiB or {value}MiB")
     if isinstance(value, str) and not counted and not percent:
         try:
             value = parse_size(value)
