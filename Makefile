@@ -10,7 +10,7 @@ MORE_STACKS := vllm-ascend-0.18.0 vllm-ascend-0.30.0rc2
 RAY_STACKS := vllm-ascend-0.23.0 vllm-ascend-0.13.0
 MODEL  ?= Qwen/Qwen3-VL-8B-Instruct
 STAMP  := $(VENV)/.installed
-NATIVE := $(shell find vllm_memprof/sim/native -name '*.cpp' -o -name '*.h')
+NATIVE := $(shell find vllm_memprof/sim/native -name '*.cpp' -o -name '*.h' -o -name '*.c')
 DEMO_vllm := --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 DEMO_sglang := --tp-size 2 --context-length 65536 --max-running-requests 8

@@ -6,6 +6,7 @@ python -m scripts.write_causes_docs --check  exit status 1 if it differs
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -15,6 +16,8 @@ from vllm_memprof.record.cause import KINDS, Cure
 
 PAGE = Path(__file__).parent.parent / "docs" / "causes.md"
 MADE = "<!-- Made by scripts/write_causes_docs.py from vllm_memprof/causes: edit it there. -->"
+#: What many lines begin with: a level and a file, the class of an error.
+_COMMON = re.compile(r"^(?:(?:ERROR|INFO|WARNING) (?:\S+\] )?|[\w.]*(?:Error|Exception): )+")
 ROWS = [row for rows in read_book().origins.values() for row in rows]
 OPENING = (
     "What a failed start or server may have failed of, by the kind that `memprof explain` and a "
@@ -43,7 +46,7 @@ def change(cure: Cure) -> str:
 def short(row: Row) -> str:
     """Return the line of the log that shows a row, cut to what tells it from others."""
     said = max(row.example.splitlines(), key=len).strip().replace("`", "'")
-    return textwrap.shorten(said, 64, placeholder="…")
+    return textwrap.shorten(_COMMON.sub("", said), 40, placeholder="…")
 
 
 def meaning(row: Row) -> str:

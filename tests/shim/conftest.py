@@ -6,6 +6,7 @@ interpreter, with the real torch_npu on top.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -18,7 +19,8 @@ from typing import Any
 import pytest
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim.build import ShimBuild, build_shim
+from vllm_memprof.sim.build import build_shim
+from vllm_memprof.sim.extensions import target_of
 from vllm_memprof.sim.profiles import load_profile, write_flat
 
 RESULT = "RESULT "
@@ -53,16 +55,20 @@ def engine_python() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shim(engine_python: Path, request: pytest.FixtureRequest) -> ShimBuild:
+def shim(engine_python: Path, request: pytest.FixtureRequest) -> Path:
+    """The library; processes of tests that run side by side build it one after the other."""
     assert request.config.cache is not None
-    return build_shim(engine_python, Path(request.config.cache.mkdir("memprof-shim")))
+    folder = Path(request.config.cache.mkdir("memprof-shim"))
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return build_shim(target_of(engine_python).site_packages, folder, print)
 
 
 @dataclass
 class Sim:
     """Starts processes on one simulated machine of its own."""
 
-    shim: ShimBuild
+    shim: Path
     engine_python: Path
     folder: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -77,7 +83,7 @@ class Sim:
         left_out = self.engine_python.parent.parent / "left_out"
         return {
             **inherited,
-            "LD_LIBRARY_PATH": f"{self.shim.lib_dir}:{left_out}",
+            "LD_LIBRARY_PATH": f"{self.shim.parent}:{left_out}",
             "MEMPROF_SIM_PROFILE": str(self.folder / "profile"),
             "MEMPROF_SIM_STATE": str(self.folder / "state"),
             "OMP_NUM_THREADS": "1",
@@ -136,7 +142,7 @@ def result_of(out: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def sim(shim: ShimBuild, engine_python: Path, tmp_path: Path) -> Iterator[Sim]:
+def sim(shim: Path, engine_python: Path, tmp_path: Path) -> Iterator[Sim]:
     write_flat(load_profile("910b"), tmp_path / "profile")
     machine = Sim(shim, engine_python, tmp_path)
     yield machine

@@ -1,99 +1,37 @@
-"""Build the shim: one shared library that answers for every CANN library the engine needs.
+"""Build what stands in for libraries: the simulated device, and CUDA, which a stack leaves out.
 
-In: the interpreter of an engine environment (its headers, its binaries), ``native/``. Out: a folder
-of libraries for ``LD_LIBRARY_PATH``, and ``symbols.json``. Runs in the launcher's process; needs a
-C++17 compiler, g++ or clang++.
+One library answers for every library of a kind that the engine needs, under the names of all of
+them: the loader maps it once. In: the binaries and headers of an engine environment, ``native/``.
+Out: a folder for ``LD_LIBRARY_PATH``, with ``names.inc``, every name in its state. Runs in the
+launcher's process; needs a C++17 compiler, g++ or clang++, with binutils.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import filecmp
 import hashlib
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim import elf, symbols
+from vllm_memprof.sim.elf import files_like, read_binary, system_library
+from vllm_memprof.sim.folders import write_file
+from vllm_memprof.sim.stacks import cache_dir
+from vllm_memprof.sim.symbols import NATIVE_DIR, collect_demand, load_rules, make_rows
 
-_SIM_DIR = Path(__file__).parent
-NATIVE_DIR = _SIM_DIR / "native"
 LIBRARY = "libascendcl.so"
-_STAMP = "shim.stamp"
-_WORK = ".build"  # objects, named by what they are made from
 _FLAGS = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-DFUNC_VISIBILITY"]
 _FLAGS += ["-Wno-deprecated-declarations"]
-_INCLUDES = [
-    "torch_npu/include",
-    "torch_npu/include/third_party/acl/inc",
-    "torch_npu/include/third_party/hccl/inc",
-]
-
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ShimBuild:
-    """A shim that is in place."""
-
-    lib_dir: Path  # for LD_LIBRARY_PATH
-    library: Path
-    symbols_file: Path  # every name the engine can ask for, with its state
-    fingerprint: str  # of everything the shim is built from
-    built: bool  # False: it was already there
-    seconds: float
-
-
-def build_shim(
-    engine_python: Path,
-    out_dir: Path,
-    progress: Progress | None = None,
-    others: Iterable[Path] = (),
-) -> ShimBuild:
-    """Build the shim for one engine environment into `out_dir`, or find it already there.
-
-    Args:
-        engine_python: interpreter of the environment that has torch_npu installed.
-        out_dir: folder for the libraries; created. A build appears in it at once or not at all.
-        progress: told in words what happens.
-        others: folders of other shims, whose objects are linked where they are the same.
-
-    Raises:
-        SetupError: no compiler, no torch_npu, or a failed compilation, with its first errors.
-    """
-    start = time.monotonic()
-    say = progress or (lambda _: None)
-    site_packages = _site_packages(engine_python)
-    compiler = find_compiler()
-    fingerprint = _fingerprint(site_packages, compiler)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with (out_dir / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            current = (out_dir / _STAMP).read_text() == fingerprint
-        except OSError:
-            current = False
-        built = not (current and (out_dir / LIBRARY).exists())
-        if built:
-            _build(site_packages, compiler, out_dir, say, [each / _WORK for each in others])
-            _write_atomically(out_dir / _STAMP, fingerprint)
-    return ShimBuild(
-        lib_dir=out_dir,
-        library=out_dir / LIBRARY,
-        symbols_file=out_dir / "symbols.json",
-        fingerprint=fingerprint,
-        built=built,
-        seconds=time.monotonic() - start,
-    )
+_HEADERS = ["torch_npu/include/third_party/acl/inc", "torch_npu/include/third_party/hccl/inc"]
+#: So many objects are kept, those last used: of several stacks, and of sources that change.
+_KEPT_OBJECTS = 500
 
 
 def find_compiler() -> list[str]:
@@ -114,126 +52,170 @@ def find_compiler() -> list[str]:
     )
 
 
-def _site_packages(engine_python: Path) -> Path:
-    script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    command = [str(engine_python), "-I", "-c", script]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise SetupError(
-            f"cannot run the engine's interpreter {engine_python}: {error}",
-            "run: memprof sim setup",
-        ) from error
-    site_packages = Path(done.stdout.strip())
-    if not (site_packages / "torch_npu").is_dir():
-        raise SetupError(f"torch_npu is not installed in {site_packages}", "run: memprof sim setup")
-    return site_packages
-
-
 def native_sources() -> list[Path]:
-    """Return the sources, headers and rules of the shim, folders below included."""
-    return sorted(path for path in NATIVE_DIR.rglob("*") if path.suffix in {".cpp", ".h", ".toml"})
+    """Return the sources, headers and rules of what is built, folders below included."""
+    kinds = {".cpp", ".h", ".S", ".c", ".toml"}
+    return sorted(path for path in NATIVE_DIR.rglob("*") if path.suffix in kinds)
 
 
-def _fingerprint(site_packages: Path, compiler: list[str]) -> str:
-    digest = hashlib.sha256()
-    for path in [*native_sources(), Path(__file__), Path(symbols.__file__), Path(elf.__file__)]:
-        digest.update(f"{path.relative_to(_SIM_DIR)}\0".encode() + path.read_bytes())
-    digest.update(repr((compiler, shutil.which(compiler[0]), _FLAGS)).encode())
-    rules = symbols.load_rules()
-    for path in symbols.engine_libraries(
-        site_packages, [*rules.libraries, *rules.operator_libraries]
-    ):
-        status = path.stat()
-        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return digest.hexdigest()
+def build_shim(site_packages: Path, out_dir: Path, say: Callable[[str], None]) -> Path:
+    """Build the simulated device for one engine environment.
 
+    Args:
+        site_packages: of the environment, which has torch_npu.
+        out_dir: folder for the library; created.
+        say: told in words what happens.
 
-def _build(
-    site_packages: Path, compiler: list[str], out_dir: Path, say: Progress, others: list[Path]
-) -> None:
-    work = out_dir / _WORK
-    work.mkdir(exist_ok=True)
-    include_flags = [f"-I{path}" for path in (NATIVE_DIR, *map(site_packages.joinpath, _INCLUDES))]
-    lacking = [f"-DLACKS_{name}" for name in lacking_names(site_packages)]
-    include_flags += lacking
-    headers = repr((_headers_digest(site_packages), lacking))
-    sources = [path for path in native_sources() if path.suffix == ".cpp"]
+    Returns:
+        The library.
+
+    Raises:
+        SetupError: no compiler, no engine, or a failed compilation, with its first errors.
+    """
+    compiler = find_compiler()
+    demand = collect_demand(site_packages, compiler[0])
+
+    # What the installed headers declare: an older torch_npu lacks names (compat.h).
+    folders = [site_packages / folder for folder in _HEADERS]
+    headers = [path for folder in folders for path in sorted(folder.rglob("*.h"))]
+    declared = "".join(path.read_text("utf-8", errors="replace") for path in headers)
+    texts = {path: path.read_text(encoding="utf-8") for path in native_sources()}
+    asked = re.findall(r"\bLACKS_(\w+)", "".join(texts.values()))
+    lacking = sorted({*asked}.difference(re.findall(r"\w+", declared)))
+
+    flags = [*_FLAGS, *(f"-DLACKS_{name}" for name in lacking)]
+    include = [NATIVE_DIR, out_dir, site_packages / "torch_npu" / "include", *folders]
+    command = [*compiler, *flags, *(f"-I{folder}" for folder in include)]
+    own_headers = [text for path, text in texts.items() if path.suffix == ".h"]
+    made_with = repr((compiler, flags, own_headers, declared))
+    cache = cache_dir() / "objects"
+    generated = [path for path in texts if path.parent.name == "generated"]
+    sources = [path for path in texts if path.suffix == ".cpp" and path not in generated]
     say(f"compiling {len(sources)} files of the simulated device")
-    rules = symbols.load_rules()
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        pending = [
-            pool.submit(_compile, compiler, include_flags, path, work, headers, others)
-            for path in sources
-        ]
-        demand = symbols.collect_demand(site_packages, rules, compiler[0])
-        objects = [future.result() for future in pending]
-    pointers = symbols.pointer_functions(site_packages / directory for directory in _INCLUDES[1:])
-    plan = symbols.make_plan(demand, rules, symbols.defined_symbols(objects), pointers)
-    say(f"generating {len(plan.symbols)} names the engine can ask for")
-    generated = [work / "generated.cpp", work / "operators.S"]
-    generated[0].write_text(symbols.generate_cpp(plan), encoding="utf-8")
-    generated[1].write_text(symbols.generate_assembly(plan), encoding="utf-8")
-    objects += [_compile(compiler, include_flags, path, work) for path in generated]
-    library = work / LIBRARY
+    objects = compile_objects(command, sources, cache, made_with)
+
+    rows = make_rows(
+        demand.linked | demand.looked_up,
+        load_rules("symbols")[1],
+        demand.linked,
+        implemented={name for path in objects for name in read_binary(path, "--syms").defined},
+        null_on_failure=set(re.findall(r"\*\s*((?:acl|Hccl)\w+)\s*\(", declared)),
+    )
+    say(f"generating {len(rows)} names the engine can ask for")
+    names = "\n".join([*rows, ""])
+    write_file(out_dir / "names.inc", names)
+    objects += compile_objects(command, generated, cache, made_with + names)
+
     say("linking")
-    link = [*compiler, "-shared", "-o", str(library), *map(str, objects)]
-    run_compiler([*link, "-pthread", "-ldl", "-Wl,-z,defs"], "linking the simulated device")
-    _install(library, plan, out_dir)
+    options = ["-shared", *map(str, objects), "-pthread", "-ldl", "-Wl,-z,defs"]
+    library = link_library([*compiler, *options], out_dir / LIBRARY, demand.sonames)
+    by_use = sorted(cache.glob("*.o"), key=lambda path: path.stat().st_mtime)
+    for path in by_use[:-_KEPT_OBJECTS]:
+        path.unlink(missing_ok=True)
+    return library
 
 
-def lacking_names(site_packages: Path) -> list[str]:
-    """Return the names behind ``LACKS_<name>`` in the sources that no installed header mentions."""
-    asked = {
-        name
-        for path in native_sources()
-        for name in re.findall(r"\bLACKS_(\w+)", path.read_text(encoding="utf-8"))
-    }
-    headers = [
-        path for directory in _INCLUDES[1:] for path in (site_packages / directory).rglob("*.h")
+def build_left_out(site_packages: Path, out_dir: Path) -> set[str]:
+    """Build a stand-in for the libraries that the engine's torch links and that are not there.
+
+    The names that it binds must be there; nothing ever calls them. With a CPU build of torch there
+    is nothing to build.
+
+    Returns:
+        The names of the libraries.
+
+    Raises:
+        SetupError: the compiler failed.
+    """
+    compiler = find_compiler()
+    engine, rules = load_rules("left_out")
+    there = {path.name for path in site_packages.rglob("*.so*")}
+    binaries = [
+        read_binary(path)
+        for path in files_like(site_packages, engine["libraries"])
+        if path.name not in engine["opened_late"]
     ]
-    declared = {
-        name for path in headers for name in re.findall(r"\w+", path.read_text("utf-8", "replace"))
-    }
-    return sorted(asked - declared)
+    needed = set().union(*(binary.needed for binary in binaries)) - there
+    sonames = {name for name in needed if system_library(compiler[0], name) is None}
+    if not sonames:
+        return sonames
+    versions, unversioned = defaultdict[str, set[str]](set), set[str]()
+    for binary in binaries:
+        for name, (soname, version) in binary.undefined.items():
+            if soname in sonames:
+                versions[version].add(name)
+            # Without a version it may be of any library that the binary needs; torch's own C++ and
+            # the interpreter's names are not.
+            elif not version and binary.needed & sonames and not re.match("_Z|_?Py[A-Z_]", name):
+                unversioned.add(name)
+    unversioned = unversioned.difference(*(binary.defined for binary in binaries))
+    rows = make_rows(unversioned.union(*versions.values()), rules)
+    write_file(out_dir / "names.inc", "\n".join([*rows, ""]))
+    options = ["-x", "c", "-shared", "-fPIC", "-fno-builtin", "-w", f"-I{out_dir}"]
+    options.append(str(NATIVE_DIR / "left_out.c"))
+    if versions:
+        script = out_dir / "versions.map"
+        nodes = (f"{node} {{ global: {'; '.join(sorted(versions[node]))}; }};" for node in versions)
+        write_file(script, "\n".join(nodes))
+        options.append(f"-Wl,--version-script={script}")
+    link_library([*compiler, *options], out_dir / "libleft_out.so", sonames)
+    return sonames
 
 
-def _headers_digest(site_packages: Path) -> str:
-    """Return a digest of the engine's headers, the same wherever they are installed."""
-    digest = hashlib.sha256()
-    for folder in map(site_packages.joinpath, _INCLUDES):
-        for path in sorted(folder.rglob("*.h")):
-            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+def compile_objects(
+    command: list[str], sources: Iterable[Path], out_dir: Path, made_with: str
+) -> list[Path]:
+    """Compile files side by side, unless an object made from the same is there.
+
+    Args:
+        command: the compiler and its options.
+        sources: the files.
+        out_dir: folder of the objects, which are named by what they are made from; created.
+        made_with: what else that is, beside the file.
+
+    Raises:
+        SetupError: a compilation failed; with its first errors.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+
+    def compile_file(source: Path) -> Path:
+        digest = hashlib.sha256(source.read_bytes() + made_with.encode()).hexdigest()
+        target = out_dir / f"{source.name}.{digest[:24]}.o"
+        if target.exists():
+            os.utime(target)
+            return target
+        temporary = target.with_suffix(f".{os.getpid()}")
+        options = ["-c", str(source), "-o", str(temporary)]
+        run_compiler([*command, *options], f"compiling {source.name}")
+        return temporary.replace(target)
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(compile_file, sources))
 
 
-def _compile(
-    compiler: list[str],
-    include_flags: list[str],
-    source: Path,
-    work: Path,
-    engine_headers: str = "",
-    others: Iterable[Path] = (),
-) -> Path:
-    """Compile one file, unless an object of the same content is there or in another folder."""
-    headers = b"".join(path.read_bytes() for path in native_sources() if path.suffix == ".h")
-    command = [*compiler, *_FLAGS, *include_flags]
-    made_with = repr((compiler, _FLAGS, engine_headers or include_flags))
-    content = source.read_bytes() + headers + made_with.encode()
-    target = work / f"{source.name}.{hashlib.sha256(content).hexdigest()[:24]}.o"
-    if not target.exists():
-        for stale in work.glob(f"{source.name}.*.o"):
-            stale.unlink()
-        for other in others:
-            with contextlib.suppress(OSError):
-                os.link(other / target.name, target)
-                return target
-        temporary = target.with_suffix(".tmp")
-        run_compiler(
-            [*command, "-c", str(source), "-o", str(temporary)], f"compiling {source.name}"
-        )
-        temporary.replace(target)
-    return target
+def link_library(command: list[str], library: Path, also: Iterable[str] = ()) -> Path:
+    """Link a library, which appears at once or not at all, and links to it under other names.
+
+    One that is the same stays: a process that is loading it would map both.
+
+    Raises:
+        SetupError: the compiler failed; with its first errors.
+    """
+    temporary = library.with_name(f".{library.name}.{os.getpid()}")
+    run_compiler([*command, "-o", str(temporary)], f"linking {library.name}")
+    if library.is_file() and filecmp.cmp(temporary, library, shallow=False):
+        temporary.unlink()
+    else:
+        temporary.replace(library)
+    links = {library.with_name(name) for name in also} - {library}
+    for path in {*library.parent.glob("lib*.so*")} - links:
+        if path.is_symlink() and path.resolve() == library.resolve():
+            path.unlink()  # no longer wanted
+    for path in links:
+        if not path.is_symlink():
+            path.unlink(missing_ok=True)
+            path.symlink_to(library.name)
+    return library
 
 
 def run_compiler(command: list[str], what: str) -> None:
@@ -252,24 +234,3 @@ def run_compiler(command: list[str], what: str) -> None:
         f"{what} failed ({command[0]} exited with {done.returncode}):\n  {shown}",
         "is the compiler older than C++17?",
     )
-
-
-def _install(library: Path, plan: symbols.SymbolPlan, out_dir: Path) -> None:
-    """Install one file, and a link to it for every other library name: the loader maps it once."""
-    _write_atomically(out_dir / "symbols.json", json.dumps(plan.to_json(), indent=0) + "\n")
-    library.replace(out_dir / LIBRARY)
-    wanted = {soname for soname in plan.sonames if soname != LIBRARY}
-    for soname in sorted(wanted):
-        temporary = out_dir / f".{soname}.tmp"
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(LIBRARY)
-        temporary.replace(out_dir / soname)
-    for path in out_dir.glob("lib*.so"):
-        if path.is_symlink() and path.name not in wanted:
-            path.unlink()
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

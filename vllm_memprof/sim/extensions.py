@@ -11,14 +11,12 @@ Runs in the launcher's process, during ``memprof sim setup``.
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim.build import run_compiler
+from vllm_memprof.sim.build import compile_objects, link_library
 from vllm_memprof.sim.stacks import Extension
 
 #: -O0: no operator computes, so that the speed of the binding is of no account.
@@ -86,7 +84,7 @@ def build_extension(
 ) -> None:
     """Compile the sources side by side and link the module into its package.
 
-    Objects lie beside the sources, so that an interrupted build goes on.
+    Objects are kept there, so that an interrupted build goes on.
 
     Args:
         extension: which files, with which definitions.
@@ -107,24 +105,11 @@ def build_extension(
     flags += [f"-D{name}" for name in extension.defines]
     flags += [f"-DTORCH_EXTENSION_NAME={extension.module.rsplit('.', 1)[-1]}"]
     flags += [f"-I{folder}" for folder in folders]
-
-    def compile_file(path: Path) -> Path:
-        built = path.with_suffix(".o")
-        if not built.exists():
-            temporary = path.with_suffix(".o.tmp")
-            command = [*compiler, *flags, "-c", str(path), "-o", str(temporary)]
-            run_compiler(command, f"compiling {path.relative_to(source)}")
-            temporary.replace(built)
-        return built
-
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        objects = list(pool.map(compile_file, files))
+    command = [*compiler, *flags]
+    objects = compile_objects(command, files, source / "objects", repr(command))
     link = [*compiler, "-shared", *extension.flags, *map(str, objects), "-Wl,--no-as-needed"]
     for folder, names in _LINKED.items():
         link += [f"-L{target.site_packages / folder}", *(f"-l{name}" for name in names)]
     # What torch_npu links comes from the simulated device, which is built after this module.
     link.append("-Wl,--unresolved-symbols=ignore-all")
-    module = target.file_of(extension)
-    temporary = module.with_suffix(".tmp")
-    run_compiler([*link, "-o", str(temporary)], f"linking {extension.module}")
-    temporary.replace(module)
+    link_library(link, target.file_of(extension))

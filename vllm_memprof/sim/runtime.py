@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim import build, cuda_stubs, elf, extensions, stand_ins, symbols
+from vllm_memprof.sim import build, elf, extensions, stand_ins, symbols
 from vllm_memprof.sim.device_type import built_for, device_type_of
 from vllm_memprof.sim.folders import new_folder, write_file
 from vllm_memprof.sim.profiles import DeviceProfile, flat_text, load_profile, write_flat
@@ -141,9 +141,7 @@ def write_stamp(prefix: Path, stamp: Stamp) -> None:
 def fingerprint(stack: Stack) -> str:
     """Return a digest of the stack's pins, the sources of the shim and the version of memprof."""
     digest = hashlib.sha256(f"{LAYOUT}\n{__version__}\n".encode())
-    modules = [
-        Path(str(module.__file__)) for module in (build, cuda_stubs, elf, extensions, symbols)
-    ]
+    modules = [Path(str(module.__file__)) for module in (build, elf, extensions, symbols)]
     written = stand_ins.sources() if stack.stand_ins else []
     for path in [*stack.sources, *modules, *build.native_sources(), *written]:
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -35,9 +34,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim import cuda_stubs
-from vllm_memprof.sim.build import build_shim, find_compiler
-from vllm_memprof.sim.cuda_stubs import build_left_out
+from vllm_memprof.sim.build import build_left_out, build_shim, find_compiler
 from vllm_memprof.sim.extensions import build_extension, target_of
 from vllm_memprof.sim.extensions import fingerprint as extension_fingerprint
 from vllm_memprof.sim.profiles import list_profiles, load_profile, write_flat
@@ -261,10 +258,8 @@ class _Setup:
     def check_machine(self) -> None:
         check_platform()
         compiler = find_compiler()[0]
-        if not (shutil.which("ldconfig") or shutil.which("ldconfig", path="/sbin:/usr/sbin")):
-            raise SetupError(
-                "ldconfig was not found", "install the C library's tools (libc-bin, glibc)"
-            )
+        if not shutil.which("readelf"):
+            raise SetupError("readelf was not found", "install binutils")
         self.progress.detail(f"compiler {compiler}")
         pins = [pin for chunk in self.stack.chunks for pin in chunk.pins]
         if not missing_pins(pins, self.site_packages):
@@ -357,16 +352,8 @@ class _Setup:
         marker.touch()
 
     def build_left_out(self) -> None:
-        target = self.prefix / "left_out"
-        marker = target / ".done"
-        source = hashlib.sha256(Path(str(cuda_stubs.__file__)).read_bytes()).hexdigest()[:16]
-        versions = f"{__version__} {source} {self.stack.version_of('torch') or ''}"
-        if marker.is_file() and marker.read_text() == versions:
-            self.progress.detail("already there")
-            return
-        built = build_left_out(self.site_packages, target, find_compiler()[0])
+        built = build_left_out(self.site_packages, self.prefix / "left_out")
         self.progress.detail(f"{len(built)} libraries")
-        marker.write_text(versions)
 
     def write_stand_ins(self) -> None:
         written = write_stand_ins(self.stack.stand_ins, self.site_packages, self.prefix / STAND_INS)
@@ -374,10 +361,7 @@ class _Setup:
             self.progress.detail(f"{stand_in}: {names} names")
 
     def build_shim(self) -> None:
-        shims = [default_prefix(stack.name) / "shim" for stack in list_stacks()]
-        others = [each for each in shims if each != self.prefix / "shim"]
-        result = build_shim(self.python, self.prefix / "shim", self.progress.detail, others)
-        self.progress.detail("built" if result.built else "already there")
+        build_shim(self.site_packages, self.prefix / "shim", self.progress.detail)
 
     def install_memprof(self) -> None:
         for profile in list_profiles():

@@ -184,7 +184,7 @@ def test_e2_names_the_first_instance() -> None:
     first, second = explained("e2_second_instance.log")
     assert not first.findings
     (negative,) = found(second, "negative-kv")
-    assert "equation E2 subtracts what other processes hold on the device" in negative.action
+    assert "equation E2 subtracts what other processes use on the device" in negative.action
     assert "move the other process to a different device, or upgrade" in negative.action
     row = form_of("E2")
     assert row is not None

@@ -189,9 +189,34 @@ def test_an_error_before_the_server_is_up_is_never_passed_over() -> None:
     assert failure.confidence == "unrecognised"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "error: the moon is in the wrong house",
+        'Traceback (most recent call last):\n  File "a.py", line 1, in main\n    main()',
+    ],
+)
+def test_a_line_that_looks_like_a_failure_is_never_passed_over(text: str) -> None:
+    assert only(text).confidence == "unrecognised"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(1) The process is killed by SIGKILL by OOM killer. There are some potential root causes. "
+        "(3) The worker is crashed unexpectedly due to SIGSEGV",
+        "ValueError: 12 tokens exceed the space of the pool",
+    ],
+)
+def test_a_guess_is_not_made_of_words_that_tell_of_memory(text: str) -> None:
+    failure = only(text)
+    assert failure.kind in {"host-memory", "other"}
+    assert failure.confidence != "certain"
+
+
 def test_an_error_that_no_row_names_is_shown_as_it_is() -> None:
-    failure = only("ERROR core.py] ValueError: the moon is in the wrong house\nEngineDeadError")
-    assert failure.title == "failed: ValueError: the moon is in the wrong house; not recognised"
+    failure = only("ERROR core.py] RuntimeError: the moon is in the wrong house\nEngineDeadError")
+    assert failure.title == "failed: RuntimeError: the moon is in the wrong house; not recognised"
     assert (failure.kind, failure.confidence) == ("other", "unrecognised")
     assert failure.cures == []
 

@@ -90,10 +90,8 @@ def prefix(tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "check_platform", lambda: None)
     monkeypatch.setattr(setup, "find_compiler", lambda: ["g++"])
     monkeypatch.setattr(setup, "find_python", lambda version: "/usr/bin/python3.11")
-    monkeypatch.setattr(
-        setup, "build_left_out", lambda *args: Path(args[1]).mkdir(exist_ok=True) or []
-    )
-    monkeypatch.setattr(setup, "build_shim", lambda *args: type("Built", (), {"built": True})())
+    monkeypatch.setattr(setup, "build_left_out", lambda *args: set())
+    monkeypatch.setattr(setup, "build_shim", lambda *args: None)
     monkeypatch.setattr(setup.shutil, "which", lambda name, **_: f"/usr/bin/{name}")
     monkeypatch.setattr(
         setup.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 40})()
@@ -278,6 +276,13 @@ def test_no_compiler(prefix, monkeypatch):
     monkeypatch.setattr(setup, "find_compiler", missing)
     with pytest.raises(SetupError, match=r"no C\+\+ compiler"):
         setup_stack(None, prefix, run=FakeMachine(prefix))
+
+
+def test_no_binutils(prefix, monkeypatch):
+    monkeypatch.setattr(setup.shutil, "which", lambda name, **_: None)
+    with pytest.raises(SetupError, match="readelf was not found") as caught:
+        setup_stack(None, prefix, run=FakeMachine(prefix))
+    assert caught.value.hint == "install binutils"
 
 
 def test_run_command_streams_lines_and_gives_the_status():

@@ -1,7 +1,8 @@
-"""Reading ELF files, deciding the fate of names, generating their bodies."""
+"""Reading ELF files, deciding the state of names, completing them to bodies."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import symbols
 from vllm_memprof.sim.build import find_compiler
-from vllm_memprof.sim.elf import ElfFile
-from vllm_memprof.sim.symbols import Demand
+from vllm_memprof.sim.elf import read_binary
+from vllm_memprof.sim.symbols import NATIVE_DIR, load_rules, make_rows
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("cc") is None, reason="no C compiler to make an ELF file with"
@@ -63,57 +64,54 @@ def engine(tmp_path: Path) -> Path:
 
 @needs_compiler
 def test_elf_symbols_and_needed(engine: Path) -> None:
-    library = ElfFile(engine / "torch_npu/lib/libtorch_npu.so")
-    table = {name: defined for name, defined, _, _ in library.symbols()}
-    assert table["run"] is True
-    assert table["aclrtMalloc"] is False
-    assert "hidden_thing" not in table
-    assert library.needed()[:2] == ["libtorch_cpu.so", "libascendcl.so"]
-    assert b"\0PTAGetExecCache\0" in library.read_only_data()
-    wanted = {name: (library, version) for name, library, version in library.undefined()}
-    assert wanted["aclrtMalloc"] == ("", "")  # no version: any library may have it
-    soname, version = wanted["puts"]
+    library = read_binary(engine / "torch_npu/lib/libtorch_npu.so")
+    assert "run" in library.defined
+    assert not library.defined & {"aclrtMalloc", "hidden_thing"}
+    assert library.needed >= {"libtorch_cpu.so", "libascendcl.so"}
+    assert library.undefined["aclrtMalloc"] == ("", "")  # no version: any library may have it
+    soname, version = library.undefined["puts"]
     assert soname.startswith("libc.so")
     assert version.startswith("GLIBC_")
-    assert "weak_thing" not in wanted
-    assert "run" not in wanted
+    assert not library.undefined.keys() & {"weak_thing", "run"}
+
+
+@needs_compiler
+def test_an_object_file_exports_what_it_does_not_hide(engine: Path) -> None:
+    subprocess.run(["cc", "-c", "engine.c", "-o", "engine.o"], check=True, cwd=engine)
+    defined = read_binary(engine / "engine.o", "--syms").defined
+    assert {"asked", "run"} <= defined
+    assert "hidden_thing" not in defined
 
 
 @needs_compiler
 def test_demand_is_what_nobody_else_provides(engine: Path) -> None:
-    demand = symbols.collect_demand(engine, symbols.load_rules(), find_compiler()[0])
-    assert demand.linked == {"aclrtMalloc": "libtorch_npu.so"}
-    assert set(demand.looked_up) == {
-        "aclnnAddGetWorkspaceSize",
-        "aclrtNotInThisOne",
-        "PTAGetExecCache",
-    }
-    assert demand.sonames == sorted({"libascendcl.so", *symbols.load_rules().opened})
+    demand = symbols.collect_demand(engine, find_compiler()[0])
+    assert demand.linked == {"aclrtMalloc"}
+    assert demand.looked_up == {"aclnnAddGetWorkspaceSize", "aclrtNotInThisOne", "PTAGetExecCache"}
+    assert demand.sonames == {"libascendcl.so", *load_rules("symbols")[0]["opened"]}
 
 
 def test_no_engine_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="no engine library"):
-        symbols.collect_demand(tmp_path, symbols.load_rules(), "cc")
+        symbols.collect_demand(tmp_path, "cc")
 
 
+@needs_compiler
 def test_not_an_elf_file(tmp_path: Path) -> None:
     path = tmp_path / "text.so"
     path.write_text("not a library, but long enough")
-    with pytest.raises(SetupError, match="ELF"):
-        ElfFile(path)
+    with pytest.raises(SetupError, match=r"text\.so cannot be read: readelf: Error"):
+        read_binary(path)
 
 
-def plan(linked: list[str], looked_up: list[str], implemented: set[str]) -> symbols.SymbolPlan:
-    demand = Demand(
-        dict.fromkeys(linked, "a.so"), dict.fromkeys(looked_up, "b.so"), ["libascendcl.so"], 62
-    )
-    return symbols.make_plan(
-        demand, symbols.load_rules(), implemented, frozenset({"aclCreateSomething"})
-    )
+def rows(linked: list[str], looked_up: list[str], implemented: set[str]) -> list[str]:
+    _, rules = load_rules("symbols")
+    names = [*linked, *looked_up]
+    return make_rows(names, rules, linked, implemented, null_on_failure={"aclCreateSomething"})
 
 
 def test_states() -> None:
-    made = plan(
+    made = rows(
         linked=[
             "aclrtMalloc",
             "aclrtUnheardOf",
@@ -131,54 +129,103 @@ def test_states() -> None:
         ],
         implemented={"aclrtMalloc"},
     )
-    assert {symbol.name: symbol.state for symbol in made.symbols} == {
-        "aclrtMalloc": "implemented",
-        "aclrtUnheardOf": "failing",
-        "PTALinked": "failing",  # a linked name cannot be absent
-        "_ZN3atb13CreateContextEPPNS_7ContextE": "atb",
-        "MsprofReportApi": "noop",
-        "aclnnAddGetWorkspaceSize": "operator",
-        "aclnnAdd": "operator",
-        "aclnnNoStage": "failing",
-        "PTAGetExecCache": "absent",
-        "aclnnInit": "noop",
-        "aclCreateSomething": "failing",
-    }
+    assert made == [
+        "NOOP(MsprofReportApi)",
+        "ABSENT(PTAGetExecCache)",
+        "FAILING(PTALinked)",  # a linked name cannot be absent
+        'ATB(_ZN3atb13CreateContextEPPNS_7ContextE, memprof_sim_atb_create_context, "")',
+        "FAILING_NULL(aclCreateSomething)",  # it returns a pointer
+        "OPERATOR(aclnnAddGetWorkspaceSize, Add, 0)",
+        "NOOP(aclnnInit)",
+        "FAILING(aclnnNoStage)",
+        "IMPLEMENTED(aclrtMalloc)",
+        "FAILING(aclrtUnheardOf)",
+        "RUN(aclnnAdd)",
+    ]
+
+
+def test_an_operation_of_atb_says_of_which_parameters_it_is() -> None:
+    name = "_ZN3atb15CreateOperationINS_5infer18SelfAttentionParamEEEvv"
+    target = "memprof_sim_atb_create_operation"
+    assert rows([name], [], set()) == [f'ATB({name}, {target}, "SelfAttention")']
 
 
 def test_operators_of_atb_keep_their_prefix_and_run_as_its_own() -> None:
-    made = plan([], ["AtbMLAGetWorkspaceSize", "AtbMLA", "aclnnMLAGetWorkspaceSize"], set())
-    first, second = symbols.operator_names(made)
-    assert first == {"AtbMLAGetWorkspaceSize": "AtbMLA", "aclnnMLAGetWorkspaceSize": "MLA"}
-    assert second == ["AtbMLA", "aclnnMLA"]
-    code = symbols.generate_assembly(made)
-    assert "AtbMLA: RUN_ATB" in code
-    assert "aclnnMLA: RUN\n" in code
+    assert rows([], ["AtbMLAGetWorkspaceSize", "AtbMLA", "aclnnMLAGetWorkspaceSize"], set()) == [
+        "OPERATOR(AtbMLAGetWorkspaceSize, AtbMLA, 0)",
+        "OPERATOR(aclnnMLAGetWorkspaceSize, MLA, 1)",
+        "RUN_ATB(AtbMLA)",
+        "RUN(aclnnMLA)",
+    ]
 
 
 def test_operators_come_in_two_stages() -> None:
-    made = plan([], ["aclnnFooGetWorkspaceSize", "aclnnBarGetMaxWorkspaceSize", "aclnnFoo"], set())
-    first, second = symbols.operator_names(made)
-    assert list(first.items()) == [
-        ("aclnnBarGetMaxWorkspaceSize", "Bar"),
-        ("aclnnFooGetWorkspaceSize", "Foo"),
+    asked = ["aclnnFooGetWorkspaceSize", "aclnnBarGetMaxWorkspaceSize", "aclnnFoo"]
+    made = [
+        "OPERATOR(aclnnBarGetMaxWorkspaceSize, Bar, 0)",
+        "OPERATOR(aclnnFooGetWorkspaceSize, Foo, 1)",
+        "RUN(aclnnBar)",
+        "RUN(aclnnFoo)",
     ]
-    assert second == ["aclnnBar", "aclnnFoo"]
-    assert '"Bar",\n  "Foo",\n  nullptr' in symbols.generate_cpp(made)
-    assert "aclnnFooGetWorkspaceSize: PLAN(1)" in symbols.generate_assembly(made)
+    assert rows([], asked, set()) == made
+    assert rows([], [*asked, "aclnnBar"], set()) == made
+    assert "RUN(aclnnFoo)" not in rows([], asked, {"aclnnFoo"})
 
 
-def test_generated_bodies_name_themselves() -> None:
-    text = symbols.generate_cpp(
-        plan(["aclrtUnheardOf", "aclCreateSomething"], ["PTAGetExecCache"], set())
+@needs_compiler
+def test_bodies_name_themselves_and_operators_their_index(tmp_path: Path) -> None:
+    """The rows, completed by ``native/generated`` and called."""
+    made = rows(
+        ["aclrtUnheardOf", "aclCreateSomething", "MsprofReportApi"],
+        ["PTAGetExecCache", "aclnnFooGetWorkspaceSize", "aclnnBarGetWorkspaceSize"],
+        set(),
     )
-    assert 'memprof_sim_unimplemented("aclrtUnheardOf")' in text
-    assert "return nullptr" in text  # a function that returns a pointer fails with null
-    assert "PTAGetExecCache" not in text
+    (tmp_path / "names.inc").write_text("\n".join(made))
+    (tmp_path / "main.cpp").write_text(
+        """
+        #include <cstdio>
+        extern const char *const memprof_sim_aclnn_names[];
+        extern "C" {
+        int memprof_sim_unimplemented(const char *name) { std::printf("%s ", name); return 7; }
+        int aclrtUnheardOf();
+        void *aclCreateSomething();
+        int MsprofReportApi();
+        void aclnnFooGetWorkspaceSize();
+        void aclnnBar();
+        int PTAGetExecCache() __attribute__((weak));
+        }
+        extern "C" __attribute__((visibility("hidden"))) void memprof_sim_atb_run() {}
+        extern "C" __attribute__((visibility("hidden"))) void memprof_sim_aclnn_run() {
+          std::printf("run ");
+        }
+        extern "C" __attribute__((visibility("hidden"))) void memprof_sim_aclnn_entry() {
+        #if defined(__x86_64__)
+          unsigned index;
+          asm volatile("" : "=a"(index));
+          std::printf("%s ", memprof_sim_aclnn_names[index]);
+        #endif
+        }
+        int main() {
+          std::printf("%d ", aclrtUnheardOf());
+          std::printf("%d ", aclCreateSomething() == nullptr);
+          std::printf("%d %d ", MsprofReportApi(), PTAGetExecCache == nullptr);
+          aclnnBar();
+          aclnnFooGetWorkspaceSize();
+        }
+        """
+    )
+    generated = [str(path) for path in (NATIVE_DIR / "generated").iterdir()]
+    command = [*find_compiler(), "-O1", f"-I{tmp_path}", str(tmp_path / "main.cpp"), *generated]
+    subprocess.run([*command, "-o", str(tmp_path / "main")], check=True)
+    done = subprocess.run([str(tmp_path / "main")], capture_output=True, text=True, check=True)
+    assert done.stdout == "aclrtUnheardOf 7 aclCreateSomething 1 0 1 run Foo "
 
 
-def test_every_rule_has_a_known_state_and_a_reason() -> None:
-    for rule in symbols.load_rules().rules:
-        assert rule.state in {"operator", "atb", "noop", "absent"}
+@pytest.mark.parametrize("name", ["symbols", "left_out"])
+def test_every_rule_has_a_state_that_native_knows_and_a_reason(name: str) -> None:
+    source = {"symbols": "generated/names.cpp", "left_out": "left_out.c"}[name]
+    known = re.findall(r"#define ([A-Z_]+)\(name", (NATIVE_DIR / source).read_text())
+    for rule in load_rules(name)[1]:
+        assert rule.state.upper() in known
         assert rule.reason or rule.state == "atb"
         assert bool(rule.target) == (rule.state == "atb")

@@ -11,7 +11,9 @@ import sys
 import pytest
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim import cuda_stubs
+from vllm_memprof.sim import build
+from vllm_memprof.sim.build import NATIVE_DIR, build_left_out, load_rules, make_rows
+from vllm_memprof.sim.elf import read_binary
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 
@@ -55,26 +57,27 @@ def site_packages(tmp_path):
     return tmp_path / "site"
 
 
-def test_what_the_binaries_want_is_read_from_them(site_packages):
-    wanted = cuda_stubs.find_wanted(site_packages)
-    assert wanted.libraries == {"libfancy.so.12", "libplain.so.2"}
-    assert wanted.versioned == {
-        ("libfancy.so.12", "libfancy.so.12"): {"fancyMalloc", "__cudaRegister"}
-    }
-    assert wanted.unversioned == {"plainInit"}
-    assert cuda_stubs.find_wanted(site_packages, ["libfancy.so.12"]).libraries == {"libplain.so.2"}
+def test_what_the_binaries_want_is_read_from_them(site_packages, tmp_path):
+    (site_packages / "torch/lib/libtorch_x.so.txt").write_text("notes")  # only looks like a library
+    assert build_left_out(site_packages, tmp_path / "out") == {"libfancy.so.12", "libplain.so.2"}
+    made = read_binary(tmp_path / "out" / "libleft_out.so").defined
+    assert {"fancyMalloc", "__cudaRegister", "plainInit"} <= made
+    assert "use_fancy" not in made
+    rows = (tmp_path / "out" / "names.inc").read_text().splitlines()
+    assert rows == ["NOOP(__cudaRegister)", "FAILING(fancyMalloc)", "FAILING(plainInit)"]
 
 
-def test_a_file_that_only_looks_like_a_library_is_passed_over(site_packages):
-    (site_packages / "torch/lib/libtorch_x.so.txt").write_text("notes")
-    assert cuda_stubs.find_wanted(site_packages).libraries == {"libfancy.so.12", "libplain.so.2"}
+def test_a_library_that_is_there_gets_no_stand_in(site_packages, tmp_path):
+    (site_packages / "nvidia").mkdir()
+    (site_packages / "nvidia" / "libfancy.so.12").touch()
+    assert build_left_out(site_packages, tmp_path) == {"libplain.so.2"}
+    assert read_binary(tmp_path / "libleft_out.so").defined >= {"plainInit"}
+    assert "fancyMalloc" not in (tmp_path / "names.inc").read_text()
 
 
 def test_stand_ins_load_and_fail_by_name(site_packages, tmp_path, capfd):
     out = tmp_path / "out"
-    built = cuda_stubs.build_left_out(site_packages, out, "gcc")
-    assert sorted(path.name for path in built) == ["libfancy.so.12", "libplain.so.2"]
-    assert sorted(path.name for path in out.iterdir()) == ["libfancy.so.12", "libplain.so.2"]
+    build_left_out(site_packages, out)
     code = (
         "import ctypes, sys; x = ctypes.CDLL(sys.argv[1]);"
         "print(ctypes.c_int.in_dll(x, 'loaded').value, x.use_fancy(), x.use_plain())"
@@ -92,37 +95,34 @@ def test_stand_ins_load_and_fail_by_name(site_packages, tmp_path, capfd):
     assert "__cudaRegister" not in done.stderr
 
 
-TEXT_FUNCTIONS = [
-    "cudaGetErrorString",
-    "cudaGetErrorName",
-    "cublasGetStatusString",
-    "ncclGetLastError",
-]
-
-
 def test_messages_of_errors_are_text(tmp_path):
     """The result is read as a string: a code in its place is an address that nobody mapped."""
+    texts = ["cudaGetErrorString", "cudaGetErrorName", "cublasGetStatusString", "ncclGetLastError"]
     codes = ["cudaGetLastError", "cuGetErrorString", "cudaMalloc"]
-    source, library = tmp_path / "texts.c", tmp_path / "libtexts.so"
-    source.write_text(cuda_stubs.stand_in_source([*TEXT_FUNCTIONS, *codes]))
-    options = ["-shared", "-fPIC", "-fno-builtin", "-w"]
-    subprocess.run(["gcc", *options, str(source), "-o", str(library)], check=True)
+    rows = make_rows([*texts, *codes], load_rules("left_out")[1])
+    (tmp_path / "names.inc").write_text("\n".join(rows))
+    library = tmp_path / "libtexts.so"
+    options = ["-shared", "-fPIC", "-fno-builtin", "-w", f"-I{tmp_path}"]
+    source = str(NATIVE_DIR / "left_out.c")
+    subprocess.run(["gcc", *options, source, "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
-    for name in TEXT_FUNCTIONS:
+    for name in texts:
         function = getattr(loaded, name)
         function.restype = ctypes.c_char_p
         assert b"no CUDA here" in function(100)
-    assert [getattr(loaded, name)() for name in codes] == [cuda_stubs.NO_DEVICE] * 3
+    no_device = 100  # cudaErrorNoDevice
+    assert [getattr(loaded, name)() for name in codes] == [no_device] * 3
 
 
 def test_nothing_is_built_where_nothing_is_missing(tmp_path):
     libs = tmp_path / "site" / "torch" / "lib"
     libs.mkdir(parents=True)
     compile_library(libs / "libcpu.so", "int f(void){return 1;}")
-    assert cuda_stubs.build_left_out(tmp_path / "site", tmp_path / "out", "gcc") == []
-    assert ctypes.CDLL(str(libs / "libcpu.so")).f() == 1
+    assert build_left_out(tmp_path / "site", tmp_path / "out") == set()
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_compiler_that_fails_is_named(site_packages, tmp_path):
-    with pytest.raises(SetupError, match=r"stand-in for libfancy\.so\.12"):
-        cuda_stubs.build_left_out(site_packages, tmp_path / "out", "false")
+def test_a_compiler_that_fails_is_named(site_packages, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "find_compiler", lambda: ["false"])
+    with pytest.raises(SetupError, match=r"linking libleft_out\.so failed \(false exited with 1"):
+        build_left_out(site_packages, tmp_path / "out")
