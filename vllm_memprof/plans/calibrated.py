@@ -230,7 +230,8 @@ def unlike(hardware: Hardware, own: Plan | None, asked: Plan) -> list[str]:
         notes.append(
             text(
                 "it is of a different family of models, {own}; the plan is of {asked}: with "
-                "published runs such corrections made more plans worse than better (docs/accuracy.md)",
+                "published runs such corrections made more plans worse than better "
+                "(docs/accuracy.md)",
                 own=str(kinds[0]),
                 asked=str(kinds[1]),
             )
