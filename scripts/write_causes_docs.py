@@ -23,7 +23,7 @@ OPENING = (
     "What a failed start or server may have failed of, by the kind that `memprof explain` and a "
     "report name: what each error means, the line of the log (an out-of-memory message is shown "
     "once for each kind), and in brackets the numbers of [what to change](#what-to-change). A "
-    "report calls a change enough only if that was tried or computed. An error that is not listed "
+    "report calls a change enough only if a plan tried it (`--prove`). An error that is not listed "
     "is shown as it is."
 )
 

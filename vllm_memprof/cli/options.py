@@ -44,6 +44,8 @@ REPORTS: Options = {
     "full": (bool, False),
     "section": (list[str] | None, None),
     "names": (bool, False),
+    "prove": (bool, False),
+    "device": (str | None, None),
     **OUTPUT,
 }
 #: Of commands that start engines.

@@ -13,17 +13,21 @@ from typing import TypeVar
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.cli import print_error
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.run import request
-from vllm_memprof.cli.show import can_repaint, progress_bar, say, write_result
+from vllm_memprof.cli.show import can_repaint, progress_bar, say, write_reports, write_result
 from vllm_memprof.document import Document
 from vllm_memprof.engines import engine_row
 from vllm_memprof.engines.base import refuse
+from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import write_atomically
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.prepare import require_device
 from vllm_memprof.plans.calibrated import Calibrated
 from vllm_memprof.plans.model import Fit, Plan, PlanRow, Task
+from vllm_memprof.plans.prove import proved, start_of
 from vllm_memprof.plans.runner import PLANS_DIR, Interrupted, PlanRunner, Watcher
 from vllm_memprof.plans.share import DeviceShare
 from vllm_memprof.plans.store import Store
@@ -160,6 +164,24 @@ def answer(
     write_atomically(folder / f"{ctx.info_name}.json", render_result_json(found))
     write_result(ctx, found, document)
     return found, folder
+
+
+def write_proved(ctx: typer.Context, reports: Sequence[Report], where: list[str]) -> None:
+    """Try the cures of the last report, and write all as ``write_reports`` does.
+
+    What is known until a signal, or instead of what cannot be tried, is written as well.
+    """
+    *others, report = reports
+    try:
+        plan, on = start_of(report, ctx.params["device"])
+        folder = create_run_dir(None, f"{report.run.model.rstrip('/')}-prove", PLANS_DIR)
+        with progress(None, False, "; the report has what is known until then") as shown:
+            for known in proved(report, plan, on, PlanRunner(folder, shown, Store())):
+                report = known
+    except MemprofError as error:
+        print_error(error)
+    finally:
+        write_reports(ctx, [*others, report], where)
 
 
 def check_setup(plan: Plan) -> None:

@@ -10,7 +10,6 @@ Bytes are integers, None is unknown. The keys of its JSON are read by programs
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -29,7 +28,7 @@ from vllm_memprof.plans.corrections import (
     figures_of,
     holds_context,
 )
-from vllm_memprof.plans.device_facts import DECIDING, facts_of, profile_of_soc
+from vllm_memprof.plans.device_facts import facts_of, profile_of_soc, with_variables
 from vllm_memprof.plans.model import Answer, Plan, PlanRow
 from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.store import model_config
@@ -160,31 +159,50 @@ def own_plan(hardware: Hardware, asked: Plan) -> tuple[Plan | None, list[str]]:
     """
     if hardware.arguments is None:
         return None, []
-    stack, notes = _stack_of(hardware, asked)
-    model, parts = asked.model, hardware.source.model.rstrip("/").split("/")
     try:
-        if parts[-1] != model.rstrip("/").split("/")[-1]:
-            # a log may have the path of its own machine, whose end is the name on a hub
-            model = "/".join(parts if len(parts) < 3 else parts[-2:])
-            resolve_model(model, hardware.arguments)
+        return command_of(hardware.report, hardware.rank, hardware.arguments, asked)
     except MemprofError as error:
-        why = text("its model is not at hand: {reason}", reason=error.message)
-        return None, [*notes, why]
-    own = {name: value for name, value in asked.own.items() if name in ("device", "until")}
+        return None, [text("its model is not at hand: {reason}", reason=error.message)]
+
+
+def command_of(
+    report: Report, of: RankReport | None, arguments: list[str], asked: Plan
+) -> tuple[Plan, list[str]]:
+    """Return the plan of a run's own command: of one rank, on the stack that suits its release.
+
+    Args:
+        report: of the run.
+        of: the rank; None: the first.
+        arguments: of its engine.
+        asked: the model, if its name ends alike; the engine, the device, where the plan stops.
+
+    Returns:
+        The plan, and notes.
+
+    Raises:
+        MemprofError: its model is not at hand.
+    """
+    equation = None if of is None else of.budget.equation
+    stack, notes = _stack_of(report.run.engine_version, equation, asked)
+    model, parts = asked.model, report.run.model.rstrip("/").split("/")
+    if parts[-1] != model.rstrip("/").split("/")[-1]:
+        # a log may have the path of its own machine, whose end is the name on a hub
+        model = "/".join(parts if len(parts) < 3 else parts[-2:])
+        resolve_model(model, arguments)
+    kept = ("device", "until", "engine")
+    own = {name: value for name, value in asked.own.items() if name in kept}
     own |= {"stack": stack, "ranks": "one"}
-    number = hardware.rank.rank
+    number = 0 if of is None else of.rank
     if number is None:  # a log names no ranks; the one with most KV cache is not the first
-        crowded = holds_context(hardware.rank.budget.equation)
-        number = 1 if crowded and len(hardware.report.ranks) > 1 else 0
+        number = 1 if holds_context(equation) and len(report.ranks) > 1 else 0
     if number:
         own["rank"] = str(number)
-    return replace(asked, model=model, engine_args=hardware.arguments, own=own, values={}), notes
+    return replace(asked, model=model, engine_args=arguments, own=own, values={}), notes
 
 
-def _stack_of(hardware: Hardware, asked: Plan) -> tuple[str, list[str]]:
-    """Return the stack for the hardware's release: the same one, else one with its equation."""
-    wanted = load_stack(asked.own.get("stack"))
-    version, equation = hardware.source.engine_version, hardware.rank.budget.equation
+def _stack_of(version: str | None, equation: str | None, asked: Plan) -> tuple[str, list[str]]:
+    """Return the stack for a release: the same one, else one with its equation."""
+    wanted = load_stack(asked.stack)
 
     def like(stack: Stack) -> tuple[bool, bool, bool]:
         row, _ = select(stack.engine, stack.engine_version)
@@ -303,14 +321,7 @@ def run_calibrated(
         return runner.make_one(place, plan, f"{place}-{name}", environ)
 
     if own is not None:
-        environ = None
-        if hardware.env is not None:  # with its variables in the place of this process's own
-            environ = {
-                name: value
-                for variables, its_own in ((os.environ, False), (hardware.env, True))
-                for name, value in variables.items()
-                if name.startswith(DECIDING) is its_own
-            }
+        environ = None if hardware.env is None else with_variables(hardware.env)
         row = made(1, "own", own, environ)
         report = runner.report(row) if row.ok else None
         if report is not None and report.ranks:  # the same rank, else the first planned

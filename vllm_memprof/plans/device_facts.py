@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.errors import RunRecordError
+from vllm_memprof.options import value_of, with_option
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.sim.calibrate import EdgeMemory, RankFacts
@@ -24,11 +29,32 @@ def engine_args_of(run: RunInfo) -> list[str]:
         RunRecordError: the run does not name them.
     """
     command = run.engine_command
-    if "--" in command:
-        return command[command.index("--") + 1 :]
-    if "serve" in command:
-        return command[command.index("serve") + 2 :]
+    # "--" of older releases; the model or the request of a driver follows the other words
+    for word, words in (("--", 1), ("serve", 2), (run.mode, 2)):
+        if word in command:
+            return command[command.index(word) + words :]
     raise RunRecordError(f"the run {run.id} does not name the engine's arguments")
+
+
+def arguments_of(report: Report) -> list[str] | None:
+    """Return the engine's arguments, as a run or a log tells them; None: it does not."""
+    run = report.run
+    if run.source == "hooks":
+        with suppress(RunRecordError):
+            return engine_args_of(run)
+        return None
+    words = run.command
+    if words[:2] == ["vllm", "serve"]:  # the command as typed counts
+        given = words[3:] if len(words) > 2 and not words[2].startswith("-") else words[2:]
+    elif {*run.engine_command} - {"--enforce-eager"}:  # the line "non-default args"
+        given = run.engine_command
+    else:
+        return None
+    used = next((rank.budget.gpu_memory_utilization for rank in report.ranks), None)
+    option = "--gpu-memory-utilization"
+    if used is not None and value_of(given, option) != f"{used:g}":
+        given = with_option(given, option, f"{used:g}")
+    return given
 
 
 def base_of(run: RunInfo) -> str:
@@ -36,6 +62,16 @@ def base_of(run: RunInfo) -> str:
     if run.device_profile in {profile.name for profile in list_profiles()}:
         return run.device_profile or _DEFAULT
     return profile_of_soc(run.device) or _DEFAULT
+
+
+def with_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's variables, but of those that figures depend on the ones of a run."""
+    return {
+        name: value
+        for variables, its_own in ((os.environ, False), (env, True))
+        for name, value in variables.items()
+        if name.startswith(DECIDING) is its_own
+    }
 
 
 def profile_of_soc(device: str | None) -> str | None:

@@ -33,8 +33,8 @@ KINDS = {
     "not-memory-at-all": False,
     "other": True,
 }
-#: How a cure is known to suffice.
-ENOUGH = ("checked", "computed", "at least", "unknown")
+#: Whether a cure suffices: a plan with it passes, or fails (no); else as far as it is known.
+ENOUGH = ("checked", "computed", "at least", "unknown", "no")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,13 @@ class Cure:
     engine: str | None = None  # of ``ENGINES``, or torch or torch_npu below it; None: any
     release: str | None = None  # from which on, where that matters
 
+    @property
+    def change(self) -> str:
+        """Return what to change, as it is typed."""
+        named = self.action or self.argument or self.environment or ""
+        mark = "=" if self.environment else " "
+        return named if self.value is None else f"{named}{mark}{self.value}"
+
 
 @dataclass(frozen=True)
 class NamedFailure:
@@ -70,3 +77,4 @@ class NamedFailure:
     evidence: list[EvidenceLine] = field(default_factory=list)
     cures: list[Cure] = field(default_factory=list)
     source: str = ""  # a thread or documentation; "" for none
+    tried_on: str = ""  # with --prove: what its cures were planned on, or why they were not

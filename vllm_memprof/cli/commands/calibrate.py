@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -10,11 +9,10 @@ import typer
 from vllm_memprof.cli import plans
 from vllm_memprof.cli.options import ANSWER, RANKS, command_app
 from vllm_memprof.cli.show import say
-from vllm_memprof.errors import RunRecordError, UsageError
+from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
-from vllm_memprof.options import value_of, with_option
 from vllm_memprof.plans.calibrated import Hardware, hardware_of, run_calibrated
-from vllm_memprof.plans.device_facts import engine_args_of
+from vllm_memprof.plans.device_facts import arguments_of
 from vllm_memprof.plans.documents import calibrated_document
 from vllm_memprof.record.schema import ENGINE_LOG, REPORT_JSON, RUN_FILE
 from vllm_memprof.sim.profiles import DeviceProfile, load_profile
@@ -68,22 +66,8 @@ def read_hardware(name: str, profile: DeviceProfile) -> Hardware:
     if path.name in (RUN_FILE, REPORT_JSON, ENGINE_LOG) and (path.parent / RUN_FILE).is_file():
         path = path.parent
     report = read_report(str(path))
-    if report.run.source == "hooks":
-        given: list[str] | None = None
-        with suppress(RunRecordError):
-            given = engine_args_of(report.run)
-        return hardware_of(name, report, given, report.run.env, profile)
-    words = report.run.command
-    if words[:2] == ["vllm", "serve"]:  # the command as typed counts
-        given = words[3:] if len(words) > 2 and not words[2].startswith("-") else words[2:]
-    else:  # the line "non-default args", if there is one
-        given = report.run.engine_command
-        given = given if {*given} - {"--enforce-eager"} else None
-    used = next((rank.budget.gpu_memory_utilization for rank in report.ranks), None)
-    option = "--gpu-memory-utilization"
-    if given is not None and used is not None and value_of(given, option) != f"{used:g}":
-        given = with_option(given, option, f"{used:g}")
-    return hardware_of(name, report, given, None, profile)
+    env = report.run.env if report.run.source == "hooks" else None
+    return hardware_of(name, report, arguments_of(report), env, profile)
 
 
 app = command_app(calibrate, {**ANSWER, **RANKS})

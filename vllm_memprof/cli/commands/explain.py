@@ -16,21 +16,23 @@ from vllm_memprof.sources import chosen, numbered
 
 
 def explain(ctx: typer.Context, logs: list[str], **shown: object) -> None:
-    """Print what a log of an engine tells: what failed and why, or what fits; from its text alone.
+    """Print what a log of an engine tells: what failed and why, or what fits.
 
     Reads logs of every engine that memprof runs, of any version, out-of-memory messages of torch
     and torch_npu, and npu-smi tables, as printed or as pasted into an issue; plain or packed with
     gzip, bzip2, xz, zstandard or zip. Each file of an archive is a log. Values are exact to their
-    last printed digit. Keys, tokens and passwords are replaced by *** first.
+    last printed digit. Secrets are replaced by *** first.
 
-    Of several starts, the first screen has a table, and the last of them; --full has them all, json
-    is an array of them, html and csv are one file. LOG#2 is only the second start of a log.
-
-    Of a start or server that failed: what failed first, the line that tells, and what to change.
+    Of several starts, the first screen has a table, and the last of them; json is an array of them,
+    html and csv are one file. LOG#2 is only the second start of a log.
 
     Exit status 0: at least one log has a value or a failure. 3: none has, or one cannot be read.
     """
-    write_reports(ctx, read_reports(logs), logs)
+    if ctx.params["prove"]:
+        from vllm_memprof.cli.plans import write_proved as write
+    else:
+        write = write_reports
+    write(ctx, read_reports(logs), logs)
 
 
 def read_reports(logs: list[str]) -> list[Report]:

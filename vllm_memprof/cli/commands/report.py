@@ -17,8 +17,7 @@ def report(
 ) -> None:
     """Print the report of a recorded run, or one report of the runs of a deployment.
 
-    The first screen has the answer: what fits, what failed, where the memory is, what to do. --full
-    has every section, --section NAME one of them.
+    The first screen has the answer: what fits, what failed, where the memory is, what to do.
 
     A deployment on several hosts has a run folder per host; see docs/deployments.md.
 
@@ -27,7 +26,11 @@ def report(
     process per rank.
     """
     folders = runs if runs and len(runs) > 1 else [find_run(runs[0] if runs else None)]
-    write_reports(ctx, [build_runs(folders, deployment)], folders if runs else [])
+    if ctx.params["prove"]:
+        from vllm_memprof.cli.plans import write_proved as write
+    else:
+        write = write_reports
+    write(ctx, [build_runs(folders, deployment)], folders if runs else [])
 
 
 app = command_app(report, REPORTS)

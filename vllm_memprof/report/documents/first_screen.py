@@ -38,6 +38,7 @@ from vllm_memprof.report.documents.report import (
     recomputed,
     said_of_cure,
     spread,
+    tried,
 )
 from vllm_memprof.report.sections.audit import audited
 from vllm_memprof.report.sections.base import (
@@ -300,8 +301,11 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
         yield Line("", cut(run.exit_reason, width))
     if least_grant(report.ranks) is not None:
         yield Line("", _granted(report))
-    for each in [] if failure is None else failure.evidence[:2]:
+    if failure is None:
+        return
+    for each in failure.evidence[:2]:
         yield Line(text("line {line}", each), cut(each.text, width + width // 2), MUTED)
+    yield from tried(failure)
 
 
 # The device by owner
@@ -573,7 +577,10 @@ def _offers(report: Report, rank: RankReport | None) -> list[Line]:
 def _cures(report: Report, rank: RankReport | None) -> list[Line]:
     """Return what makes room, each with whether it is enough; what is not enough comes last."""
     remedies = [] if rank is None or rank.oom is None else rank.oom.remedies
-    rows = []
+    told = [] if report.failure is None else report.failure.cures
+    planned = [cure.change for cure in told if cure.enough in ("checked", "no")]
+    remedies = [row for row in remedies if row.argument not in planned]
+    cures, rows = list[Line](), list[Line]()
     for row in sorted(remedies, key=lambda row: row.bytes is None):
         figures = vars(row) | {
             row.bound or "": True,
@@ -582,14 +589,13 @@ def _cures(report: Report, rank: RankReport | None) -> list[Line]:
         }
         style = {True: GOOD, False: MUTED, None: PLAIN}[row.enough]
         rows.append(Line(row.argument, sentences_of("remedy", figures, ": "), style))
-    failure, cures = report.failure, []
-    tried = " ".join(row.argument for row in remedies)
-    for cure in [] if failure is None else failure.cures:
+    known = " ".join(row.argument for row in remedies)
+    for cure in told:
         change, why = said_of_cure(cure)
-        if change not in tried:
+        if change not in known and cure.enough != "no":
             sure = cure.enough in ("checked", "computed")
             cures.append(Line(change, why, GOOD if sure else PLAIN))
-    named = failure is not None and failure.kind != "other"
+    named = planned or (report.failure is not None and report.failure.kind != "other")
     order = GOOD, PLAIN, MUTED
     found = [*cures, *rows] if named else [*rows, *cures]
     return sorted(found, key=lambda line: order.index(line.style))

@@ -85,16 +85,24 @@ def _failure(failure: NamedFailure | None) -> Iterator[Line]:
     yield Line(text("failed"), sentences_of("failed", figures), BAD)
     for each in failure.evidence:
         yield Line(text("because"), text("line {line}: {text}", each))
-    for change, why in map(said_of_cure, failure.cures[:_SHOWN_CURES]):
+    useful = [cure for cure in failure.cures if cure.enough != "no"]
+    for change, why in map(said_of_cure, useful[:_SHOWN_CURES]):
         yield Line(text("change"), text("{change}: {why}", change=change, why=why))
+    yield from tried(failure)
+
+
+def tried(failure: NamedFailure) -> Iterator[Line]:
+    """Yield what the cures were planned on, and those that were not enough."""
+    if failure.tried_on:
+        yield Line(text("tried on"), failure.tried_on)
+    for cure in failure.cures:
+        if cure.enough == "no":
+            yield Line("", text("{change}: {why}", cure, why=said_of_cure(cure)[1]))
 
 
 def said_of_cure(cure: Cure) -> tuple[str, Text]:
     """Return what to change, and why."""
-    change = cure.action or cure.argument or cure.environment or ""
-    if cure.value is not None:
-        change += ("=" if cure.environment else " ") + cure.value
-    return change, sentences_of("cure", vars(cure) | {cure.enough: True})
+    return cure.change, sentences_of("cure", vars(cure) | {cure.enough: True})
 
 
 def _commands(report: Report) -> Iterator[Line]:

@@ -17,7 +17,7 @@ def test_a_budget_that_was_clamped_to_0_is_priced_by_its_terms(tmp_path: Path) -
     (found,) = found_in(reports, "negative-kv")
     assert found.bytes == 0
     assert "the equation gives -2.09 GiB" in found.evidence
-    assert found.action.startswith("more than --gpu-memory-utilization 0.9843 is enough; ")
+    assert "computed, not tried: more than --gpu-memory-utilization 0.9843; " in found.action
     (unknown,) = found_in(read(tmp_path, CLAMPED), "negative-kv")
     assert unknown.action.startswith(
         "raise --gpu-memory-utilization, or lower --max-num-batched-tokens; "
