@@ -46,7 +46,7 @@ def change(cure: Cure) -> str:
 def short(row: Row) -> str:
     """Return the line of the log that shows a row, cut to what tells it from others."""
     said = max(row.example.splitlines(), key=len).strip().replace("`", "'")
-    return textwrap.shorten(_COMMON.sub("", said), 40, placeholder="…")
+    return textwrap.shorten(_COMMON.sub("", said), 36, placeholder="…")
 
 
 def meaning(row: Row) -> str:

@@ -133,7 +133,7 @@ def test_a_part_of_the_peak_that_was_not_seen_leaves_nothing_to_offer() -> None:
     (report,) = reports_of("recorded_023_tp2")
     assert more_kv_cache(report.ranks) is not None
     unseen = []
-    for rank in report.ranks:
+    for rank in (replace(rank, samples=[]) for rank in report.ranks):
         held = [
             replace(item, bytes=None) if item.name == "late_torch" else item
             for item in rank.budget.held_at_peak
