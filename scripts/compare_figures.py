@@ -106,6 +106,11 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         "bytes beside GiB are shown from 140 columns on; other sizes are compared in GiB",
     ),
     (
+        r" html$",
+        r"^new ",
+        "the page has a first look and a legend at its bar; tables and JSON have the same figures",
+    ),
+    (
         r"killed_tp2 (json|csv)",
         r"initial_non_torch",
         "known from the first reading, as diff knew it: report and diff read one table",
@@ -132,7 +137,8 @@ WORDS = (
     r"\.py:\d*([^\n]*)(?:\n +\d+ *$)?",
     r"(?<![\w.])\d+\.\d+\.\d[\w.]*",  # a release
     r"\((?:vllm|vllm-ascend|sglang)\s+[\d.]+\+\)",  # the first of an equation
-    r"worker\s+\d+\s+of\s+\d+",  # a rank of a log
+    r"worker\s+\d+\s+of\s+\d+|\d+\s+ranks\s+alike",  # ranks
+    r"lines?\s+\d+(?:(?:-|\s+to\s+)\d+)?",  # of a log
     r"below\s+0:\s+does\s+not\s+fit",
     r"<summary>\d+ rows</summary>",  # of a table that is folded
 )

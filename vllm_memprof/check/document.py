@@ -58,7 +58,7 @@ def verdict(result: CheckResult) -> Text:
     """Return the result in one sentence."""
     count, keys = len(result.limits), ", ".join(outcome.key for outcome in result.failures)
     if result.ok:
-        return text("within budget: {count} of {count} checks hold", count=count)
+        return text("within budget: {count} of {count} checks passed", count=count)
     return text(
         "over budget: {failed} of {count} checks fail: {keys}", result, count=count, keys=keys
     )

@@ -55,7 +55,7 @@ def propose_budget(report: Report, margin: Margin) -> str:
         )
     found = {finding.id for finding in report.findings}
     absent = [name for name in PROPOSED if name not in found and not blind_ranks(report, name)]
-    run, least = report.run, ", and at least 16 MiB where a figure varies from start to start"
+    run, least = report.run, ", and at least 16 MiB if a value varies from start to start"
     named = _one_line(f"{run.model}, {engine_text(run)}, {device_text(run)}")
     limits = "\n".join(lines)
     return f"""\

@@ -20,7 +20,7 @@ from vllm_memprof.units import minus
 
 #: Kinds of causes. request: what was asked of the device. state: subtracted by both, of another
 #: size. method: subtracted by one equation alone. mixed: quantities that a run does not tell apart,
-#: of which one equation subtracts more. size: a fixed size. rank: another rank has the least.
+#: of which one equation subtracts more. size: a fixed size. rank: a different rank has the least.
 #: blocks: whole blocks, of the tokens alone. rounding, residual: as in each run's own report.
 #: unknown: what the rest leaves.
 REQUEST, STATE, METHOD, MIXED, SIZE, RANK = "request", "state", "method", "mixed", "size", "rank"

@@ -238,7 +238,7 @@ def _notes(
     if a.world_size != b.world_size and not from_log:  # a log need not print every rank
         notes.append(
             text(
-                "different world sizes: {a} and {b} ranks, each holding another share",
+                "different world sizes: {a} and {b} ranks, each with a different share",
                 a=a.world_size,
                 b=b.world_size,
             )

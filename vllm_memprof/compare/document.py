@@ -90,12 +90,12 @@ _LONG = 32
 _TOKENS_ALONE = text("tokens only")
 #: What the causes of a kind have in common, in the order of the sentence.
 _SUMMARY = {
-    REQUEST: text("another request"),
+    REQUEST: text("requested memory"),
     METHOD: text("subtracted by one equation only"),
     MIXED: text("quantities that a run does not separate"),
-    STATE: text("subtracted by both, of another size"),
+    STATE: text("subtracted by both, with different sizes"),
     SIZE: text("a fixed size"),
-    RANK: text("another rank has the least"),
+    RANK: text("a different rank has the least"),
     RESIDUAL: text("the engine's value and the recomputed one differ"),
     ROUNDING: text("rounding"),
     UNKNOWN: text("unknown"),
@@ -332,8 +332,8 @@ def _cause_section(
     priced = any(cause.kv_tokens is not None for cause in rank.causes)
     columns = (
         Column("", "title"),
-        Column("A holds", "a", right=True),
-        Column("B holds", "b", right=True),
+        Column("A uses", "a", right=True),
+        Column("B uses", "b", right=True),
         Column("GiB", "gib", right=True),
         Column("KV cache, bytes", "bytes", when=width >= WITH_BYTES, right=True),
         Column("tokens", "tokens", when=priced, right=True),
@@ -421,7 +421,7 @@ def _why(rank: RankDiff, cause: Cause) -> str:
 
 def _changed_section(diff: Diff) -> Section:
     if not diff.changed:
-        return Section(text("Inputs that differ: none that the records hold"), [], [])
+        return Section(text("Inputs that differ: none in the records"), [], [])
     rows: list[Row | Change] = []
     kinds: set[str] = set()
     for change in diff.changed:

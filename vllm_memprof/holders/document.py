@@ -57,7 +57,7 @@ _DEVICES = (
     Column("Used, GiB", "used_bytes", GIB, marked=True),
     Column("Free, GiB", "free_bytes", GIB, marked=True),
     Column("Processes", lambda row: None if row.processes is None else len(row.processes), number),
-    Column("Held by\nthem, GiB", "held_bytes", GIB, marked=True),
+    Column("Used by\nthem, GiB", "held_bytes", GIB, marked=True),
     Column("No process,\nGiB", "no_process_bytes", GIB),
 )
 _PROCESSES = (
@@ -100,7 +100,7 @@ def who_document(who: Who, width: int) -> Document:
     tail = []
     if left:
         known = text(
-            "engine processes left behind: {count}, which hold {size:gib} GiB",
+            "engine processes left behind: {count}, which use {size:gib} GiB",
             count=len(left),
             size=sum_or_none(row.bytes for row in left),
         )
@@ -117,7 +117,7 @@ def who_document(who: Who, width: int) -> Document:
         tail.append(Line(text("verdict"), said, GOOD if wait.met else BAD))
     return Document(
         kind="who",
-        title=text("Who holds {device}", who),
+        title=text("Who uses {device}", who),
         head=[Line(text("device"), who.device, TOTAL)],
         sections=sections if listed else sections[:1],
         verdict="",
@@ -157,7 +157,7 @@ def _holders(row: DeviceRow) -> str:
     """Return what is free of a device, and the processes that hold the rest."""
     holders = join(", ", map(_short, row.processes or ())) or text("no process that is listed")
     return text(
-        "{free_bytes:gib} of {total_bytes:gib} GiB are free; held by {holders}",
+        "{free_bytes:gib} of {total_bytes:gib} GiB are free; in use by {holders}",
         row,
         holders=holders,
     )
@@ -171,17 +171,17 @@ def _short(row: HolderRow) -> str:
 
 def _device_notes(who: Who) -> Iterator[str | bool]:
     yield who.simulated and text(
-        "(m): on a simulated device a process holds what it asked for and what the profile "
-        "sets for contexts, kernels and communicators; used is the sum of its processes, so "
-        "that nothing is held by no process"
+        "(m): on a simulated device a process uses what it asked for and what the profile "
+        "sets for contexts, kernels and communicators; used is the sum of its processes, so that "
+        "nothing is in use by no process"
     )
     yield who.simulated and text(
         "a run has a simulated device of its own, which is not this one, unless it was "
         "started with --share-device"
     )
     yield any(row.no_process_bytes is not None for row in who.devices) and text(
-        "no process: used less what living processes hold. What the driver and the device "
-        "hold for themselves is in it; no driver tells how much that is"
+        "no process: used - what living processes use. What the driver and the device use "
+        "for themselves is in it; no driver tells how much that is"
     )
     for row in who.devices:
         for reason in row.reasons:

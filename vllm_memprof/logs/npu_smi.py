@@ -47,7 +47,7 @@ class NpuSmi:
         """Return what each chip holds."""
         notes = []
         for (npu, chip), (used, total) in list(self.chips.items())[:_MAX_NOTES]:
-            note = f"npu-smi: NPU {npu} chip {chip} holds {used:,} of {total:,} MiB"
+            note = f"npu-smi: NPU {npu} chip {chip} uses {used:,} of {total:,} MiB"
             if held := self._processes.get((npu, chip)):
                 note += f", {sum(held.values()):,} of them in {len(held)} processes"
             notes.append(note)

@@ -74,7 +74,7 @@ def logs_in(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, Iterato
         if size > left:
             raise RunRecordError(
                 f"it unpacks to more than {MOST_BYTES >> 20:,} MiB",
-                hint="unpack it where there is room, and pass the log of one start",
+                hint="unpack it if there is room, and pass the log of one start",
             )
 
     def unpacked(form: str, opened: Any) -> Iterator[bytes]:

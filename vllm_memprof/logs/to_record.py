@@ -108,7 +108,7 @@ def read_log(path: str) -> list[Run]:
             f"no line about memory in {where}"
             + (f"; looked for {LOOKED_FOR}" if lines else ": it is empty"),
             hint="give the log of the engine's start-up, at level INFO or DEBUG:"
-            " later lines hold no figures",
+            " later lines have no values",
         )
     return runs
 

@@ -247,8 +247,9 @@ def unlike(hardware: Hardware, own: Plan | None, asked: Plan) -> list[str]:
     if None not in kinds and len({*kinds}) > 1:
         notes.append(
             text(
-                "it is of another family of models, {own}; the plan is of {asked}: with published "
-                "runs such corrections made more plans worse than better (docs/accuracy.md)",
+                "it is of a different family of models, {own}; the plan is of {asked}: with "
+                "published runs such corrections made more plans worse than better "
+                "(docs/accuracy.md)",
                 own=str(kinds[0]),
                 asked=str(kinds[1]),
             )

@@ -201,12 +201,12 @@ class Corrections:
                 why = text("the plan stops before graphs are captured: --until ready compares them")
             elif releases[0] is None or releases[0] != releases[1]:
                 why = text(
-                    "another release captures other graphs: {hardware} and {simulated}",
+                    "a different release captures other graphs: {hardware} and {simulated}",
                     hardware=releases[0] or "-",
                     simulated=releases[1] or "-",
                 )
             elif runtime is None or runtime.bytes <= 0:
-                why = text("the simulated graphs hold nothing in the runtime")
+                why = text("the simulated graphs use nothing in the runtime")
             self.compare(GRAPH, pair, why, scaled=runtime.bytes if runtime else 0)
 
     def calibration(self) -> Calibration:

@@ -175,7 +175,7 @@ def _plans(
     simulated = any(each.plan.simulated for each in tries)
     notes = [
         text(
-            "requests: number of requests of {length} that the KV cache holds at once",
+            "requests: number of requests of {length} that fit into the KV cache at once",
             length=length,
         ),
         text(
@@ -245,7 +245,7 @@ def share_document(share: DeviceShare, width: int) -> Document:
             if each.wanted
         ),
         text("subtracted: by the engine's equation, with the device to itself"),
-        text("held: beside the KV cache; at the peak with the largest batches served"),
+        text("in use: except the KV cache; at the peak with the largest batches served"),
         text("needs: KV cache for a request of max_model_len, and for what is wanted"),
         _MODELLED,
     ]
@@ -292,8 +292,8 @@ _ALONE = (
     Column("Instance", "name", right=True),
     Column("Model", "model", when=wide_only),
     Column("Subtracted,\nGiB", _figure("subtracted_bytes"), GIB, marked=True),
-    Column("Held when\nready, GiB", _figure("ready_bytes"), GIB, marked=True),
-    Column("Held at the\npeak, GiB", _figure("peak_bytes"), GIB, marked=True),
+    Column("In use when\nready, GiB", _figure("ready_bytes"), GIB, marked=True),
+    Column("In use at the\npeak, GiB", _figure("peak_bytes"), GIB, marked=True),
     Column("Needs,\nGiB", _figure("need_bytes"), GIB4),
     _STATUS,
 )
@@ -361,7 +361,7 @@ def _of_way(way: SharingPlan) -> list[Section]:
         if result.missing
     ]
     if not notes:
-        notes = [text("each start: all came up, and held what serving their largest batches took")]
+        notes = [text("each start: all came up and served their largest batches")]
     started = table(
         text("Starts"),
         _STARTS,

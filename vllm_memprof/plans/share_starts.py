@@ -111,7 +111,7 @@ def check(instances: Sequence[Instance], beside: int) -> None:
             raise UsageError(f"instance {each.name} ({each.plan.model}) {why}")
     if not instances[0].plan.device.simulated:
         raise UsageError(
-            "memprof share starts the instances beside each other, on a simulated device alone",
+            "memprof share starts the instances next to each other, only on a simulated device",
             hint="add --device sim:910b",
         )
 
@@ -183,7 +183,7 @@ def compute(job: ShareJob, runner: PlanRunner) -> tuple[DeviceShare, SharedDevic
         why = text("shares are computed for E2, E3 and E4, not for {names}", names=names)
     elif len(known) < len(rows) or total is None or form is None:
         names = ", ".join(row.name for row in rows if row.figures is None)
-        why = text("what an instance holds is not known whole: {names}", names=names)
+        why = text("what an instance uses is not known whole: {names}", names=names)
     else:
         rules = form.subtracts_neighbours, form.checks_free
         card = SharedDevice(total, known, *rules, job.beside, job.headroom)

@@ -158,7 +158,7 @@ def _folder(job: SweepJob, path: Path) -> Iterator[None]:
     try:
         path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
         if not held.exists() and any(path.iterdir()):
-            raise UsageError(f"{path} is not empty, and holds no sweep", hint)
+            raise UsageError(f"{path} is not empty, and contains no sweep", hint)
         descriptor = os.open(held, os.O_RDWR | os.O_CREAT, FILE_MODE)
     except OSError as error:
         raise LaunchError(f"cannot make the folder {path}: {error.strerror}", hint) from error

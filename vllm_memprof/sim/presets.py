@@ -200,7 +200,7 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
                 raise UsageError(
                     f"--quantization ascend: {model} has no {DESCRIPTION}, and none can be "
                     f"generated for model_type {config.get('model_type')!r}",
-                    hint="put the quantized model's own file beside config.json; "
+                    hint="put the quantized model's own file next to config.json; "
                     f"generated for: {', '.join(sorted(RULES))}",
                 )
             made[DESCRIPTION] = description

@@ -98,7 +98,7 @@ def test_a_log_has_no_reading_of_memprof() -> None:
     assert rows["weights"].engine_bytes is not None
     for row in rows.values():
         assert (row.bytes, row.difference_bytes, row.tolerance_bytes, row.agrees) == (None,) * 4
-        assert "a log holds the engine's figures only" in str(row.reason)
+        assert "a log has the engine's values only" in str(row.reason)
 
 
 def start_up(moved: int = 0) -> list[Span]:

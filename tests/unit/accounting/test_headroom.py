@@ -285,7 +285,7 @@ def test_e3_charges_the_neighbour_and_says_so() -> None:
     assert found.bytes == gib(0.35) + neighbour
     assert "takes that from the KV cache" in found.title
     # 0.9 + 19.85 / 60.96 is more than the device has: no utilization is named
-    assert found.action.startswith("move the other process to another device, or upgrade to")
+    assert found.action.startswith("move the other process to a different device, or upgrade to")
 
 
 # -- the layout of a KV cache of which a log prints tokens and GiB ---------------------------

@@ -66,7 +66,7 @@ def test_none_that_closes_says_how_far_off_they_are() -> None:
         build_report(run) for run in read_log(str(DATA / "logs" / "two_methods_910b_tp2.md"))
     ]
     (finding,) = found(reports[0], "equation-unbalanced")
-    assert "the lines are of two runs, or of another release" in finding.title
+    assert "the lines are of two runs, or of a different release" in finding.title
     assert "E2 (0.9.1rc2 to before 0.15.0rc1): engine 43.40 GiB, recomputed 43.54" in (
         finding.evidence
     )
@@ -164,7 +164,7 @@ def test_what_a_310p_does_not_charge_is_worth_half_of_it() -> None:
     assert "takes half of that from the KV cache" in neighbour.title
     assert neighbour.action == (
         "no utilization makes up for it: above 0.5604 the engine refuses to start; move the other "
-        "process to another device"
+        "process to a different device"
     )
 
 
@@ -184,8 +184,8 @@ def test_e2_names_the_first_instance() -> None:
     first, second = explained("e2_second_instance.log")
     assert not first.findings
     (negative,) = found(second, "negative-kv")
-    assert "equation E2 subtracts what other processes hold on the device" in negative.action
-    assert "move the other process to another device, or upgrade" in negative.action
+    assert "equation E2 subtracts what other processes use on the device" in negative.action
+    assert "move the other process to a different device, or upgrade" in negative.action
     row = form_of("E2")
     assert row is not None
     assert (row.subtracts_neighbours, row.checks_free) == (True, False)
@@ -300,8 +300,8 @@ def test_310p_names_what_it_may_have_subtracted() -> None:
     ]
     (halved,) = found(report, "budget-halved")
     assert halved.action == (
-        "if other processes are on the device: equation E4p subtracts what they hold; move the "
-        "other process to another device"
+        "if other processes are on the device: equation E4p subtracts what they use; move the other "
+        "process to a different device"
     )
 
 
@@ -346,7 +346,7 @@ def test_e2_names_what_it_subtracts_of_a_neighbour(tmp_path) -> None:
     (neighbour,) = found(report, "co-tenant")
     assert "Equation E2 subtracts all that is in use on the device" in neighbour.title
     assert "19.50 GiB" in neighbour.evidence
-    assert neighbour.action.startswith("move the other process to another device, or upgrade")
+    assert neighbour.action.startswith("move the other process to a different device, or upgrade")
     path.write_text(log.format(used="1.21", kv=round(32.366 * GIB)))
     (alone,) = [build_report(run) for run in read_log(str(path))]
     assert not found(alone, "co-tenant")

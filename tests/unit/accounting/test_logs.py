@@ -450,11 +450,11 @@ def test_the_report_says_what_lies_between_the_methods(methods: list[Report], wi
     for text in (table(methods[2], width), render_markdown(methods[2])):
         flat = " ".join(text.split())
         assert (
-            "0.90 GiB less = 0.26 torch memory outside the weights + 0.35 non-torch, held at the start "
+            "0.90 GiB less = 0.26 torch memory outside the weights + 0.35 non-torch in use at the start "
             "+ 0.30 reserved but not allocated" in flat
         )
         assert "633,984" in flat
-        assert "derived: non-torch, held at the start; reserved but not allocated" in flat
+        assert "derived: non-torch in use at the start; reserved but not allocated" in flat
         assert (
             "npu-smi: used, MiB: 3,409 before the start, 59,614 after it, 56,257 by the process"
             in flat
@@ -486,9 +486,7 @@ def test_a_log_knows_no_time_and_names_what_it_lacks_once(methods: list[Report])
     assert calls[at + 1].split() == ["unknown"]
     (report,) = reports("wtdcode__vllm-backport-34.log")
     assert "Phases" not in table(report, 120)
-    assert (
-        table(report, 120).count("no phase was measured: the log holds no snapshot of memory") == 1
-    )
+    assert table(report, 120).count("no phase was measured: the log has no snapshot of memory") == 1
 
 
 def test_the_verdict_of_an_oom_says_how_much_was_held(methods: list[Report]) -> None:

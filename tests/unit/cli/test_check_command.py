@@ -42,7 +42,7 @@ def budget(tmp_path: Path, text: str) -> Path:
 def test_within_and_over() -> None:
     done = call(RUN, "--budget", PASSED)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "within budget: 10 of 10 checks hold" in done.stdout
+    assert "within budget: 10 of 10 checks passed" in done.stdout
     assert "\x1b" not in done.stdout
     done = call(DATA / "skewed_tp2", "--budget", GUARD, "--baseline", DATA / "eager_tp2")
     assert (done.returncode, done.stderr) == (1, "")
@@ -196,7 +196,7 @@ def test_github(tmp_path: Path) -> None:
     good = call(RUN, "--budget", PASSED, "--format", "github", GITHUB_STEP_SUMMARY="")
     assert (good.returncode, good.stdout) == (
         0,
-        "::notice title=memprof check::within budget: 10 of 10 checks hold\n",
+        "::notice title=memprof check::within budget: 10 of 10 checks passed\n",
     )
     lost = call(
         RUN,

@@ -93,7 +93,7 @@ def test_a_file_stands_for_the_instances(called: list[Any], tmp_path) -> None:
         ("m/a -- -tp 2", "no MODEL behind `--` number 1"),
         ("--device sim", "MODEL is missing"),
         ("m/a --device sim", "memprof share needs two instances"),
-        ("m/a -- m/b", "on a simulated device alone"),
+        ("m/a -- m/b", "only on a simulated device"),
     ],
 )
 def test_what_does_not_go_together(args: str, said: str) -> None:

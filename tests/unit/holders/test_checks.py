@@ -16,10 +16,10 @@ def test_devices_and_what_is_left_behind() -> None:
         ("left behind", WARNING),
     ]
     assert rows[0].found == (
-        "14.38 of 64.00 GiB are free; held by 4321 (vllm Worker_TP0) 30.00 GiB, "
+        "14.38 of 64.00 GiB are free; in use by 4321 (vllm Worker_TP0) 30.00 GiB, "
         "77 (python) 12.00 GiB, 99 (ended) 4.00 GiB"
     )
-    assert rows[1].found == "60.38 of 64.00 GiB are free; held by no process that is listed"
+    assert rows[1].found == "60.38 of 64.00 GiB are free; in use by no process that is listed"
     assert rows[4].found.startswith("- of - GiB are free; ")
     assert rows[4].found.endswith("; refused")
     assert rows[5].found == "4321 (vllm Worker_TP0) 30.00 GiB: its parent, 4300, has ended"

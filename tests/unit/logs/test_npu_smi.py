@@ -15,7 +15,7 @@ def test_npu_smi_tables_become_notes(runs_of):
     )
     (run,) = runs_of(table)
     assert (
-        "npu-smi: NPU 0 chip 0 holds 54,735 of 65,536 MiB, 51,341 of them in 1 processes"
+        "npu-smi: NPU 0 chip 0 uses 54,735 of 65,536 MiB, 51,341 of them in 1 processes"
         in run.info.notes
     )
     (run,) = runs_of(table + "INFO Available KV cache memory: 43.40 GiB\n")

@@ -188,7 +188,7 @@ def test_an_argument_gives_what_is_missing_and_the_rounding_of_the_log() -> None
             "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored "
             "in KV cache (1234). Try increasing `gpu_memory_utilization` or decreasing `max_model_len`.\n",
             "kv-too-small",
-            "max_model_len is 32,768 tokens, and the KV cache holds 1,234",
+            "max_model_len is 32,768 tokens, and the KV cache has room for 1,234",
         ),
         (
             "ValueError: To serve at least one request with the models's max seq len (32768), (4.00 GiB KV cache is "

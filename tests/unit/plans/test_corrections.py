@@ -171,7 +171,7 @@ def test_graphs_are_corrected_by_one_factor_of_their_part_in_the_runtime() -> No
     older = replace(hardware, release="0.18")
     kept = row(Corrections(older, only(graph=130 * MIB, graph_runtime=120 * MIB), PROFILE), "graph")
     assert kept.applied_bytes == 0
-    assert "another release captures other graphs: 0.18 and 0.23" in str(kept.reason)
+    assert "a different release captures other graphs: 0.18 and 0.23" in str(kept.reason)
     stopped = row(Corrections(hardware, only(), PROFILE), "graph")
     assert stopped.applied_bytes == 0
     assert "--until ready" in str(stopped.reason)

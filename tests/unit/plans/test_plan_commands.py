@@ -224,7 +224,7 @@ def test_a_folder_of_another_sweep_is_left_alone(env: dict[str, str], tmp_path: 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
     done = call(env, tmp_path, "sweep", "--over", "max-num-seqs=8", "-o", "full")
-    assert (done.returncode, "is not empty, and holds no sweep" in done.stderr) == (2, True)
+    assert (done.returncode, "is not empty, and contains no sweep" in done.stderr) == (2, True)
 
 
 @pytest.fixture

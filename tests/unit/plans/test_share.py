@@ -238,8 +238,8 @@ def test_instances_of_a_file(tmp_path) -> None:
         ([[], ["--num-gpu-blocks-override=9"]], {"device": "sim"}, 0, "fixes the KV cache"),
         ([[], ["--gpu-memory-utilization", "1.5"]], {"device": "sim"}, 0, "is no share"),
         ([[]], {"device": "sim"}, 0, "needs two instances"),
-        ([[], []], {"device": "npu"}, 0, "on a simulated device alone"),
-        ([[], []], {}, 0, "on a simulated device alone"),
+        ([[], []], {"device": "npu"}, 0, "only on a simulated device"),
+        ([[], []], {}, 0, "only on a simulated device"),
     ],
 )
 def test_what_has_no_answer_is_refused(args, own, beside, said) -> None:

@@ -77,15 +77,15 @@ device  npu
 
 Devices
 
-                                                        Held by  No process,
+                                                        Used by  No process,
  Device  Total, GiB  Used, GiB  Free, GiB  Processes  them, GiB          GiB
  ───────────────────────────────────────────────────────────────────────────
       0       64.00      49.62      14.38          3      42.00         7.62
     1-3       64.00       3.62      60.38          0       0.00         3.62
       4           -          -          -          -          -            -
 
-  no process: used less what living processes hold. What the driver and the device hold for themselves is in it; no
-  driver tells how much that is
+  no process: used - what living processes use. What the driver and the device use for themselves is in it; no driver
+  tells how much that is
   device 4: refused
 
 Processes
@@ -100,7 +100,7 @@ Processes
   memprof ends none of them; kill PID asks one to end, kill -9 PID ends it
   recorded by memprof in /runs/a
 
-note  engine processes left behind: 1, which hold 30.00 GiB
+note  engine processes left behind: 1, which use 30.00 GiB
 """
     )
 
@@ -143,13 +143,13 @@ def test_a_simulated_device_is_marked() -> None:
 def test_what_is_waited_for() -> None:
     busy = replace(NPU, devices=NPU.devices[:4])
     assert waiting_lines(busy, 50 * GIB) == [
-        "waiting for 50.00 GiB on device 0: 14.38 of 64.00 GiB are free; held by "
+        "waiting for 50.00 GiB on device 0: 14.38 of 64.00 GiB are free; in use by "
         "4321 (vllm Worker_TP0) 30.00 GiB, 77 (python) 12.00 GiB, 99 (ended) 4.00 GiB"
     ]
     base = waiting_lines(replace(NPU, devices=NPU.devices[1:2]), 61 * GIB)
     assert base == [
         "waiting for 61.00 GiB on device 1: 60.38 of 64.00 GiB are free; "
-        "held by no process that is listed"
+        "in use by no process that is listed"
     ]
     assert waiting_lines(busy, 14 * GIB) == []
     for met, words in ((True, "are free on every"), (False, "are not free on every")):
@@ -171,7 +171,7 @@ def test_json_obeys_its_schema_and_can_be_read_back() -> None:
 def test_markdown() -> None:
     shown = render_markdown(partial(who_document, NPU))
     assert "| **0** | **4321** | **30.00** |" in shown
-    assert "engine processes left behind: 1, which hold 30.00 GiB" in shown
+    assert "engine processes left behind: 1, which use 30.00 GiB" in shown
     assert "its parent, 4300, has ended" in shown
 
 

@@ -1,7 +1,7 @@
 """The KV cache that fits into requested memory, and the one that fits the device.
 
 The first is the equation's result less all that the run held and it does not subtract; the second
-is the device less all that is held beside the KV cache at the serving peak
+is the device less all memory in use except the KV cache at the serving peak
 (``accounting.budget.serving_peak``).
 
 An item that cannot be read makes the figure unknown; one that does not apply to the run is left

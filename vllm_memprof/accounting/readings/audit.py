@@ -105,7 +105,7 @@ def _of_term(term: Term, own: Mapping[str, Reading], engine: Figures) -> Reading
     setting = engine.get(_SET_ASIDE.get(term.name, ""))
     if setting is not None:
         source = text("limit of the cache of embeddings that the engine makes later")
-        between = text("nothing: two settings of the engine, of memory that nothing holds yet")
+        between = text("nothing: two settings of the engine, of memory that is not in use yet")
         return Reading(int(setting), DERIVED, source, tolerance_bytes=0, between=between)
     names = (*term.plus, *term.minus)
     if not names or not set(names) <= set(own):

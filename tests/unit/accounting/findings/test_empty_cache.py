@@ -23,7 +23,7 @@ def test_a_call_in_a_step_is_priced_and_a_call_between_requests_is_not() -> None
     finding = one(hot, "empty-cache-in-hot-path")
     assert finding.bytes == 64 * MIB
     assert (
-        "4 call(s) at runner.py:7 (Runner.step), 4 of them inside a step, up to 2 request(s) held"
+        "4 call(s) at runner.py:7 (Runner.step), 4 of them inside a step, up to 2 request(s) kept"
         in finding.evidence
     )
     assert "8.00 ms in all, 2.00 ms at most" in finding.evidence
