@@ -96,6 +96,8 @@ def test_a_cause_behind_the_words_that_wrap_it_counts() -> None:
             "not-memory-at-all",
         ),
         ("ERROR EI0019: Failed to enable listening for the host", "not-memory-at-all"),
+        ("    raise NotImplementedError\nNotImplementedError", "not-memory-at-all"),
+        ("RuntimeError: backend failed with error: 20 (UR_RESULT_ERROR_LOST)", "not-memory-at-all"),
     ],
 )
 def test_traps(text: str, kind: str | None) -> None:
@@ -230,6 +232,7 @@ def test_an_error_that_no_row_names_is_shown_as_it_is() -> None:
         "ValueError: odd\nINFO: Application startup complete.\n",
         "INFO: Application startup complete.\nERROR ValueError: top_k is not supported here\n",
         'INFO: 1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 200 OK\n',
+        "NVRM: Check failed: Out of memory [NV_ERR_NO_MEMORY] returned from _alloc(pDesc)",
     ],
 )
 def test_a_healthy_log_names_no_failure(text: str) -> None:
