@@ -98,7 +98,8 @@ def parse_option(name: str, typed: str) -> Limit:
         UsageError: not a value of this limit.
     """
     try:
-        return _limit((BUDGET, name), int(typed) if typed.isdecimal() else typed)
+        counted = any(key.name == name and key.figure.unit == TOKENS for key in KEYS)
+        return _limit((BUDGET, name), int(typed) if counted and typed.isdecimal() else typed)
     except ValueError as exc:
         option = name.replace("_", "-")
         raise UsageError(f"--{option}{str(exc).removeprefix(name)}") from exc

@@ -91,9 +91,9 @@ _TOKENS_ALONE = text("tokens only")
 #: What the causes of a kind have in common, in the order of the sentence.
 _SUMMARY = {
     REQUEST: text("requested memory"),
-    METHOD: text("subtracted by one equation only"),
+    METHOD: text("subtracted by the equation of one run alone"),
     MIXED: text("quantities that a run does not separate"),
-    STATE: text("subtracted by both, with different sizes"),
+    STATE: text("subtracted by both equations, with different sizes"),
     SIZE: text("a fixed size"),
     RANK: text("a different rank has the least"),
     RESIDUAL: text("the engine's value and the recomputed one differ"),
@@ -138,6 +138,14 @@ def diff_document(diff: Diff, width: int) -> Document:
         Line("B", _run(diff.b, granted[1], diff.b_kv_tokens)),
         Line(text("B - A"), result),
     ]
+    terms = [] if served is None else served.terms
+    for term in (term for term in terms if term.name == "headroom"):
+        for run, size in ("A", term.a), ("B", term.b):
+            if size is not None and size < 0:
+                short = text(
+                    "{run}: {size:size} over the device at the serving peak", run=run, size=-size
+                )
+                head.append(Line(text("CAREFUL"), short, BAD))
     parts, causes = [], [] if served is None else served.causes
     for kind, title in _SUMMARY.items():
         sizes = [cause.bytes for cause in causes if cause.kind == kind and cause.bytes]

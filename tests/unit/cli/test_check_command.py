@@ -100,7 +100,7 @@ def test_what_cannot_be_checked(args: list[str | Path], code: int, words: str) -
 
 
 def test_a_folder_without_runs(tmp_path: Path) -> None:
-    done = call("--min-kv-cache", "1", cwd=tmp_path)
+    done = call("--min-kv-cache", "1GiB", cwd=tmp_path)
     assert done.returncode == 3
     assert "no run is recorded in reports/" in done.stderr
 

@@ -76,6 +76,7 @@ def test_one_run_is_compared_with_the_newest_before_it(capsys: Any) -> None:
         (["check", "--min-kv-cache", "100GiB"], 1),
         (["check", "14b", "--max-weights", "1GiB", "--min-kv-cache-tokens", "1000"], 1),
         (["check", "--min-kv-cache", "40GB"], 2),
+        (["check", "--min-kv-cache", "40"], 2),  # bytes that guard nothing
         (["check"], 2),
         (["attach", "--once"], 0),
     ],
