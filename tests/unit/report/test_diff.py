@@ -118,6 +118,13 @@ def test_brackets_mark_what_no_term_charges() -> None:
     assert "in brackets" in text
 
 
+def test_a_run_over_its_device_is_named_first() -> None:
+    lines = diff_table(diff_of("recorded_013_tp2", "recorded_023_tp2"), 120).splitlines()
+    careful = next(line for line in lines if line.startswith("CAREFUL"))
+    assert careful.endswith("A: 64 MiB over the device at the serving peak")
+    assert "CAREFUL" not in diff_table(diff_of("recorded_tp1", "recorded_023_tp2"), 120)
+
+
 def test_names_of_a_run_cannot_act_as_markup() -> None:
     a = report_of("graph_tp2")
     nasty = "<img src=x onerror=alert(1)> | `a` *b* @all #1 深度求索"
