@@ -111,7 +111,9 @@ def _with_log(run: Run) -> Run:
     printed, logged = read_engine_log(run.folder / ENGINE_LOG, failed)
     run = replace(run, printed_kv=printed)
     if logged is not None:
-        run = replace(run, failure=logged.failure, processes=_completed(run, logged))
+        # what a run prints after Ctrl-C is no failure
+        failure = None if run.info.interrupted else logged.failure
+        run = replace(run, failure=failure, processes=_completed(run, logged))
     return run
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.unit.accounting.builders import DATA
+from vllm_memprof.report.documents.first_screen import FirstScreen, opening_of
 from vllm_memprof.sources import build_run
 
 LOG = DATA / "logs" / "recorded_tp2_0.23.0.log"
@@ -55,6 +57,20 @@ def test_a_run_that_failed_is_answered_with_what_its_log_says(tmp_path: Path) ->
     failure = build_run(tmp_path / "run").failure
     assert failure is not None
     assert (failure.kind, failure.is_memory) == ("not-memory-at-all", False)
+
+
+def test_what_a_run_prints_after_ctrl_c_is_no_failure(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "recorded_killed_tp2", tmp_path / "run")
+    (tmp_path / "run" / "engine.log").write_text("Fatal Python error: init_import_site\n")
+    assert build_run(tmp_path / "run").failure is not None
+    file = tmp_path / "run" / "run.json"
+    info = json.loads(file.read_text()) | {"exit_reason": "interrupted by SIGINT"}
+    file.write_text(json.dumps(info))
+    report = build_run(tmp_path / "run")
+    assert report.failure is None
+    first = opening_of(FirstScreen([report]), 100).answer[0]
+    assert first.name == "STOPPED"
+    assert "interrupted by SIGINT" in first.value
 
 
 def test_what_hooks_did_not_see_is_taken_from_the_log(tmp_path: Path) -> None:

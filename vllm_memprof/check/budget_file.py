@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from vllm_memprof.accounting.findings.table import FINDINGS
 from vllm_memprof.check.limits import BUDGET, FAIL_ON, KEYS, REGRESSION, TOKENS, LimitKey
 from vllm_memprof.errors import UsageError, nearest
-from vllm_memprof.units import one_line, parse_size
+from vllm_memprof.units import MIB, one_line, parse_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -140,6 +140,8 @@ def _limit(names: Sequence[str], value: Any) -> Limit:
     written = f"{value:,}" if isinstance(value, int) else str(value)
     if percent and key.percent_of:
         return Limit(key, None, Fraction(percent[1]) / 100, written)
+    if isinstance(value, str) and value.isdecimal() and not counted and 0 < int(value) < MIB:
+        raise ValueError(f"{name}: {value} is so many bytes: write {value}GiB or {value}MiB")
     if isinstance(value, str) and not counted and not percent:
         try:
             value = parse_size(value)

@@ -141,7 +141,8 @@ def _say_how_it_ended(outcome: RunOutcome, job: Job, request: LaunchRequest) -> 
     from rich.text import Text
 
     failed, lines = outcome.verdict.status != "ok", list[Text]()
-    if failed and (request.mode != "serve" or request.quiet) and outcome.log_tail:
+    unseen = request.mode != "serve" or request.quiet
+    if failed and unseen and outcome.log_tail and not outcome.info.interrupted:
         lines.append(Text("last lines of engine.log:", style="dim"))
         lines += [Text.from_ansi(f"  {line}") for line in outcome.log_tail]
     where = f"run recorded in {from_here(job.run_dir)}: report.md, report.json, engine.log"

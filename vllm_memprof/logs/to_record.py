@@ -96,6 +96,8 @@ def read_log(path: str) -> list[Run]:
             kind = _NO_FILES.get(stat.S_IFMT(Path(path).stat().st_mode))
             if kind is not None and not path.startswith("/dev/fd/"):  # what a shell opened is read
                 hint = "pass the log's text; - reads standard input"
+                if stat.S_ISDIR(Path(path).stat().st_mode):
+                    hint = f"of a run folder: memprof report {path}"
                 raise RunRecordError(f"{path} is {kind}, not a file", hint)
             stream = opened.enter_context(open(path, "rb"))
         for inner, log in logs_in(stream, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Annotated
 
 from vllm_memprof.record.codec import one_of
@@ -63,7 +64,7 @@ class Cure:
         """Return what to change, as it is typed."""
         named = self.action or self.argument or self.environment or ""
         mark = "=" if self.environment else " "
-        return named if self.value is None else f"{named}{mark}{self.value}"
+        return named if self.value is None else f"{named}{mark}{quote(self.value)}"
 
 
 @dataclass(frozen=True)

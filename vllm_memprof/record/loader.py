@@ -254,8 +254,9 @@ def load_info(run_dir: Path) -> RunInfo:
         RunRecordError: as ``load_run``.
     """
     if not run_dir.is_dir():
-        what = "is not a folder" if run_dir.exists() else "does not exist"
-        hint = "give the folder that a memprof run printed"
+        what, hint = "does not exist", "give the folder that a memprof run printed"
+        if run_dir.exists():
+            what, hint = "is not a folder", f"of a log: memprof explain {run_dir}"
         raise RunRecordError(f"run folder {run_dir} {what}", hint)
     path = run_dir / RUN_FILE
     with reading(path):

@@ -396,3 +396,8 @@ class RunInfo:
     def group(self) -> str | None:
         """Return the engines of the deployment that it is of; None: there is one budget."""
         return None if self.part is None else self.part.group
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether a person ended the run before it was done."""
+        return (self.exit_reason or "").startswith("interrupted by ")

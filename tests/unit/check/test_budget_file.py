@@ -126,6 +126,10 @@ def test_a_misspelt_key_is_recognised(key: object) -> None:
         ),
         ("[budget]\nfail_on = [1]", "line 2: fail_on: unknown finding 1"),
         (
+            "[budget]\nmin_kv_cache = '40'",
+            "min_kv_cache: 40 is so many bytes: write 40GiB or 40MiB",
+        ),
+        (
             "[budget]\nfail_on = [\n 'co-tenant',\n 'co-tennant']",
             "line 4: fail_on: unknown finding 'co-tennant': did you",
         ),

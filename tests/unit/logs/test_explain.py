@@ -241,6 +241,7 @@ def test_a_folder(explain, tmp_path):
     status, _, err = explain(tmp_path)
     assert status == 3
     assert "is a folder" in err
+    assert f"memprof report {tmp_path}" in err
 
 
 def test_no_file(explain, tmp_path):

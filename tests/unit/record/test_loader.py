@@ -238,8 +238,9 @@ def test_missing_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(RunRecordError, match=r"no file .*run\.json"):
         load_run(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunRecordError, match="is not a folder"):
+    with pytest.raises(RunRecordError, match="is not a folder") as refused:
         load_run(tmp_path / "file")
+    assert "memprof explain" in (refused.value.hint or "")
 
 
 def test_a_run_whose_engine_never_reported(folder: Path) -> None:

@@ -97,7 +97,10 @@ def test_it_says_what_the_report_says() -> None:
     size, headroom = rank.budget.engine_kv_cache_bytes, rank.budget.headroom_bytes
     assert f"KV cache {format_size(size)}, {rank.kv.tokens:,} tokens on every rank, 9.8" in text
     assert f"fits the device, headroom {format_size(headroom)}" in text
-    assert "equation E4 (vllm-ascend 0.18+) reproduces it exactly; 14 of 14 values match" in text
+    assert (
+        "equation E4 (vllm-ascend 0.18+) reproduces it exactly; 14 of 14 engine values confirmed"
+        in text
+    )
     assert "60.96 × 0.95 = 57.91 - 9.17 weights - 4.22 peak activation" in text
     assert "\n          memprof report runs/a --full\n" in text
     assert "\n          memprof report --full\n" in drawn(
@@ -123,6 +126,24 @@ def test_more_kv_cache_leaves_what_profiling_may_miss() -> None:
     assert budget.unprofiled_bytes is not None
     assert more.left_bytes >= budget.unprofiled_bytes
     assert more_kv_cache(reports_of("graph_tp2")[0].ranks) is None  # it does not fit as it is
+
+
+def test_a_part_of_the_peak_that_was_not_seen_leaves_nothing_to_offer() -> None:
+    """A plan that stops at the KV plan has captured no graph: its headroom is no KV cache."""
+    (report,) = reports_of("recorded_023_tp2")
+    assert more_kv_cache(report.ranks) is not None
+    unseen = []
+    for rank in (replace(rank, samples=[]) for rank in report.ranks):
+        held = [
+            replace(item, bytes=None) if item.name == "late_torch" else item
+            for item in rank.budget.held_at_peak
+        ]
+        unseen.append(replace(rank, budget=replace(rank.budget, held_at_peak=held)))
+    assert more_kv_cache(unseen) is None
+    planned = replace(report, ranks=unseen, run=replace(report.run, mode="plan", until="kv"))
+    text = drawn(FirstScreen([planned]))
+    assert "plan with --until ready" in text
+    assert "graphs, warm-up and steps were not run" in " ".join(text.split())
 
 
 FAILURE = NamedFailure(

@@ -92,12 +92,14 @@ def more_kv_cache(ranks: list[RankReport]) -> MoreKvCache | None:
     """Return the argument that turns headroom into KV cache, None where there is too little.
 
     What serving may use beyond the profile run is left free on every rank
-    (``accounting.budget.serving_peak.unprofiled``).
+    (``accounting.budget.serving_peak.unprofiled``). A rank of which a part of the serving peak is
+    unknown, as graphs that were not captured, tells of no room.
     """
     if any(rank.budget.device_verdict != "fits" for rank in ranks) or not ranks:
         return None
-    if any(item.name == "held_at_worst" for rank in ranks for item in rank.budget.held_at_peak):
-        return None  # the engine ran no step of full size
+    items = [item for rank in ranks for item in rank.budget.held_at_peak]
+    if any(item.name == "held_at_worst" or item.bytes is None for item in items):
+        return None  # the engine ran no step of full size, or nothing after its KV plan
     rank = min(ranks, key=lambda each: each.budget.headroom_bytes or 0)
     budget, granted = rank.budget, least_granted(ranks)
     headroom = budget.headroom_bytes or 0

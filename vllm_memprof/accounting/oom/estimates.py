@@ -130,10 +130,10 @@ def expandable_segments(case: Case) -> Iterator[Estimate]:
 
 
 def kv_cache_memory(case: Case) -> Iterator[Estimate]:
-    """The KV cache, smaller by what was missing."""
+    """The KV cache, smaller by what was missing; nothing where the serving peak needs more."""
     budget, needed = case.rank.budget, case.needed
     granted = budget.engine_kv_cache_bytes
-    if not budget.takes_fixed_size or budget.equation is None:
+    if not budget.takes_fixed_size or budget.equation is None or any(room_for_the_peak(case)):
         return
     if granted is not None and needed is not None and granted > needed:
         rounded = case.rank.half_units.get("kv_cache_bytes", 0)

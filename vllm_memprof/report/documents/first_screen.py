@@ -35,6 +35,7 @@ from vllm_memprof.report.documents.report import (
     fits_device,
     granted,
     gravest,
+    planned_only,
     recomputed,
     said_of_cure,
     spread,
@@ -153,7 +154,7 @@ def opening_of(screen: FirstScreen, width: int) -> Opening:
         [*answer, *spread(report)],
         None if rank is None else _device(report, rank),
         (_cures if failed else _offers)(report, rank),
-        _not_in_the_log(report),
+        [] if report.failure and not report.failure.is_memory else _not_in_the_log(report),
     )
 
 
@@ -285,6 +286,7 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
     failure, run, oom = report.failure, report.run, None if rank is None else rank.oom
     memory = run.outcome == "oom" or (failure is not None and failure.is_memory)
     word = text("DOES NOT FIT") if run.mode == "plan" and memory else text("FAILED")
+    word = text("STOPPED") if failure is None and run.interrupted else word
     figures = {} if failure is None else vars(failure) | {failure.confidence: True}
     figures |= {"out": oom is not None, "reason": cut(run.exit_reason or "", 2 * width)}
     yield Line(word, sentences_of("failed", figures), BAD)
@@ -304,7 +306,7 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
     if failure is None:
         return
     for each in failure.evidence[:2]:
-        yield Line(text("line {line}", each), cut(each.text, width + width // 2), MUTED)
+        yield Line(text("line {line}", each), cut(each.text, 2 * width + width // 2), MUTED)
     yield from tried(failure)
 
 
@@ -391,10 +393,11 @@ def _outside(divided: DividedDevice) -> Text:
         if name not in ("allocated", "reserved_not_allocated", "free", "other_processes"):
             sizes[name] = sizes.get(name, 0) + (part.bytes or 0)
     largest = sorted(sizes.items(), key=lambda each: -each[1])[:3]
+    titles = {**OWNER_TITLES, "graph": text("graphs outside torch")}
     return join(
         ", ",
         (
-            text("{title} {size:size}", title=OWNER_TITLES.get(name, name), size=size)
+            text("{title} {size:size}", title=titles.get(name, name), size=size)
             for name, size in largest
             if size >= _LEAST_BYTES
         ),
@@ -554,17 +557,22 @@ def _equation(on: Paper, rank: RankReport) -> list[Line]:
 
 def _offers(report: Report, rank: RankReport | None) -> list[Line]:
     """Return what a run that started leaves to gain, and what its findings ask for."""
-    found = []
+    found, budgets = [], [each.budget for each in report.ranks]
     if (more := more_kv_cache(report.ranks)) is not None:
         found.append(Line(text("more KV cache"), sentences_of("more_kv_cache", vars(more))))
-    budgets = [each.budget for each in report.ranks]
+    elif planned_only(report) and all(each.device_verdict == "fits" for each in budgets):
+        after = text("how much fits is known after graphs and warm-up: plan with --until ready")
+        found.append(Line(text("more KV cache"), after))
     budget = Budget() if rank is None else rank.budget
     fits, size = budget.fits_request_bytes, budget.engine_kv_cache_bytes
     free = budget.takes_fixed_size and budget.override is None and budget.gpu_memory_utilization
-    if fits and size and free and 0 < fits < size - _LEAST_BYTES:
+    known = all(each.bytes is not None for each in budget.not_subtracted)
+    if fits and size and free and known and 0 < fits < size - _LEAST_BYTES:
         least = min(each.fits_request_bytes or fits for each in budgets)
         what = text("stay within {gpu_memory_utilization}", budget)
-        found.append(Line(what, f"--kv-cache-memory-bytes {least}"))
+        argument = f"--kv-cache-memory-bytes {least}"
+        used = text("{argument}: now {size:size} more is used", argument=argument, size=size - fits)
+        found.append(Line(what, used))
     told: dict[str, Line] = {}
     for view in finding_views(report):
         if view.action and (view.severity != "info" or not found):

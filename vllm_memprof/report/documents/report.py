@@ -273,13 +273,25 @@ def fits_device(report: Report) -> list[Text]:
     }
     said = sentences_of("fits", figures)
     if worst or not any(rank.samples for rank in ranks):
-        said = text("{title} (estimated: no step of full size was run)", title=said)
+        said = text("{title} (estimated: {not_run})", title=said, not_run=_not_run(report))
     said = modelled(said, budget.how.get("headroom_bytes") == MODELLED)
     if len(known) < len(ranks):
         said = text("{verdict} (known of {labels})", verdict=said, labels=labels_of(known))
     elif len({format_gib(each.budget.headroom_bytes) for each in known}) > 1:
         said = text("{verdict}, on {label}", rank, verdict=said)
     return [said]
+
+
+def _not_run(report: Report) -> Text:
+    """Return what the headroom is estimated without."""
+    if planned_only(report):
+        return text("graphs, warm-up and steps were not run")
+    return text("no step of full size was run")
+
+
+def planned_only(report: Report) -> bool:
+    """Return whether nothing was run after the KV plan."""
+    return report.run.mode == "plan" and report.run.until != "ready"
 
 
 def _left_by_plan(report: Report) -> list[Text]:
@@ -291,8 +303,7 @@ def _left_by_plan(report: Report) -> list[Text]:
     after = [None if span is None else span.after for span in ends]
     left = [at.device_free_bytes for at in after if at is not None]
     known = [size for size in left if size is not None]
-    planned = report.run.mode == "plan" and report.run.until != "ready"
-    if not planned or not known or len(known) < len(ends):
+    if not planned_only(report) or not known or len(known) < len(ends):
         return []
     return [modelled(sentences_of("left", {"size": min(known)}), report.run.simulated)]
 

@@ -74,4 +74,8 @@ def audited(report: Report) -> Text | None:
         return None
     compared = {row.name for _, row in rows if row.engine_bytes is not None}
     agree -= {row.name for _, row in rows if row.undecided}
-    return text("{agree} of {count} values match", agree=len(agree), count=len(compared))
+    return text(
+        "{agree} of {count} engine values confirmed",
+        agree=len(agree),
+        count=len(compared),
+    )

@@ -90,9 +90,9 @@ def test_after_it_the_kv_cache_gives_way() -> None:
     assert found.evidence.endswith("; taken since kv_cache_alloc: 9.0000 GiB")
     assert found.action == (
         "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True gives up to 3.0000 GiB, or "
-        f"--kv-cache-memory-bytes {gib(29)} gives 1.0000 GiB, or "
-        "--gpu-memory-utilization 0.97 gives 1.2000 GiB; what the rest of request takes is not "
-        "known"
+        "--gpu-memory-utilization 0.97 gives 1.2000 GiB, or "
+        f"--kv-cache-memory-bytes {gib(29)} gives 1.0000 GiB; what the rest of request takes is "
+        "not known"
     )
     assert (
         "--enforce-eager"
