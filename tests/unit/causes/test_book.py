@@ -97,6 +97,7 @@ def test_a_cause_behind_the_words_that_wrap_it_counts() -> None:
         ),
         ("ERROR EI0019: Failed to enable listening for the host", "not-memory-at-all"),
         ("    raise NotImplementedError\nNotImplementedError", "not-memory-at-all"),
+        ("[1.0] python invoked oom-killer: gfp_mask=0x14, order=0", "host-memory"),
         ("RuntimeError: backend failed with error: 20 (UR_RESULT_ERROR_LOST)", "not-memory-at-all"),
     ],
 )
