@@ -111,6 +111,21 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         "the page has a first look and a legend at its bar; tables and JSON have the same figures",
     ),
     (
+        r"^diff .* (table\d+|markdown)",
+        r"^new (3\.54|3\.63|3\.93|64)$",
+        "the first lines say which run is over its device at the serving peak",
+    ),
+    (
+        r"^report recorded_oom_image ",
+        r"^lost (0\.0160|3611801641)$|remedies\[[^]]*3611801641",
+        "of two --kv-cache-memory-bytes the one that leaves room for the serving peak is offered",
+    ),
+    (
+        r"ascend-19\.log json",
+        r"remedies\[end what else is on device [46], or take another one\]",
+        "a remedy has other words, by which it is found; its bytes stand in the table",
+    ),
+    (
         r"killed_tp2 (json|csv)",
         r"initial_non_torch",
         "known from the first reading, as diff knew it: report and diff read one table",
@@ -122,6 +137,7 @@ KEYS = {
     **dict.fromkeys(("rows", "owners", "parts"), ("edge", "component", "part_of")),
     **dict.fromkeys(("terms", "not_subtracted", "uncharged"), ("name",)),
     "ranks": ("label",),
+    "remedies": ("argument",),
     "phases": ("order",),
     "device_memory": ("order", "edge", "component"),
     "findings": ("id", "label"),
