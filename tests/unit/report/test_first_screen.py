@@ -17,6 +17,7 @@ from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.deployment.report import build_deployment
 from vllm_memprof.accounting.findings.advice import more_kv_cache
+from vllm_memprof.accounting.model import RequestRow
 from vllm_memprof.accounting.owners.peak_owners import SERVING_PEAK, divided_device
 from vllm_memprof.logs.to_record import NoMemoryLines, read_log
 from vllm_memprof.record.cause import Cure, EvidenceLine, NamedFailure
@@ -126,6 +127,21 @@ def test_more_kv_cache_leaves_what_profiling_may_miss() -> None:
     assert budget.unprofiled_bytes is not None
     assert more.left_bytes >= budget.unprofiled_bytes
     assert more_kv_cache(reports_of("graph_tp2")[0].ranks) is None  # it does not fit as it is
+
+
+def test_a_headroom_without_a_full_batch_is_estimated() -> None:
+    """One short request is no full batch, though the run was sampled."""
+    (report,) = reports_of("recorded_023_tp2")
+    most = report.ranks[0].kv.max_num_batched_tokens
+    assert most is not None
+
+    def said(prompt_tokens: int) -> str:
+        request = RequestRow("a", prompt_tokens=prompt_tokens)
+        ranks = [replace(rank, requests=[request]) for rank in report.ranks]
+        return " ".join(drawn(FirstScreen([replace(report, ranks=ranks)])).split())
+
+    assert "estimated: no step of full size was run" in said(24)
+    assert "estimated: no step of full size was run" not in said(most)
 
 
 def test_a_part_of_the_peak_that_was_not_seen_leaves_nothing_to_offer() -> None:

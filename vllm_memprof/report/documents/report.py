@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, named_equation
@@ -272,7 +273,7 @@ def fits_device(report: Report) -> list[Text]:
         "missing": minus(0, budget.released_headroom_bytes),
     }
     said = sentences_of("fits", figures)
-    if worst or not any(rank.samples for rank in ranks):
+    if worst or not full_step_ran(report):
         said = text("{title} (estimated: {not_run})", title=said, not_run=_not_run(report))
     said = modelled(said, budget.how.get("headroom_bytes") == MODELLED)
     if len(known) < len(ranks):
@@ -287,6 +288,17 @@ def _not_run(report: Report) -> Text:
     if planned_only(report):
         return text("graphs, warm-up and steps were not run")
     return text("no step of full size was run")
+
+
+def full_step_ran(report: Report) -> bool:
+    """Return whether a step of the largest size is known to have run: none else is a full batch."""
+    if (step := report.run.full_step) is not None:
+        return step.not_run is None and step.prefill_tokens is not None
+    return any(
+        (request.prompt_tokens or 0) >= (rank.kv.max_num_batched_tokens or inf)
+        for rank in report.ranks
+        for request in rank.requests
+    )
 
 
 def planned_only(report: Report) -> bool:
