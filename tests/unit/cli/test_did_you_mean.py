@@ -10,6 +10,8 @@ import shlex
 import pytest
 
 from vllm_memprof.cli import main
+from vllm_memprof.errors import MemprofError
+from vllm_memprof.sim.presets import resolve_model
 
 SIM = "--device sim:910b"
 
@@ -20,7 +22,6 @@ SIM = "--device sim:910b"
         ("explian a.log", "did you mean explain"),
         ("sim setpu", "Did you mean 'setup'"),
         ("report --formt json", "(Possible options: --format)"),
-        (f"plan Qwen/Qwn3-8B {SIM}", "nearest: Qwen/Qwen3-8B, "),
         ("plan Qwen/Qwen3-8B --device smi", "did you mean sim?"),
         ("plan Qwen/Qwen3-8B --device sim:910bb", "did you mean 910b or "),
         (f"plan Qwen/Qwen3-8B {SIM} --stack vllm-ascend-0.32.0", "did you mean vllm-ascend-0.23.0"),
@@ -41,3 +42,13 @@ def test_a_misspelt_name_is_answered_with_what_is_like_it(
         status = int(ended.code or 0)
     assert status == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_misspelt_model_is_answered_with_the_nearest_presets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Asked of what a plan asks, which needs no engine stack."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(MemprofError) as refused:
+        resolve_model("Qwen/Qwn3-8B", [])
+    assert "nearest: Qwen/Qwen3-8B, " in f"{refused.value} {refused.value.hint}"
