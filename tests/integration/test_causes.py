@@ -227,7 +227,7 @@ def test_a_port_in_use(run_memprof: Memprof) -> None:
         ]
         run = run_memprof("serve", *command)
     cure = first_cure(run, "not-memory-at-all")
-    assert cure["action"].startswith("choose another port")
+    assert cure["action"].startswith("choose a different port")
 
 
 #: A process that holds memory of device 0 until it is killed.
