@@ -78,7 +78,7 @@ def read_ranks(
     """Return what was read of each worker of a run folder, with the equation of its release."""
     evidence = EVIDENCE[run.source]
     nothing_later = evidence.no_later
-    if nothing_later is None and summary.mode == "plan" and summary.until != "ready":
+    if nothing_later is None and summary.planned_only:
         nothing_later = text("memprof plan stops after the KV plan")
     choice = choose(summary, run.forms, [process for _, process in workers], evidence.partial)
     replicas: dict[int | None, list[Moments]] = defaultdict(list)
@@ -98,10 +98,16 @@ def read_ranks(
             nothing_later,
             process.figures_half_units,
         )
-        rank = RankReadings(run, summary, process, startup, failed_allocation(run, process))
-        if choice.equation is not None:
-            rank = replace(rank, chosen_by=choice.chosen_by)
-        found.append(replace(rank, tried=choice.tried[at]) if choice.tried else rank)
+        rank = RankReadings(
+            run,
+            summary,
+            process,
+            startup,
+            failed_allocation(run, process),
+            chosen_by=None if choice.equation is None else choice.chosen_by,
+            tried=choice.tried[at] if choice.tried else (),
+        )
+        found.append(rank)
     return found
 
 

@@ -33,7 +33,7 @@ def not_measured(read: RunReadings, report: Report) -> Report:
 def _reason(summary: RunSummary, process: ProcessRecord, phase: str, planned: bool) -> str:
     if phase == "graph_capture" and summary.eager:
         return "eager mode"
-    if phase in _AFTER_PLAN and summary.mode == "plan" and summary.until != "ready" and planned:
+    if phase in _AFTER_PLAN and summary.planned_only and planned:
         return "memprof plan stops after the KV plan"
     states = {hook.state for hook in process.hooks.values() if hook.phase == phase}
     if states and not states & {"bound", "pending"}:

@@ -193,8 +193,7 @@ class PlanRow:
     @computed
     def survived(self) -> bool:
         """It came up, and its largest batches were run to their end."""
-        step = self.step
-        return self.ok and step is not None and step.not_run is None and bool(step.prefill_tokens)
+        return self.ok and self.step is not None and self.step.ran
 
 
 @dataclass(frozen=True)

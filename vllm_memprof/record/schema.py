@@ -292,6 +292,11 @@ class FullStep:
     not_run: str | None  # why
     modalities: list[ModalityStep] | None = None  # None: of a release that ran text alone
 
+    @property
+    def ran(self) -> bool:
+        """Return whether they ran to their end."""
+        return self.not_run is None and bool(self.prefill_tokens)
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -396,6 +401,11 @@ class RunInfo:
     def group(self) -> str | None:
         """Return the engines of the deployment that it is of; None: there is one budget."""
         return None if self.part is None else self.part.group
+
+    @property
+    def planned_only(self) -> bool:
+        """Return whether it is a plan that runs nothing after the KV plan."""
+        return self.mode == "plan" and self.until != "ready"
 
     @property
     def interrupted(self) -> bool:

@@ -35,7 +35,6 @@ from vllm_memprof.report.documents.report import (
     fits_device,
     granted,
     gravest,
-    planned_only,
     recomputed,
     said_of_cure,
     spread,
@@ -560,7 +559,7 @@ def _offers(report: Report, rank: RankReport | None) -> list[Line]:
     found, budgets = [], [each.budget for each in report.ranks]
     if (more := more_kv_cache(report.ranks)) is not None:
         found.append(Line(text("more KV cache"), sentences_of("more_kv_cache", vars(more))))
-    elif planned_only(report) and all(each.device_verdict == "fits" for each in budgets):
+    elif report.run.planned_only and all(each.device_verdict == "fits" for each in budgets):
         after = text("how much fits is known after graphs and warm-up: plan with --until ready")
         found.append(Line(text("more KV cache"), after))
     budget = Budget() if rank is None else rank.budget

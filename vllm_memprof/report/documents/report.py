@@ -285,7 +285,7 @@ def fits_device(report: Report) -> list[Text]:
 
 def _not_run(report: Report) -> Text:
     """Return what the headroom is estimated without."""
-    if planned_only(report):
+    if report.run.planned_only:
         return text("graphs, warm-up and steps were not run")
     return text("no step of full size was run")
 
@@ -293,17 +293,12 @@ def _not_run(report: Report) -> Text:
 def full_step_ran(report: Report) -> bool:
     """Return whether a step of the largest size is known to have run: none else is a full batch."""
     if (step := report.run.full_step) is not None:
-        return step.not_run is None and step.prefill_tokens is not None
+        return step.ran
     return any(
         (request.prompt_tokens or 0) >= (rank.kv.max_num_batched_tokens or inf)
         for rank in report.ranks
         for request in rank.requests
     )
-
-
-def planned_only(report: Report) -> bool:
-    """Return whether nothing was run after the KV plan."""
-    return report.run.mode == "plan" and report.run.until != "ready"
 
 
 def _left_by_plan(report: Report) -> list[Text]:
@@ -315,7 +310,7 @@ def _left_by_plan(report: Report) -> list[Text]:
     after = [None if span is None else span.after for span in ends]
     left = [at.device_free_bytes for at in after if at is not None]
     known = [size for size in left if size is not None]
-    if not planned_only(report) or not known or len(known) < len(ends):
+    if not report.run.planned_only or not known or len(known) < len(ends):
         return []
     return [modelled(sentences_of("left", {"size": min(known)}), report.run.simulated)]
 
