@@ -24,7 +24,9 @@ _MOST_OBJECTS = 4000
 #: A setting that is a size, a number or a switch: nothing else is recorded, keys least of all.
 _SIZE = re.compile(r"\d+(?:\.\d+)?\s*(?:[kmgt]i?b?)?|\d+:\d+|true|false", re.IGNORECASE)
 #: Such a setting in a file of JSON or YAML.
-_LINE = re.compile(rf"""(\w+)["']?\s*:\s*["']?({_SIZE.pattern})["']?\s*(?:[,}}#\n]|$)""", re.I)
+_LINE = re.compile(
+    rf"""([A-Za-z_]\w*)["']?\s*:\s*["']?({_SIZE.pattern})["']?\s*(?:[,}}#\n]|$)""", re.I
+)
 
 
 def described(given: Mapping[str, Any]) -> list[Fields]:

@@ -75,7 +75,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         "max_num_batched_tokens": reach(vllm_config, "max_in_flight_tokens") or scheduled,
         "mamba_cache_mode": reach(cache, "mamba_cache_mode"),
         "kv_transfer": transfer is not None,
-        "connectors": described(vars(transfer)) if transfer is not None else [],
+        "connectors": described(getattr(transfer, "__dict__", {})) if transfer else [],
         "shared_backing": shares_backing(first.kv_cache_tensors),
         "divisor_bytes": [divisor_bytes(config) for config in configs],
         "layer_bytes": [layer_bytes(config) for config in configs] if drafts else None,

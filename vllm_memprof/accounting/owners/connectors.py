@@ -195,7 +195,8 @@ def evaluate(formula: str, values: Mapping[str, Any]) -> Amount:
 
 def _value(token: str, values: Mapping[str, Any]) -> Any:
     """Return a name's value, or a size, as engines write it: ``1 GiB``, ``30GB``, 5, ``4:8``."""
-    found = values.get(token, token if _SIZE.fullmatch(token) else None)
+    known = token in ("true", "false") or _SIZE.fullmatch(token)
+    found = values.get(token, token if known else None)
     if found is None or isinstance(found, (bool, int, float)):
         return found
     factors = [_SIZE.fullmatch(part) for part in str(found).split(":")]

@@ -251,8 +251,7 @@ def _uncounted(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
         known.append((each.name, size, each.source))
     if owners.atb is not None:
         known.append(("atb", _atb(owners, at), owners.atb.source))
-    if owners.links:
-        taken = _links(owners, at, NON_TORCH)
+    if taken := _links(owners, at, NON_TORCH):
         known.append(("connector_links", taken, f"growth of non-torch{_OVER_CONNECTOR}"))
     for name, size, read_from in known:
         yield name, size, DERIVED, read_from
