@@ -206,7 +206,9 @@ _SHELL = _pattern(rf"{_QUOTED}|(?P<word>{_BARE})")
 _WORD = r"""(?P<word>[^\s,;)}\]&|"'<>`\\]+)"""
 _PLAIN = _pattern(f"{_QUOTED}|{_BRACKET}|{_WORD}")
 _SCHEMED = _pattern(f"{_QUOTED}|{_WORD}")  # no bracket: a name before one is of the secret
-_LINE = _pattern(rf"(?!{_PREFIX}[\\*]*[\"'`]|[(\[{{<,;)}}\]])(?:- +)?(?P<word>\S(?:(?! #).)*(?<!\s))")
+_LINE = _pattern(
+    rf"(?!{_PREFIX}[\\*]*[\"'`]|[(\[{{<,;)}}\]])(?:- +)?(?P<word>\S(?:(?! #).)*(?<!\s))"
+)
 _COOKIE = _pattern(r"(?P<word>[^\"'`]+)")
 _REST = _pattern(r"(?P<word>.+)")
 _ARGUMENT = _pattern(rf"""(?:\\*["'])?\s*,\s*(?!\\*["']-)(?=\\*["']){_QUOTED}""")
