@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from vllm_memprof.layout import ARCHITECTURES, count_parameters, list_weights
+from tests.support.layout import count_parameters
+from vllm_memprof.layout import ARCHITECTURES, list_weights
 from vllm_memprof.sim.presets import find_preset, list_presets
 from vllm_memprof.sim.quantization import RULES, describe
 
