@@ -19,6 +19,8 @@ from typing import Any
 from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.recorder import Recorder
 
+#: Key of a connector's own settings.
+EXTRA = "kv_connector_extra_config"
 #: Objects that a reading looks at, at most.
 _MOST_OBJECTS = 4000
 #: A setting that is a size, a number or a switch: nothing else is recorded, keys least of all.
@@ -39,7 +41,7 @@ def described(given: Mapping[str, Any]) -> list[Fields]:
         Rows with ``name``, ``role`` and ``arguments``: the sizes, numbers and switches of
         ``kv_connector_extra_config``, of variables and of files, by their names.
     """
-    extra = given.get("kv_connector_extra_config") or {}
+    extra = given.get(EXTRA) or {}
     if inner := extra.get("connectors"):
         return [row for each in inner for row in described(each)]
     found = {name: os.environ.get(name) for name in NAMES["connector_variables"]}
@@ -134,5 +136,6 @@ def storages_of(path: str, begin: object) -> Iterator[tuple[str, int, Any]]:
             todo += [
                 (f"{path}.{name}".lstrip("."), value)
                 for name, value in list(getattr(each, "__dict__", {}).items())
-                if not name.endswith("config") and not isinstance(value, torch.nn.Module)
+                if not name.endswith(tuple(NAMES["connector_others"]))
+                and not isinstance(value, torch.nn.Module)
             ]

@@ -43,6 +43,7 @@ UNITS: dict[str, int] = {
     "GB": GIB,
     "G": GIB,
     "TiB": 1 << 40,
+    "billion": 10**9,  # of the one engine that means GB by "GB"
 }
 
 #: Stages of a start-up in their order, as a table names them. A process that prints a line of an

@@ -59,6 +59,16 @@ DSV4 = """\
 #: As ``SAMPLES``, of SGLang. Its "GB" and "MB" are GiB and MiB.
 SGLANG: list[tuple[str, str, dict[str, object]]] = [
     (
+        "sglang 0.5.23",
+        "[2026-11-28 00:10:12] Allocating MHATokenToKVPoolHost hierarchical KV host pool: 4096 tokens, 2.00 GB host memory.",
+        {"hicache_host_bytes": 2_000_000_000},
+    ),
+    (
+        "sglang 0.5.10",
+        "[2026-05-01 00:10:12 TP0] Allocating 90.09 GB host memory for hierarchical KV cache.",
+        {"hicache_host_bytes": 90_090_000_000},
+    ),
+    (
         "sglang to 0.5.18",
         "[2026-11-21 23:45:24] Init torch distributed ends. elapsed=0.06 s, mem usage=0.35 GB",
         {"init_growth_bytes": "0.35 GiB"},
@@ -211,6 +221,29 @@ SGLANG: list[tuple[str, str, dict[str, object]]] = [
 
 #: (releases, line, figures)
 SAMPLES: list[tuple[str, str, dict[str, object]]] = [
+    (
+        "ascend 0.23",
+        "(EngineCore pid=7) INFO 11-28 00:10:12 [worker.py:122] SimpleCPUOffloadNPUWorker: 4 unique NPU KV tensors, "
+        "allocating 381 CPU blocks (0.09 GB)",
+        {"offload_host_bytes": "0.09 GiB"},
+    ),
+    (
+        "ascend 0.23",
+        "INFO 11-28 00:10:12 [worker.py:117] RecomputeCPUOffloadWorker scaffold registered 4 unique KV tensors, "
+        "allocating 381 CPU blocks (0.09 GB).",
+        {"offload_host_bytes": "0.09 GiB"},
+    ),
+    (
+        "mooncake 0.3.13",
+        "I1215 11:45:12.091323   299 aligned_client_buffer.cpp:61] AlignedClientBufferAllocator: allocated 1342177280 bytes",
+        {"ssd_buffer_bytes": 1342177280},
+    ),
+    (
+        "mooncake",
+        "I1215 11:45:12.091395   299 pybind_client.cpp:218] Mounting segment: 42949672960 bytes, 42949672960 of "
+        "42949672960",
+        {"global_segment_bytes": 42949672960},
+    ),
     (
         "vllm 0.6.4 to 0.9, V0",
         "(VllmWorkerProcess pid=521) INFO 04-12 08:21:19 [worker.py:267] the current vLLM instance can use "

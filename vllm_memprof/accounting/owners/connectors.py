@@ -82,7 +82,9 @@ def connected(read: RankReadings, rank: RankReport) -> RankReport:
     version = read.summary.engine_version
     for place, given in enumerate(named):
         values = {**figures, **given["arguments"], "role": given["role"]}
-        span = spans[place] if len(spans) == len(named) else None
+        own: Sequence[Span] = (
+            spans if len(named) == 1 else spans[place : place + 1] * (len(spans) == len(named))
+        )
         listed = [
             owner
             for owner in _table(read.summary.engine)
@@ -90,31 +92,40 @@ def connected(read: RankReadings, rank: RankReport) -> RankReport:
             and (version is None or SpecifierSet(owner.releases).contains(version, True))
             and all(_holds(condition, values) for condition in owner.when)
         ]
-        rows += _of_connector(str(given["name"]), listed, values, span)
+        rows += _of_connector(str(given["name"]), listed, values, own)
     return replace(rank, connectors=[*rows, *_of_rank(read, rank, rows)] if named else [])
 
 
 def _of_connector(
-    name: str, listed: list[ConnectorOwner], values: Mapping[str, Any], span: Span | None
+    name: str, listed: list[ConnectorOwner], values: Mapping[str, Any], spans: Sequence[Span]
 ) -> Iterator[ConnectorRow]:
     """Yield the rows of one connector: measured by its tensors, else derived."""
-    found: Any = () if span is None else span.detail.get("tensors") or ()
-    left = {(row["attribute"], row["place"]): row for row in found}
+    left: list[Mapping[str, Any]] = []
+    for span in spans:
+        found: Any = span.detail.get("tensors") or ()
+        left += found
     for owner in listed:
         values = {**values, **_chosen(owner.argument, values)}
-        own = [key for key in left if key[1] == owner.place and _last(key[0]) in owner.attributes]
-        taken = [left.pop(key) for key in own]
+        taken = [
+            each
+            for each in left
+            if each["place"] == owner.place
+            and each["attribute"].rpartition(".")[2] in owner.attributes
+        ]
+        left = [each for each in left if each not in taken]
         row = ConnectorRow(name, owner.owner, owner.place, None, DERIVED, owner.source)
         row = replace(row, argument=values["argument_name"], formula=owner.formula or None)
         if taken:
             yield from _measured(row, taken)
-        elif not owner.attributes or span is None:
+        elif not owner.attributes or not spans:
             size = evaluate(owner.formula, values) if owner.formula else None
-            how, held = ESTIMATED if owner.at_most else DERIVED, owner.part_of if span else None
+            how, held = ESTIMATED if owner.at_most else DERIVED, owner.part_of if spans else None
             yield replace(row, bytes=size, how=how, part_of=held)
-    for (attribute, place), row in left.items():
-        other = ConnectorRow(name, f"other_{place}", place, None, MEASURED, attribute)
-        yield from _measured(other, [row])
+    for each in left:
+        place, source = each["place"], each["attribute"]
+        yield from _measured(
+            ConnectorRow(name, f"other_{place}", place, None, MEASURED, source), [each]
+        )
 
 
 def _measured(row: ConnectorRow, taken: list[Mapping[str, Any]]) -> Iterator[ConnectorRow]:
@@ -148,16 +159,13 @@ def _of_rank(
     rest = minus(grew, sum_or_none(tensors) or 0)
     if rest != 0:
         yield row("other_device", rest, "growth of allocated over its phases - its tensors")
-    links = owners_of(read.process).links
-    yield row("links", sum_or_none(each.grown_bytes for each in links) or 0, "growth of non-torch")
+    links = sum(each.grown_bytes or 0 for each in owners_of(read.process).links)
+    if links:
+        yield row("links", links, "growth of non-torch")
     registered = sum_or_none(span.integer("registered_bytes") for span in made
                              if "registered_bytes" in span.detail)  # fmt: skip
     if registered:
         yield row("registered", registered, "TransferEngine.register_memory", "kv_cache")
-
-
-def _last(attribute: str) -> str:
-    return attribute.rpartition(".")[2]
 
 
 def _holds(condition: str, values: Mapping[str, Any]) -> bool:

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture import failure, identity, steps, tracing, weights
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
-from vllm_memprof.capture.attributes import reach
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
+from vllm_memprof.capture.connectors import EXTRA, described
 from vllm_memprof.capture.hook import Call, StopAfterPlan
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.engines.sglang.kept import kept
@@ -294,9 +295,30 @@ def _write_plan(recorder: Recorder, call: Call) -> None:
         tokens_rule="blocks",
         context_parallel=1,
         kv_transfer=False,
+        connectors=_connectors(reach(configurator, "server_args")),
         shared_backing=False,
         padding_bytes=page * cell,
     )
+
+
+def _connectors(server_args: object) -> list[Fields]:
+    """Return the rows of ``capture.connectors.described`` of what SGLang has in their place."""
+    given = {
+        name: _published(part, name, server_args)
+        for part, names in NAMES["sglang_connectors"].items()
+        for name in names
+    }
+    mode = given.pop("disaggregation_mode")
+    named = {
+        "HiCache": given.pop("enable_hierarchical_cache"),
+        "disaggregation": mode not in (None, "null"),
+    }
+    return [
+        row
+        for name, there in named.items()
+        if there
+        for row in described({"kv_connector": name, "kv_role": mode, EXTRA: given})
+    ]
 
 
 def begin_request_pool(recorder: Recorder, call: Call) -> None:

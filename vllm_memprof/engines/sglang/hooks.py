@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_memprof.capture import actions as shared
-from vllm_memprof.capture import steps
+from vllm_memprof.capture import steps, transfers
 from vllm_memprof.capture.hook import Half
 from vllm_memprof.capture.hooks.rows import read_rows
 from vllm_memprof.engines.sglang import actions, items
@@ -24,6 +24,7 @@ _ENTER: dict[str, Half | None] = {
     "sgl.weight_load": actions.begin_load,
     "sgl.kv_sizing": actions.begin_sizing,
     "sgl.request_pool": actions.begin_request_pool,
+    "sgl.host_pool": transfers.enter_register,
     "sgl.graph_capture": actions.begin_graph_capture,
     "sgl.update.disk": actions.begin_online,
     "sgl.s.batch": batches.enter_batch,
@@ -44,6 +45,7 @@ _LEAVE: dict[str, Half | None] = {
     "sgl.kv_cell": actions.keep_cell,
     "sgl.kv_configure": actions.leave_configure,
     "sgl.pools": actions.leave_pools,
+    "sgl.host_pool": transfers.leave_register,
     "sgl.graph_capture": actions.leave_graph_capture,
     "sgl.shutdown": actions.leave_shutdown,
     "sgl.update.disk": actions.leave_online,
