@@ -32,6 +32,7 @@ from vllm_memprof.record.schema import (
     Snapshot,
 )
 from vllm_memprof.record.spans import AFTER, BEFORE, Span
+from vllm_memprof.record.weights import Loaded
 
 _T = TypeVar("_T")
 
@@ -117,6 +118,7 @@ class ProcessRecord:
     failures: list[Failure] = field(default_factory=list)  # allocations, in the order of events
     losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
     allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
+    weights: Loaded | None = None
     sleeps: list[PrintedSleep] = field(default_factory=list)  # from logs
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
     wall: float | None = None  # time.time() of the first event, s
@@ -392,6 +394,7 @@ def _build_process(file: str, events: list[Event], dropped: int, served: Served)
         failures=every("failure", Failure),
         losses=[losses[since] for since in sorted(losses)],
         allocations=every("allocations", AllocationTrace),
+        weights=next(reversed(every("weights", Loaded)), None),
     )
 
 
