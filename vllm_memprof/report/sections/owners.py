@@ -191,7 +191,8 @@ def _grown(rank: RankReport, width: int) -> list[_Grown]:
 
 def connectors(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return what the KV connectors of a rank take, on device and host."""
-    rows, titles = rank.connectors, TITLES["connector_owners"]
+    titles = TITLES["connector_owners"]
+    rows = sorted(rank.connectors, key=lambda row: row.part_of is not None)
     if not rows:
         return
     figures: dict[str, object] = {
