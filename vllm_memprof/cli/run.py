@@ -18,6 +18,7 @@ from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import from_here
 from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
 from vllm_memprof.launch.run import EngineRun
+from vllm_memprof.record.host import shortfalls
 from vllm_memprof.sources import build_run
 from vllm_memprof.text import text
 
@@ -92,6 +93,9 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
     views = GuardedView(view, *filter(None, [exporter]), *newer)
     if exporter is not None:
         views.note(f"memprof: metrics on {exporter.url}")
+    record = job.info.host_memory
+    for short in shortfalls(record.asks, record.limits) if record is not None else ():
+        views.note(f"memprof: {short.said}")
     printed = False
 
     def report_at_readiness(info: RunInfo) -> list[RankBudget]:

@@ -25,6 +25,8 @@ unread                  what (components|processes), reason: a reading that this
 failure                 an allocation that failed, read after its exception: message, oom (id of
                         its phase event), site, chain, requests, allocator_settings, snapshot,
                         pools (failures.Failure)
+host_owner              an object with tensors in host memory was made: owner, sizes (bytes of each
+                        storage), pinned
 error                   where, message
 lost                    since_t_ns, until_t_ns, events, reason: events that could not be written, as
                         on a full disk. until_t_ns and events are null while they cannot: that
@@ -68,6 +70,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
+from vllm_memprof.record.host import HostRecord
 from vllm_memprof.units import minus
 
 #: Bytes unless a name says otherwise. None is unknown, never 0.
@@ -216,6 +219,7 @@ DEVICE_SAMPLE_FIGURES = (
     "npu_workspace_bytes",  # null: not read while serving
     "host_rss_bytes",
     "host_shared_bytes",
+    "host_pinned_bytes",
 )
 
 #: Multimodal parts of a step, each a ``stage`` event.
@@ -321,6 +325,8 @@ class Snapshot:
     process_bytes: Count = None
     other_processes_bytes: Count = None  # the same of all other processes on the device
     host_rss_bytes: Count = None  # resident set of this process
+    host_shared_bytes: Count = None  # of it: files, and memory that others may map too
+    host_pinned_bytes: Count = None  # blocks of torch's allocator of pinned memory, free ones too
     alloc_retries: Count = None  # num_alloc_retries (a count)
     ooms: Count = None  # num_ooms (a count)
     components: dict[str, dict[str, int]] | None = (
@@ -395,6 +401,7 @@ class RunInfo:
     ranks: PlannedRanks | None = None  # of a plan whose engine has said so
     until: str | None = None  # of a plan: kv | ready
     full_step: FullStep | None = None  # of a plan that went on until the engine was ready
+    host_memory: HostRecord | None = None  # of the launcher's host
     SCHEMA: ClassVar[str] = RUN_SCHEMA
 
     @property
