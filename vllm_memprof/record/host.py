@@ -137,7 +137,7 @@ def cgroups(root: Path = _ROOT) -> Iterator[Path]:
     found = re.findall(mounts, _text(root / "proc/self/mountinfo"), re.M)
     for names, path in groups:
         for inside, point, second, options in found:
-            if names in ("", "memory") and (not names) == bool(second) and names in options:
+            if bool(names) != bool(second) and (second or "memory" in options.split(",")):
                 top, below = root / point[1:], os.path.relpath(path, inside)
                 folder = top if below.startswith("..") else top / below
                 yield from takewhile(top.parent.__ne__, (folder, *folder.parents))
