@@ -190,7 +190,7 @@ _NAMED = _pattern(r"""\bname["']?\s*[:=]\s*["']?$""")
 _MARGIN = _pattern(r"[ \t>|-]*")
 _MOST_BEFORE = 32
 _NO_VALUE = _pattern(r"(?:[|>]-?)?[ \t\\]*$")
-_HEADER = _pattern(r"(?i:(?:Bearer|Basic|Token|Digest|ApiKey)\s+)?")
+_SCHEME = _pattern(r"(?i:(?:Bearer|Basic|Token|Digest|ApiKey)\s+)")
 
 #: Values, by where they stand. ``quoted``, ``content`` or ``word`` is replaced.
 _PREFIX = r"(?:[bBrRfFuU]{1,2})?"
@@ -203,8 +203,12 @@ _BRACKET = (
 )
 _BARE = r"""(?:[^\s"'`;|&<>\\]|\\\S)+"""
 _SHELL = _pattern(rf"{_QUOTED}|(?P<word>{_BARE})")
-_PLAIN = _pattern(rf"""{_QUOTED}|{_BRACKET}|(?P<word>[^\s,;)}}\]&|"'<>`\\]+)""")
-_LINE = _pattern(rf"(?!{_PREFIX}\\*[\"'`]|[(\[{{<,;)}}\]])(?:- +)?(?P<word>\S(?:(?! #).)*(?<!\s))")
+_WORD = r"""(?P<word>[^\s,;)}\]&|"'<>`\\]+)"""
+_PLAIN = _pattern(f"{_QUOTED}|{_BRACKET}|{_WORD}")
+_SCHEMED = _pattern(f"{_QUOTED}|{_WORD}")  # no bracket: a name before one is of the secret
+_LINE = _pattern(
+    rf"(?!{_PREFIX}[\\*]*[\"'`]|[(\[{{<,;)}}\]])(?:- +)?(?P<word>\S(?:(?! #).)*(?<!\s))"
+)
 _COOKIE = _pattern(r"(?P<word>[^\"'`]+)")
 _REST = _pattern(r"(?P<word>.+)")
 _ARGUMENT = _pattern(rf"""(?:\\*["'])?\s*,\s*(?!\\*["']-)(?=\\*["']){_QUOTED}""")
@@ -247,7 +251,7 @@ _LEAST_WRAPPED = 36
 #: How a value goes on -> the next line of it; lines over which it may. It is cut off; it stands
 #: below its name, or its option, or behind the end of a line of a shell; it is a list, one of YAML,
 #: what stands beside ``name:``, or a private key.
-_BELOW = rf"""\s*(?:{_PREFIX}\\*["'`]|(?![-|&;<>#]){_BARE}[ \t\\,;)\]}}]*$)"""
+_BELOW = rf"""\s*(?:{_PREFIX}\\*["'`]|(?![-|&;<>#]|.*\*\*\*){_BARE}[ \t\\,;)\]}}]*$)"""
 _GOES_ON = {
     "cut": (_pattern(r"(?!)"), 2),
     "below": (_pattern(rf"\s*- |{_BELOW}"), 2),
@@ -327,23 +331,26 @@ class Redactor:
         before = "" if known is None else known.before_line(line)
         if not before and not may_hold_secret(line):
             return line
-        text, pieces, last = before + line, list[str](), len(before)
+        wide, cut = len(line) >= _LEAST_WRAPPED, False
+
+        def replace_form(match: re.Match[str]) -> str:
+            nonlocal cut
+            if match["url"]:
+                return f"://{REDACTED}@"
+            cut = match.end() == len(match.string)
+            return f"{match['bearer'] or ''}{REDACTED}"
+
+        # forms first: a name is read where it stands at last
+        text = before + _FORM.sub(replace_form, line)
+        pieces, last = list[str](), len(before)
         for begin, end in self._spans(text):
             begin = max(begin, last)
             if end > begin and not _REFERENCE.fullmatch(text, begin, end):
                 pieces += [text[last:begin], REDACTED]
                 last = end
         text = "".join([*pieces, text[last:]])
-        wide, found = len(line) >= _LEAST_WRAPPED, self._open
-
-        def replace_form(match: re.Match[str]) -> str:
-            if found is None and match.end() == len(text):
-                self._keep("cut", "token=")
-            if match["url"]:
-                return f"://{REDACTED}@"
-            return f"{match['bearer'] or ''}{REDACTED}"
-
-        text = _FORM.sub(replace_form, text)
+        if cut and self._open is None:
+            self._keep("cut", "token=")
         if self._open is not None:
             same = before and known is not None and known.kind == self._open.kind
             lines = known.lines - 1 if same and known is not None else self._open.lines
@@ -395,8 +402,8 @@ class Redactor:
                 kind = "shell" if shell else "option" if option else "below"
                 self._keep(kind, text[begin:at] + ("" if separator else " "))
                 return limit
-            if name.lower().endswith("authorization") and (header := _HEADER.match(text, at)):
-                at = header.end()
+            if name.lower().endswith("authorization") and (scheme := _SCHEME.match(text, at)):
+                at, form = scheme.end(), _SCHEMED
             if name.lower().endswith("cookie") and text[at] not in "\"'":
                 form = _COOKIE
             elif mark and not closed:
@@ -405,7 +412,9 @@ class Redactor:
             elif not option and _MARGIN.fullmatch(text, 0, begin):
                 if text.startswith("- ", at):
                     self._keep("items", text[begin:at])
-                if _LINE.match(text, at) and (self._open or ":" in text[behind:at]):
+                if form is _SCHEMED:
+                    form = _REST
+                elif _LINE.match(text, at) and (self._open or ":" in text[behind:at]):
                     form = _LINE
             if option and name.lower().endswith(("key", "keys")):
                 more = _MORE

@@ -7,10 +7,10 @@ import random
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.secrets import ALL, HARMLESS, MARK
+from tests.support.secrets import ALL, HARMLESS, KEY, MARK
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.launch.engine_log import MAX_LINE_BYTES, LogFilter
 from vllm_memprof.redact import (
@@ -163,6 +163,12 @@ TEXTS = st.lists(PIECES, max_size=12).map("".join)
 
 
 @given(TEXTS)
+@example(f"x Authorization: Bearer {KEY}environ({{'HF_TOKEN': '{KEY}'}})")
+@example('Authorization:bearer ["')  # a list that ends at once, at the margin
+@example(":Authorization:hf_ecretStr(")  # a form that the name of a call begins with
+@example("hf_A3d4e5HF_TOKEN=]")  # a form that runs into a name
+@example("token:\rpassword=('")  # a name below a name
+@example("name:TOKEN\rvalue:}'")
 def test_redaction_is_idempotent(text):
     once = redact_text(text)
     assert redact_text(once) == once
