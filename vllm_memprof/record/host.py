@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
+from vllm_memprof.units import format_size
+
 #: Name of this host where the system's is not one: several containers, or hosts that are simulated
 #: on one machine.
 ENV_HOST = "MEMPROF_HOST"
@@ -84,8 +86,8 @@ class Shortfall:
         """Return it as a sentence."""
         verb, free = "fails" if self.certain else "may fail", self.limit.free_bytes or 0
         by = ", ".join(dict.fromkeys(ask.argument or ask.owner for ask in self.asks))
-        asked = f"{self.asked_bytes / 2**30:.2f} GiB asked for by {by}"
-        return f"{self.limit.name} {verb}: {asked}, {free / 2**30:.2f} GiB left"
+        asked = f"{format_size(self.asked_bytes)} asked for by {by}"
+        return f"{self.limit.name} {verb}: {asked}, {format_size(free)} left"
 
 
 @dataclass
@@ -123,8 +125,13 @@ def numbers(path: Path) -> dict[str, int]:
 
     A number alone has the name ""; what is no number, as "max", is left out.
     """
-    lines = re.findall(r"^(?:.*?(\S+?):?\s+)?(\d+)( kB)?$", _text(path), re.MULTILINE)
-    return {name: int(size) << 10 * bool(unit) for name, size, unit in lines}
+    found = {}
+    for line in _text(path).splitlines():
+        words = line.removesuffix(" kB").split()
+        if words and words[-1].isdecimal():
+            name = words[-2].rstrip(":") if words[1:] else ""
+            found[name] = int(words[-1]) << 10 * line.endswith(" kB")
+    return found
 
 
 def cgroups(root: Path = _ROOT) -> Iterator[Path]:
