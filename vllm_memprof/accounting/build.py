@@ -26,6 +26,7 @@ from vllm_memprof.accounting.readings.startup import Moments, engine_figures, fi
 from vllm_memprof.accounting.serving.growth import grown
 from vllm_memprof.accounting.serving.requests import sampled
 from vllm_memprof.accounting.summary import summarise, workers_by_label
+from vllm_memprof.accounting.weights import weighed
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.text import text
 from vllm_memprof.units import either
@@ -34,6 +35,7 @@ from vllm_memprof.units import either
 STEPS: tuple[Step, ...] = (
     on_each_rank(kv_cache),
     on_each_rank(balance),
+    on_each_rank(weighed),
     on_each_rank(divided),
     on_each_rank(reclaimed),
     on_each_rank(sampled),

@@ -8,7 +8,7 @@ within it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypedDict
 
 from vllm_memprof.accounting.serving.trend import Verdict
 from vllm_memprof.record.allocations import TraceTotals
@@ -745,6 +745,36 @@ class Oom:
         return minus(self.used_bytes, None if start is None else start.used_bytes)
 
 
+#: Tensors of one class and dtype. Their causes add up to the difference where it is known.
+WeightRow = TypedDict(
+    "WeightRow",
+    {
+        "class": str,
+        "dtype": str,  # as torch spells it
+        "expected_bytes": Amount,  # the rank's share of the checkpoint; None: not known
+        "loaded_bytes": int,
+        "difference_bytes": Amount,
+        "why": str,
+        "causes": dict[str, int],
+    },
+)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a rank; the rows add up to ``engine_bytes``."""
+
+    expected_bytes: Amount = None
+    loaded_bytes: Amount = None  # of all tensors that the model holds
+    engine_bytes: Amount = None  # as the engine has measured it; else the growth of allocated
+    rows: list[WeightRow] = field(default_factory=list)
+    #: Where the expected bytes are from: the headers of the files, or what the configuration of a
+    #: model without files stands for.
+    source: Annotated[str, one_of("checkpoint", "layout")] | None = None
+    not_allocated_bytes: Amount = None  # reserved after loading, without a tensor
+    expandable: bool | None = None  # segments of the allocator grow
+
+
 @dataclass(frozen=True)
 class HostOwner:
     """Host memory of one owner: of a process, or of all of a host."""
@@ -789,6 +819,7 @@ class RankReport(Identity):
     phases: list[Span] = field(default_factory=list)
     budget: Budget = field(default_factory=Budget)
     kv: Kv = field(default_factory=Kv)
+    weights: Weights | None = None  # None: they were not read
     empty_cache: list[EmptyCacheCall] = field(default_factory=list)
     oom: Oom | None = None
     reclaim: ReclaimSummary | None = (

@@ -32,6 +32,7 @@ from vllm_memprof.record.schema import (
     Snapshot,
 )
 from vllm_memprof.record.spans import AFTER, BEFORE, Span
+from vllm_memprof.record.weights import Loaded
 
 _T = TypeVar("_T")
 
@@ -127,6 +128,7 @@ class ProcessRecord:
     losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
     allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
     host_owners: list[HostTensors] = field(default_factory=list)
+    weights: Loaded | None = None
     sleeps: list[PrintedSleep] = field(default_factory=list)  # from logs
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
     wall: float | None = None  # time.time() of the first event, s
@@ -403,6 +405,7 @@ def _build_process(file: str, events: list[Event], dropped: int, served: Served)
         losses=[losses[since] for since in sorted(losses)],
         allocations=every("allocations", AllocationTrace),
         host_owners=every("host_owner", HostTensors),
+        weights=next(reversed(every("weights", Loaded)), None),
     )
 
 

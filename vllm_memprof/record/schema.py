@@ -18,6 +18,7 @@ phase                   phase, edge (before|after), id, parent, hook, snapshot, 
 figures                 source, values {FIGURES name: number or null}
 kv_plan                 KV_PLAN keys, role engine_core
 ranks                   RANKS keys, of a plan: which ranks are run, and which ranks they stand for
+weights                 once a model is loaded: the fields of ``weights.Loaded``
 ready                   what (model|server|plan|end); end: the engine is about to kill
                         its own processes
 unread                  what (components|processes), reason: a reading that this process does not
@@ -71,6 +72,7 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from vllm_memprof.record.host import HostRecord
+from vllm_memprof.record.weights import Checkpoint
 from vllm_memprof.units import minus
 
 #: Bytes unless a name says otherwise. None is unknown, never 0.
@@ -400,6 +402,7 @@ class RunInfo:
     sample: str | None = None  # as --sample says: every so many steps or seconds; None: not sampled
     ranks: PlannedRanks | None = None  # of a plan whose engine has said so
     until: str | None = None  # of a plan: kv | ready
+    checkpoint: Checkpoint | None = None  # None: its files were not found
     full_step: FullStep | None = None  # of a plan that went on until the engine was ready
     host_memory: HostRecord | None = None  # of the launcher's host
     SCHEMA: ClassVar[str] = RUN_SCHEMA

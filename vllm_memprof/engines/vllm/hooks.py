@@ -17,6 +17,7 @@ _ENTER: dict[str, Half | None] = {
     "ray.workers": ray_nodes.enter_workers,
     "ray.shutdown": ray_nodes.enter_shutdown,
     "w.device_init": actions.begin_device_init,
+    "w.weight_load": actions.begin_load_model,
     "r.draft_load": actions.begin_draft_load,
     "w.startup_plan": figures.enter_startup_plan,
     "r.mm_batch": actions.begin_mm_profile,

@@ -19,6 +19,7 @@ from vllm_memprof.report.sections import (
     phases,
     printed,
     serving,
+    weights,
 )
 from vllm_memprof.report.sections.base import Draw, Sheet, per_rank
 
@@ -54,6 +55,7 @@ SECTIONS: dict[str, tuple[Draw, ...]] = {
     "growth": (per_rank(owners.growth),),
     "cross-check": (per_rank(audit.audit),),
     "kv-cache": (per_rank(kv.kv_cache),),
+    "weights": (per_rank(weights.weights),),
     "printed": (per_rank(printed.printed),),
     "communicators": (per_rank(owners.communicators),),
     "empty-cache": (empty_cache.calls, empty_cache.experiments, empty_cache.effect),

@@ -22,6 +22,9 @@ def owner_title(owner: str) -> Text:
 def of_worker(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     """Return the host memory of a worker."""
     yield from _owners(sheet, rank.host_memory, {})
+    rows = [span for span in rank.phases if span.after and span.after.host_shared_bytes]
+    if rows:
+        yield draw(sheet, "host_phases", rows)
 
 
 def of_host(sheet: Sheet) -> Iterator[Section]:
