@@ -100,21 +100,17 @@ def _build_one(run: Run) -> Report:
 
 
 def _with_log(run: Run) -> Run:
-    from vllm_memprof.causes.book import read_book
     from vllm_memprof.logs.to_record import read_engine_log
-    from vllm_memprof.record.cause import NamedFailure
     from vllm_memprof.record.schema import ENGINE_LOG
 
     failed = run.info.status not in ("ok", "running")
-    printed, logged = read_engine_log(run.folder / ENGINE_LOG, failed)
+    memory = run.info.host_memory
+    killed = memory is not None and bool(memory.kills)
+    printed, logged = read_engine_log(run.folder / ENGINE_LOG, failed, killed)
     run = replace(run, printed_kv=printed)
     if logged is not None:
         # what a run prints after Ctrl-C is no failure
-        failure, memory = None if run.info.interrupted else logged.failure, run.info.host_memory
-        if failure is not None and failure.kind == "other" and memory is not None and memory.kills:
-            row = read_book().origins["host"][0]  # the log of a killed process has no last word
-            cures = list(row.cures)
-            failure = NamedFailure(row.kind, row.is_memory, row.title, "certain", cures=cures)
+        failure = None if run.info.interrupted else logged.failure
         run = replace(run, failure=failure, processes=_completed(run, logged))
     return run
 

@@ -112,12 +112,17 @@ def test_a_kill_by_the_kernel_has_the_last_reading(sim_stack, tmp_path, group):
     assert (failure["kind"], failure["confidence"]) == ("host-memory", "certain")
     assert host["kills"] >= 1
     assert 0.5 * GIB < host["last_bytes"] <= 2 * GIB
-    reason = result.report["run"]["exit_reason"]
-    assert "killed by SIGKILL" in reason
-    assert f"2.00 GiB of {group.folder}" in reason
-    assert "kv_offload asks for 1.90 GiB" in reason
+    assert "killed by SIGKILL" in result.report["run"]["exit_reason"]
     killed = next(each for each in findings(result, "host-limit") if "kernel" in each["title"])
     assert killed["severity"] == "error"
+    for said in (
+        "KV offload 1.90 GiB",
+        "the limit is 2.00 GiB",
+        "the last reading",
+        str(group.folder),
+    ):
+        assert said in killed["evidence"]
+    assert "the last reading" in result.output  # of the first screen
 
 
 @pytest.mark.full

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vllm_memprof.record.host import HostRecord, in_use, mapped, numbers, read_limits
-from vllm_memprof.units import format_size
 
 #: Looks that growth is told over.
 _LOOKS = 10
@@ -38,21 +37,6 @@ class HostWatch:
         if resident:
             largest = max(resident, key=lambda pid: resident[pid])
             record.largest, record.largest_bytes = str(largest), resident[largest]
-
-    def said(self) -> str:
-        """Return the last reading before a kill, what may have taken it, and the limit."""
-        record = self._record
-        limits = [each for each in record.limits if each.path and each.bytes]
-        if not record.kills or not limits or record.last_bytes is None:
-            return ""
-        limit, asks = limits[0], sorted(record.asks, key=lambda ask: -ask.bytes)
-        asked = "".join(f", {ask.owner} asks for {format_size(ask.bytes)}" for ask in asks[:1])
-        return (
-            f": {limit.name} {format_size(limit.bytes)} of {limit.path}, last reading "
-            f"{format_size(record.last_bytes)}, {format_size(record.grown_bytes)} more in "
-            f"{record.grown_seconds:.0f} s, the largest process {record.largest} "
-            f"{format_size(record.largest_bytes)}{asked}"
-        )
 
     def read(self, pids: Iterable[int]) -> None:
         """Read all processes, because the engine is ready."""

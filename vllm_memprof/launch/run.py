@@ -191,7 +191,7 @@ class EngineRun:
             seen.other_host_t_ns = pump.said["dead_core"][0][0]
         if part is not None and has_others(part) and progress.first_error is None:
             seen.lost_peer_t_ns = pump.lost_peer_t_ns  # else it was a rank of this host
-        seen.host_oom_kills, seen.host_said = _host_oom_kills() - oom_kills, self._host.said()
+        seen.host_oom_kills = _host_oom_kills() - oom_kills
         verdict = judge(seen)
         if left:
             verdict = replace(verdict, exit_code=verdict.exit_code or 1)

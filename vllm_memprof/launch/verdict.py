@@ -59,7 +59,6 @@ class EngineEnd:
     forced_main: bool = False  # the main process among them
     error_lines: list[str] = field(default_factory=list)  # of engine.log, oldest first
     host_oom_kills: int = 0  # processes that the kernel killed for host memory during the run
-    host_said: str = ""  # of host memory before
     headless: bool = False  # no API server here
     head_ended: str | None = None  # head of the deployment; its end was the cause of this one's
     lost_peer_t_ns: int | None = None  # when a rank of another host closed its connection
@@ -234,8 +233,7 @@ def _first_cause(seen: EngineEnd, suspects: list[Suspect]) -> tuple[str, bool]:
             if culprit.code is None and other[0].code is None:
                 reason += f"; {describe_death(seen, other)} at the same time"
         if culprit.code == -signal.SIGKILL and seen.host_oom_kills:
-            reason += "; the kernel killed a process for lack of host memory meanwhile"
-            reason += seen.host_said or " (see dmesg)"
+            reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
         if not culprit.killed and line and not _GENERIC.search(line):
             reason += f": {one_line(line, _MOST)}"
         return reason, oom and not culprit.killed

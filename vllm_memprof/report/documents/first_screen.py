@@ -304,7 +304,8 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
         yield Line("", _granted(report))
     for view in finding_views(report):
         if view.id == "host-limit":
-            yield Line(text("host"), text("{title}: {action}", view), BAD)
+            yield Line(text("host"), text("{title}: {evidence}", view), BAD)
+            yield Line("", view.action)
             break
     if failure is None:
         return
