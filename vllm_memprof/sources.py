@@ -105,7 +105,7 @@ def _with_log(run: Run) -> Run:
 
     failed = run.info.status not in ("ok", "running")
     memory = run.info.host_memory
-    killed = memory is not None and bool(memory.kills)
+    killed = memory is not None and bool(memory.last.get("kills"))
     printed, logged = read_engine_log(run.folder / ENGINE_LOG, failed, killed)
     run = replace(run, printed_kv=printed)
     if logged is not None:

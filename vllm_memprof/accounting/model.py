@@ -783,9 +783,14 @@ class HostOwner:
 
     owner: str  # kind:owner of accounting/owners/host.toml, as pinned:kv_offload, or rest
     bytes: int
-    how: How = MEASURED
     #: What its tensors need; the rest is rounding. None: not known, or no tensors.
     tensor_bytes: Amount = None
+
+    @property
+    @computed
+    def how(self) -> How:
+        """What is left of the anonymous memory of a process is derived."""
+        return DERIVED if "rest" in self.owner else MEASURED
 
 
 @dataclass(frozen=True)
@@ -793,7 +798,7 @@ class HostMemory:
     """Host memory of a process or of a host, by owner, and the limits that apply."""
 
     rows: list[HostOwner] = field(default_factory=list)
-    limits: list[HostLimit] = field(default_factory=list)
+    limits: list[HostLimit] = field(default_factory=list)  # of the host
     host: str | None = None
     asks: list[HostAsk] = field(default_factory=list)  # of the arguments; empty of a process
     used_bytes: Amount = None  # of the cgroup, at the same moment; None of a process

@@ -209,24 +209,6 @@ def leave_shutdown(recorder: Recorder, call: Call) -> None:
     recorder.hooks.self_check("end")
 
 
-def keep_host_tensors(recorder: Recorder, call: Call) -> None:
-    """Write what an object keeps in host memory, by the owner that the id of the row names."""
-    found: dict[int, int] = {}
-    pinned = False
-    rest = [*vars(call.subject).values()] if call.error is None else []
-    while rest:
-        value = rest.pop()
-        if isinstance(value, (dict, list, tuple)):
-            rest += value.values() if isinstance(value, dict) else value
-        elif reach(value, "device.type") == "cpu" and hasattr(value, "untyped_storage"):
-            storage = value.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-            pinned = pinned or value.is_pinned()
-    if found:
-        owner = call.hook.id.partition(".")[2]
-        recorder.emit("host_owner", owner=owner, sizes=[*found.values()], pinned=pinned)
-
-
 def fold_peak(recorder: Recorder, call: Call) -> None:
     recorder.sampler.fold_peak()
 

@@ -11,7 +11,8 @@ has that value (true) or not (false), and, if it is ``multimodal``, for models w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -22,7 +23,7 @@ from vllm_memprof.options import typed, value_of
 from vllm_memprof.record.host import HostAsk, HostLimit
 
 #: Parts of a model's configuration that only one with an encoder of images or audio has.
-_ENCODERS = ("vision_config", "audio_config", "thinker_config")
+_ENCODERS = "vision_config|audio_config|thinker_config"
 
 
 def host_asks(
@@ -42,37 +43,33 @@ def host_asks(
         environ: of the engine.
     """
     file = row.folder / "host_asks.toml"
-    if not file.exists():
-        return []
-    table = read_table(file)
-    memory = next((each.bytes for each in limits if each.name == "MemAvailable"), None) or 0
-    config = ""
+    table = read_table(file) if file.exists() else {"counts": {}, "asks": ()}
+    memory = next((each.bytes for each in limits if each.name == "MemAvailable"), 0)
+    encodes = False
     with suppress(OSError):
-        config = (model / "config.json").read_text()
+        encodes = re.search(_ENCODERS, (model / "config.json").read_text()) is not None
 
-    def given(names: Sequence[str]) -> tuple[str, str | None]:
-        known = (value_of(tokens, each) if each[0] == "-" else environ.get(each) for each in names)
-        found = (pair for pair in zip(names, known, strict=True) if pair[1] is not None)
-        return next(found, ("", None))
+    def given(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+        for name in names:
+            value = value_of(tokens, name) if name[0] == "-" else environ.get(name)
+            if value is not None:
+                yield name, value
 
-    def number(names: Sequence[str], default: float) -> float:
-        value = typed(given(names)[1] or "", float)
-        return default if value is None else float(value)
+    def number(names: Sequence[str], default: float = 1) -> float:
+        values = [typed(value, float) for _, value in given(names)]
+        return float(values[0] or 0) if values else default
 
-    counts = {
-        name: prod(int(number(names, 1)) for names in groups)
-        for name, groups in table["counts"].items()
-    }
+    counts = {name: prod(map(number, groups)) for name, groups in table["counts"].items()}
     found = []
     for ask in table["asks"]:
-        option, value = given(ask["options"])
-        encodes = option or any(each in config for each in _ENCODERS) or not ask.get("multimodal")
-        states = ((given([name])[1] == wanted) is so for name, wanted, so in ask.get("when", ()))
+        words = next(map(" ".join, given(ask["options"])), "")
+        states = [
+            (dict(given([name])).get(name) == wanted) is so for name, wanted, so in ask["when"]
+        ]
         unit = memory if ask["unit"] == "memory" else ask["unit"]
-        size = int(number(ask["options"], ask.get("default", 0)) * unit) * counts[ask["per"]]
-        if encodes and size and all(states) and counts.get(ask.get("several"), 2) > 1:
-            said = f"{option} {value}".strip() if option else ""
-            found.append(
-                HostAsk(ask["owner"], said, size, [*ask["limits"]], ask.get("at_most", False))
-            )
+        size = number(ask["options"], ask["default"]) * unit * counts[ask["per"]]
+        states += [encodes or bool(words) or not ask.get("multimodal")]
+        if size and all(states) and counts.get(ask.get("several"), 2) > 1:
+            limited, at_most = [*ask["limits"]], ask.get("at_most", False)
+            found.append(HostAsk(ask["owner"], words, int(size), limited, at_most))
     return found

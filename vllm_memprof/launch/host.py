@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
 from vllm_memprof.record.host import HostRecord, in_use, mapped, numbers, read_limits
-
-#: Looks that growth is told over.
-_LOOKS = 10
 
 
 class HostWatch:
@@ -21,25 +17,23 @@ class HostWatch:
     """
 
     def __init__(self, record: HostRecord) -> None:
-        self._record, self._kills = record, in_use().get("oom_kill", 0)
-        self._uses: deque[tuple[float, int]] = deque(maxlen=_LOOKS)
+        self._record, self._first, self._start_s = record, in_use(), time.monotonic()
 
     def look(self, pids: Iterable[int]) -> None:
         """Take the last reading, until the kernel kills a process; one of those ids."""
-        record, use = self._record, in_use()
-        record.kills = use.get("oom_kill", 0) - self._kills
-        if record.kills or "used" not in use:
-            return
-        self._uses.append((time.monotonic(), use["used"]))
-        (first_s, first), (last_s, record.last_bytes) = self._uses[0], self._uses[-1]
-        record.grown_bytes, record.grown_seconds = record.last_bytes - first, last_s - first_s
-        resident = {pid: numbers(Path(f"/proc/{pid}/status")).get("VmRSS", 0) for pid in pids}
-        if resident:
-            largest = max(resident, key=lambda pid: resident[pid])
-            record.largest, record.largest_bytes = str(largest), resident[largest]
+        last, now = self._record.last, in_use()
+        grown = {name: size - self._first.get(name, 0) for name, size in now.items()}
+        last["kills"] = grown.get("oom_kill", 0)
+        for name in ("memory.current", "memory.usage_in_bytes"):
+            if name in now and not last["kills"]:
+                sizes = {numbers(Path(f"/proc/{pid}/status")).get("VmRSS", 0): pid for pid in pids}
+                size = max(sizes, default=0)
+                seconds = int(time.monotonic() - self._start_s)
+                last.update(last_bytes=now[name], grown_bytes=grown[name], seconds=seconds,
+                            largest_bytes=size, largest=sizes.get(size, 0))  # fmt: skip
 
     def read(self, pids: Iterable[int]) -> None:
         """Read all processes, because the engine is ready."""
-        names = (*map(str, pids), "self")
-        self._record.processes = {name: mapped(name) for name in names}
-        self._record.cgroup, self._record.ready = in_use(), read_limits()
+        record = self._record
+        record.processes = {str(name): mapped(name) for name in (*pids, "self")}
+        record.cgroup, record.ready = in_use(), read_limits()

@@ -14,80 +14,57 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
-from vllm_memprof.units import format_size
+from vllm_memprof.files import read_table
 
 #: Name of this host where the system's is not one: several containers, or hosts that are simulated
 #: on one machine.
 ENV_HOST = "MEMPROF_HOST"
 _ROOT = Path("/")
 #: What a limit is of: all memory, files in /dev/shm, memory that is locked or pinned.
-MEMORY, SHM, MEMLOCK, OTHER = "memory", "shm", "memlock", "other"
-#: Files of a cgroup: a limit -> what is in use of it. (kernel documentation, cgroup-v2.rst and
-#: cgroup-v1/memory.rst)
-_CGROUP = {
-    "memory.max": "memory.current",
-    "memory.high": "memory.current",
-    "memory.limit_in_bytes": "memory.usage_in_bytes",
-}
-#: Files that say what it uses; the name of those that hold a number alone.
-_IN_USE = (
-    ("used", "memory.current"),
-    ("used", "memory.usage_in_bytes"),
-    ("peak", "memory.peak"),
-    ("peak", "memory.max_usage_in_bytes"),
-    ("kmem", "memory.kmem.usage_in_bytes"),
-    *(("", f"memory.{name}") for name in ("stat", "events", "oom_control")),
-)
-#: From this size on a limit of version 1 is none.
+MEMORY, SHM, MEMLOCK = "memory", "shm", "memlock"
+_TABLE = read_table(Path(__file__).with_name("host.toml"))
+#: From this size on a limit of a cgroup of version 1 is none.
 _NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
 class HostLimit:
-    """A limit of host memory that applies to the run. Bytes; None: unknown, or no limit."""
+    """A limit of host memory that applies to the run, in bytes."""
 
     name: str  # as the kernel or the shell calls it
     kind: str  # memory | shm | memlock | other
-    bytes: int | None
-    used_bytes: int | None = None  # of it; file cache that can be dropped does not count
-    path: str = ""  # of the cgroup; of the innermost one it is the first
+    bytes: int
+    used_bytes: int  # of it; file cache that can be dropped does not count
+    path: str  # of the cgroup, or of where it is read; of the innermost cgroup it is the first
 
     @property
-    def free_bytes(self) -> int | None:
-        """Return what is left of it: None without a limit."""
-        return None if self.bytes is None else self.bytes - (self.used_bytes or 0)
+    def free_bytes(self) -> int:
+        """Return what is left of it."""
+        return self.bytes - self.used_bytes
 
 
 @dataclass(frozen=True)
 class HostAsk:
     """Host memory that an argument asks for, on this host."""
 
-    owner: str  # of accounting/owners/host.toml
+    owner: str  # of ``TITLES["host_owners"]``
     argument: str  # as it was given; "" of a default
     bytes: int
     limits: list[str]  # kinds that it counts to
     at_most: bool = False  # it is filled while the engine serves, or never
 
 
-@dataclass(frozen=True)
-class Shortfall:
+class Shortfall(NamedTuple):
     """A limit that is below what the arguments ask for."""
 
     limit: HostLimit
     asks: list[HostAsk]
     asked_bytes: int
-    certain: bool  # also without what may never be filled
-
-    @property
-    def said(self) -> str:
-        """Return it as a sentence."""
-        verb, free = "fails" if self.certain else "may fail", self.limit.free_bytes or 0
-        by = ", ".join(dict.fromkeys(ask.argument or ask.owner for ask in self.asks))
-        asked = f"{format_size(self.asked_bytes)} asked for by {by}"
-        return f"{self.limit.name} {verb}: {asked}, {format_size(free)} left"
+    at_most: bool  # it holds what is taken in any case
 
 
 @dataclass
@@ -100,13 +77,9 @@ class HostRecord:
     processes: dict[str, dict[str, int]] = field(default_factory=dict)
     cgroup: dict[str, int] = field(default_factory=dict)  # ``in_use``
     ready: list[HostLimit] = field(default_factory=list)
-    #: Last reading of the cgroup, what it was before, and the seconds in between.
-    last_bytes: int | None = None
-    grown_bytes: int | None = None
-    grown_seconds: float | None = None
-    largest: str | None = None  # process id with the largest resident memory at the last look
-    largest_bytes: int | None = None
-    kills: int = 0  # processes that the kernel killed in the run, by the cgroups' own counters
+    #: Of the cgroup: last_bytes before a kill, grown_bytes in the seconds of the run, the process
+    #: with the largest resident memory and its largest_bytes; kills: of the kernel, in the run.
+    last: dict[str, int] = field(default_factory=dict)
 
 
 def host_name() -> str:
@@ -114,24 +87,16 @@ def host_name() -> str:
     return re.sub(r"[^\w.-]", "_", os.environ.get(ENV_HOST, "")) or socket.gethostname()
 
 
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""
-
-
 def numbers(path: Path) -> dict[str, int]:
     """Return the lines ``name number`` of a file of the kernel, kB as bytes.
 
-    A number alone has the name ""; what is no number, as "max", is left out.
+    A number alone has the name of its file; what is no number, as "max", is left out.
     """
-    found = {}
-    for line in _text(path).splitlines():
-        words = line.removesuffix(" kB").split()
-        if words and words[-1].isdecimal():
-            name = words[-2].rstrip(":") if words[1:] else ""
-            found[name] = int(words[-1]) << 10 * line.endswith(" kB")
-    return found
+    with suppress(OSError):
+        lines = r"^(?:(?:Node \d+ )?(\S+?):?\s+)?(\d+)( kB)?\s*$"
+        found = re.findall(lines, path.read_text(errors="replace"), re.MULTILINE)
+        return {name or path.name: int(size) << 10 * bool(unit) for name, size, unit in found}
+    return {}
 
 
 def cgroups(root: Path = _ROOT) -> Iterator[Path]:
@@ -139,105 +104,82 @@ def cgroups(root: Path = _ROOT) -> Iterator[Path]:
 
     (proc_pid_cgroup(5), proc_pid_mountinfo(5))
     """
-    groups = re.findall(r"^\d+:(|.*\bmemory\b.*):(/.*)$", _text(root / "proc/self/cgroup"), re.M)
-    mounts = r"^\S+ \S+ \S+ (\S+) (\S+) .* - cgroup(2|) \S+ (\S+)$"
-    found = re.findall(mounts, _text(root / "proc/self/mountinfo"), re.M)
-    for names, path in groups:
-        for inside, point, second, options in found:
-            if bool(names) != bool(second) and (second or "memory" in options.split(",")):
-                top, below = root / point[1:], os.path.relpath(path, inside)
-                folder = top if below.startswith("..") else top / below
-                yield from takewhile(top.parent.__ne__, (folder, *folder.parents))
+    groups = r"^\d+:(|.*\bmemory\b.*):(/.*)$"
+    mounts = r"^\S+ \S+ \S+ (\S+) /(\S+) .* - cgroup(?:(2)| \S+ \S*\bmemory\b)"
+    with suppress(OSError):
+        own = re.findall(groups, (root / "proc/self/cgroup").read_text(), re.MULTILINE)
+        at = re.findall(mounts, (root / "proc/self/mountinfo").read_text(), re.MULTILINE)
+        for (names, path), (inside, point, second) in product(own, at):
+            if bool(names) != bool(second):
+                below = os.path.relpath(path, inside)
+                folder = root / point / (below if below[:2] != ".." else "")
+                outside = (root / point).parent
+                yield from takewhile(outside.__ne__, (folder, *folder.parents))
 
 
 def read_limits(root: Path = _ROOT) -> list[HostLimit]:
     """Return the limits of host memory that apply to this process, those of its own cgroup first.
 
-    Of the machine: memory, swap, huge pages, its NUMA nodes, /dev/shm; of the process: memlock.
+    Of the machine: memory, swap, huge pages, NUMA nodes (``host.toml``), /dev/shm; of the process:
+    memlock.
     """
     found = []
-    for folder in cgroups(root):
-        stat = numbers(folder / "memory.stat")
-        idle = stat.get("total_inactive_file", stat.get("inactive_file", 0))
-        for name, use in _CGROUP.items():
-            if (used := numbers(folder / use).get("")) is not None:
-                size = numbers(folder / name).get("", _NO_LIMIT)
-                at = f"/{folder.relative_to(root)}"
-                limit = None if size >= _NO_LIMIT else size
-                found.append(HostLimit(f"cgroup {name}", MEMORY, limit, used - idle, at))
-    memory = numbers(root / "proc/meminfo")
-    page = memory.get("Hugepagesize", 0)
-    sizes = {  # and what is free of it
-        ("MemAvailable", MEMORY): (memory.get("MemTotal", 0), memory.get("MemAvailable", 0)),
-        ("swap", OTHER): (memory.get("SwapTotal", 0), memory.get("SwapFree", 0)),
-        ("hugepages", OTHER): tuple(
-            page * memory.get(f"HugePages_{of}", 0) for of in ("Total", "Free")
-        ),
-    }
-    allowed = re.search(r"Mems_allowed_list:\s*(\S+)", _text(root / "proc/self/status"))
-    nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
-    for node in nodes if len(nodes) > 1 else ():
-        at_node = numbers(node / "meminfo")
-        bound = allowed is not None and node.name == f"node{allowed[1]}"  # to this one alone
-        free = at_node.get("MemFree", 0) + at_node.get("Inactive(file)", 0)
-        sizes[f"NUMA {node.name}", MEMORY if bound else OTHER] = at_node.get("MemTotal", 0), free
+    for row in _TABLE["limits"]:
+        for folder in cgroups(root) if row["at"] == "cgroup" else sorted(root.glob(row["at"])):
+            read = {
+                name: size for file in row["files"] for name, size in numbers(folder / file).items()
+            }
+            size = read.get(row["size"], 0)
+            if 0 < size < _NO_LIMIT:
+                used = read.get(row["used"], 0) - sum(read.get(name, 0) for name in row["less"])
+                found.append(HostLimit(row["name"], row["kind"], size, used, str(folder)))
     with suppress(OSError):
         shm = os.statvfs(root / "dev/shm")
-        sizes["/dev/shm", SHM] = shm.f_blocks * shm.f_frsize, shm.f_bavail * shm.f_frsize
-    found += [
-        HostLimit(*key, all_of, all_of - free) for key, (all_of, free) in sizes.items() if all_of
-    ]
+        used = shm.f_frsize * (shm.f_blocks - shm.f_bavail)
+        found.append(HostLimit("/dev/shm", SHM, shm.f_blocks * shm.f_frsize, used, "/dev/shm"))
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return [*found, HostLimit("ulimit -l", MEMLOCK, None if locked < 0 else locked)]
+    return found if locked < 0 else [*found, HostLimit("ulimit -l", MEMLOCK, locked, 0, "")]
 
 
 def shortfalls(asks: Iterable[HostAsk], limits: Iterable[HostLimit]) -> list[Shortfall]:
-    """Return the limits that are below what is asked for, those that fail for certain first.
+    """Return the limits that are below what is asked for, those that fail in any case first.
 
-    A process that may lock any memory (CAP_IPC_LOCK) passes memlock: that is never certain.
+    A process that may lock any memory (CAP_IPC_LOCK) passes memlock.
     """
-    listed, found = list(asks), []
+    found = []
     for limit in limits:
-        counted = [ask for ask in listed if limit.kind in ask.limits]
-        asked, free = sum(ask.bytes for ask in counted), limit.free_bytes
-        if free is not None and asked > free:
-            sure = sum(ask.bytes for ask in counted if not ask.at_most)
-            found.append(Shortfall(limit, counted, asked, sure > free and limit.kind != MEMLOCK))
-    return sorted(found, key=lambda each: not each.certain)
+        counted = [ask for ask in asks if limit.kind in ask.limits]
+        asked, sure = (sum(ask.bytes for ask in counted if so or not ask.at_most) for so in (1, 0))
+        if asked > limit.free_bytes:
+            at_most = sure <= limit.free_bytes or limit.kind == MEMLOCK
+            found.append(Shortfall(limit, counted, asked, at_most))
+    return sorted(found, key=lambda each: each.at_most)
 
 
 def mapped(pid: int | str, root: Path = _ROOT) -> dict[str, int]:
     """Return what a process has in memory, by what is mapped; bytes, shared pages divided (Pss).
 
-    Keys: "anonymous"; files in memory by their path, as ``/dev/shm/psm_1`` and ``/memfd:name``;
-    other files by the end of their names, as ``*.so``; "SwapPss" and "Locked", which are no part of
-    the others. Empty without a process that may be read. (proc_pid_smaps(5))
+    Keys: files in memory by their path, as ``/dev/shm/psm_1`` and ``/memfd:name``; other files by
+    the end of their names, as ``*.so``; "", "[heap]" and others of no file. Empty without a process
+    that may be read. (proc_pid_smaps(5))
     """
-    sizes, what = Counter[str](), ""
-    with suppress(OSError), (root / f"proc/{pid}/smaps").open(errors="replace") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name in ("Pss", "SwapPss", "Locked"):
-                sizes[what if name == "Pss" else name] += int(value[:-3]) << 10
-            elif not line[0].isupper():  # the first line of a mapping
-                path = "".join(line.split(maxsplit=5)[5:]).strip().removesuffix(" (deleted)")
-                what = path if path.startswith(("/dev/", "/memfd:", "/SYSV")) else "anonymous"
-                if path.startswith("/") and what != path:
-                    what = "*" + "".join(re.findall(r"\.[A-Za-z]\w*", path)[-1:])
+    sizes = Counter[str]()
+    each = r"^[0-9a-f]+-\S+(?: +\S+){4} *(.*)\n(?:[A-Z].*\n)*?Pss: +(\d+)"
+    file = r"^/(?!dev/|memfd:|SYSV).*?(\.[A-Za-z]\w*)?[.\d]*(?: \(deleted\))?$"
+    with suppress(OSError):
+        text = (root / f"proc/{pid}/smaps").read_text(errors="replace")
+        for name, size in re.findall(each, text, re.MULTILINE):
+            sizes[re.sub(file, r"*\1", name)] += int(size) << 10
     return +sizes
 
 
 def in_use(root: Path = _ROOT) -> dict[str, int]:
-    """Return what the cgroup of this process uses, "used", and what that is made of.
+    """Return what the cgroup of this process uses, and what that is made of; empty without one.
 
-    Names and bytes of ``memory.stat``, those of version 1 with "total_" before them; "kmem", its
-    kernel memory; "oom_kill", the processes that the kernel has killed there so far.
+    Names and bytes of the files of ``host.toml``; "oom_kill": the processes that the kernel has
+    killed there so far.
     """
-    for folder in cgroups(root):
-        known: dict[str, int] = {}
-        for name, file in _IN_USE:
-            read = numbers(folder / file)
-            known |= {name: read[""]} if "" in read else read
-        if "used" in known:
-            return known
-    return {}
+    found: dict[str, int] = {}
+    for name in _TABLE["cgroup"]:
+        found |= numbers(next(cgroups(root), root) / name)
+    return found

@@ -84,15 +84,6 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class HostTensors:
-    """A ``host_owner`` event: tensors of one object in host memory."""
-
-    owner: str
-    sizes: list[int]  # bytes of each storage
-    pinned: bool
-
-
-@dataclass(frozen=True)
 class PrintedSleep:
     """What a log prints of one sleep of the engine."""
 
@@ -127,7 +118,6 @@ class ProcessRecord:
     failures: list[Failure] = field(default_factory=list)  # allocations, in the order of events
     losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
     allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
-    host_owners: list[HostTensors] = field(default_factory=list)
     weights: Loaded | None = None
     sleeps: list[PrintedSleep] = field(default_factory=list)  # from logs
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
@@ -404,7 +394,6 @@ def _build_process(file: str, events: list[Event], dropped: int, served: Served)
         failures=every("failure", Failure),
         losses=[losses[since] for since in sorted(losses)],
         allocations=every("allocations", AllocationTrace),
-        host_owners=every("host_owner", HostTensors),
         weights=next(reversed(every("weights", Loaded)), None),
     )
 

@@ -26,8 +26,6 @@ unread                  what (components|processes), reason: a reading that this
 failure                 an allocation that failed, read after its exception: message, oom (id of
                         its phase event), site, chain, requests, allocator_settings, snapshot,
                         pools (failures.Failure)
-host_owner              an object with tensors in host memory was made: owner, sizes (bytes of each
-                        storage), pinned
 error                   where, message
 lost                    since_t_ns, until_t_ns, events, reason: events that could not be written, as
                         on a full disk. until_t_ns and events are null while they cannot: that

@@ -64,7 +64,6 @@ _LEAVE: dict[str, Half | None] = {
     "r.graph_capture": actions.leave_graph_capture,
     "r.graph_capture.inherited": actions.keep_captured_bytes,
     "w.shutdown": actions.leave_shutdown,
-    "host.tensors": actions.keep_host_tensors,
     "pool.sleep": residency.note_unmapped,
     "pool.wake_up": residency.leave_pool_wake_up,
     "w.weight_update.start": residency.leave_update_start,

@@ -111,7 +111,7 @@ def free_host_bytes(root: Path = Path("/")) -> int | None:
     The smallest that a limit leaves, file cache that can be dropped counted as free.
     """
     limits = (each.free_bytes for each in read_limits(root) if each.kind == MEMORY)
-    return min((free for free in limits if free is not None), default=None)
+    return min(limits, default=None)
 
 
 def _plan_replica(vllm_config: Any, choice: Choice, replica: int, options: Options) -> int:
