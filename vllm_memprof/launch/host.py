@@ -35,5 +35,5 @@ class HostWatch:
     def read(self, pids: Iterable[int]) -> None:
         """Read all processes, because the engine is ready."""
         record = self._record
-        record.processes = {str(name): mapped(name) for name in (*pids, "self")}
+        record.processes = {name: mapped(name) for name in (*map(str, pids), "self")}
         record.cgroup, record.ready = in_use(), read_limits()

@@ -12,7 +12,7 @@ from vllm_memprof.files import read_table
 from vllm_memprof.record.host import HostLimit
 
 GIB = 1 << 30
-LIMITS = [HostLimit("MemAvailable", "memory", 100 * GIB, 0)]
+LIMITS = [HostLimit("MemAvailable", "memory", 100 * GIB, 0, "")]
 
 
 def asked(engine, arguments, model, environ=()):
