@@ -85,6 +85,7 @@ def rank_budgets(report: Report) -> list[RankBudget]:
                 budget.headroom_bytes,
                 owners,
                 growth if judged else None,  # None: no owner could be judged
+                rank.kv.usable_tokens,
             )
         )
     return found

@@ -176,6 +176,7 @@ def test_figures_are_the_engine_s_own(run_engine: Run) -> None:
         "init_device",
         "load_model",
         "determine_available_memory",
+        "initialize_from_config",
         "compile_or_warm_up_model",
     ]
     assert set(figures[0]["values"]) == set(FIGURES)

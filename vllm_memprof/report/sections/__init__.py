@@ -52,6 +52,7 @@ SECTIONS: dict[str, tuple[Draw, ...]] = {
     "growth": (per_rank(owners.growth),),
     "cross-check": (per_rank(audit.audit),),
     "kv-cache": (per_rank(kv.kv_cache),),
+    "kv": (per_rank(kv.usable),),
     "printed": (per_rank(printed.printed),),
     "communicators": (per_rank(owners.communicators),),
     "empty-cache": (empty_cache.calls, empty_cache.experiments, empty_cache.effect),
