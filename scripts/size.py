@@ -20,15 +20,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "vllm_memprof"
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
-#: What is counted -> the most that is allowed.
+#: What is counted -> the most that is allowed. 303,000 tokens were for what the package did before
+#: the ledgers of weights, host memory and usable KV cache and the connectors: 2,500 for each.
 LIMITS = {
-    "tokens of the package": 303_000,
+    "tokens of the package": 313_000,
     "private helpers used once, % of functions": 12.0,
     "top-level class names that stand twice": 5,
     "modules outside engines/ and sim/ that name SGLang": 6,
     'branches on source == "log" outside logs/': 5,
     "scripts that import tests, tests that import scripts": 0,
-    "words of docs/": 35_000,
+    "words of docs/": 36_500,
     "words of README.md": 1_000,
 }
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
