@@ -95,6 +95,7 @@ def test_uneven_stages_are_filled_until_the_first_preemption(tmp_path: Path) -> 
         STACK,
         tmp_path,
         [1100] * 12,
+        hf_overrides={"num_hidden_layers": 4},
         env={"VLLM_PP_LAYER_PARTITION": "3,1"},
         pipeline_parallel_size=2,
         max_model_len=2048,

@@ -229,8 +229,10 @@ def test_kv_plan(run_engine: Run) -> None:
                 "bytes_per_token": 16,
                 "dtype": "bfloat16",
                 "layout": {},
+                "group": 0,
             }
         ],
+        "worker_groups": None,
         "gpu_memory_utilization": 0.9,
         "num_gpu_blocks_override": None,
         "group_count": 1,

@@ -91,7 +91,7 @@ def request_blocks(group: KvGroup, kv: Kv, length: Amount = None) -> Amount:
     if row is None or not block or not kv.max_model_len:
         return None
     if row.keeps == STATES:
-        # one state, one per speculative token, and one where prefix caching aligns them; in the mode
+        # one state, one per speculative token, one where prefix caching aligns them; in the mode
         # "all", and in releases without modes, as many as the length has, which is one of blocks
         # of max_model_len (MambaManager 0.13.0, 0.23.0)
         aligned = kv.mamba_cache_mode == "align"

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vllm_memprof.accounting.budget.equations import of_release
 from vllm_memprof.accounting.budget.kv import blocks_of_request
 from vllm_memprof.accounting.budget.layers import request_blocks
 from vllm_memprof.accounting.model import Kv, KvGroup, KvLimit, LargestStep, RankReport, Report
 from vllm_memprof.accounting.readings.run import RunReadings
-from vllm_memprof.capture.versions import in_range
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.files import read_table
 from vllm_memprof.text import Sentence, sentences, titled
@@ -60,7 +60,8 @@ def usable(read: RunReadings, report: Report) -> Report:
     def limited_rank(rank: RankReport) -> RankReport:
         kv = replace(rank.kv, poorest=labels.get((rank.dp_rank, rank.kv.poorest_rank)))
         kv = limited(kv, run.engine, run.engine_version)
-        steps = [] if run.engine == "sglang" else largest_steps(rank, (rank.pp_rank or 0) == last)
+        profiled = row_of_run(run.engine).profiles
+        steps = largest_steps(rank, (rank.pp_rank or 0) == last) if profiled else ()
         return replace(rank, kv=replace(kv, steps=[*steps]))
 
     return replace(report, ranks=[*map(limited_rank, report.ranks)])
@@ -79,14 +80,14 @@ def limited(kv: Kv, engine: str | None, version: str | None) -> Kv:
     kv = replace(kv, free_blocks=free)
     groups = kv.group_count if (kv.group_count or 1) > 1 else None
     figures, limits, most = vars(kv) | {"groups": groups}, list[KvLimit](), 0
-    for rule in RULES:
-        tokens = _tokens(rule, kv, reserved) if _applies(rule, kv, engine, version) else None
+    for rule in of_release(RULES, version or "") or RULES:
+        tokens = _tokens(rule, kv, reserved) if _applies(rule, kv, engine) else None
         if tokens is None:
             continue
         if rule.kind in ("layers", "pool"):
             most = max(most, tokens)
         repeats = rule.kind == "pool" and limits and limits[-1].tokens == tokens
-        if not figures.get(rule.unless) and not repeats:
+        if not figures.get(rule.unless or "") and not repeats:
             title = sentences([rule.title], figures)
             limits.append(KvLimit(rule.name, title, tokens, rule.source, rule.kind == "kernel"))
     binding = min(limits, key=lambda limit: limit.tokens)
@@ -102,11 +103,10 @@ def limited(kv: Kv, engine: str | None, version: str | None) -> Kv:
     )
 
 
-def _applies(rule: Rule, kv: Kv, engine: str | None, version: str | None) -> bool:
+def _applies(rule: Rule, kv: Kv, engine: str | None) -> bool:
     models = [(group.layout or {}).get("model_version") for group in kv.groups]
     return (
         (not rule.engines or engine in rule.engines)
-        and in_range(version, rule.versions)
         and rule.attention in (None, kv.attention_backend)
         and (rule.model is None or rule.model in models)
     )
@@ -140,7 +140,7 @@ def _tokens(rule: Rule, kv: Kv, reserved: int) -> Amount:
 
 
 def _longest(kv: Kv, blocks: int, below: int) -> int:
-    """Return the tokens of the longest request of fewer than ``below`` that takes no more blocks."""
+    """Return the tokens of the longest request below ``below`` that takes no more blocks."""
     return bisect_right(range(1, below), blocks, key=lambda each: blocks_of_request(kv, each) or 0)
 
 
@@ -158,7 +158,7 @@ def largest_steps(rank: RankReport, gives_logits: bool) -> Iterator[LargestStep]
     A profile run computes logits of ``max_num_seqs`` rows. The logits of a prompt are computed of
     all its tokens in a step, in the model's dtype, and as log probabilities in float32 (0.13.0 and
     0.23.0, vllm/v1/worker/gpu_model_runner.py::_get_prompt_logprobs_dict, profile_run); those of
-    speculative tokens likewise (vllm/v1/sample/rejection_sampler.py). By then the rest of the step's
+    speculative tokens likewise (vllm/v1/sample/rejection_sampler.py). By then the rest of the
     activations is free, so that what they take is held against the whole peak.
 
     Args:

@@ -109,7 +109,8 @@ def kv_out_of_reach(rank: RankReport, run: Context) -> Iterator[Found]:
             "unchecked": binding.unchecked,
             "holder": kv.poorest or rank.label,
             "fits": waits,
-            "enough": kv.override_blocks and (kv.blocks or 0) + (kv.needed_blocks or 0) - (kv.free_blocks or 0),
+            "enough": kv.override_blocks
+            and (kv.blocks or 0) + (kv.needed_blocks or 0) - (kv.free_blocks or 0),
             "most_blocks": kv.block_size and usable // kv.block_size,
             "stage": stage and poorest.label,
         }
@@ -126,8 +127,9 @@ def step_not_profiled(rank: RankReport, _: Context) -> Iterator[Found]:
         short = room is not None and room < size
         names = {each.name for each in steps}
         figures = {
-            "titles": join(", ", [each.title for each in steps]),
-            "steps": join("; ", [text("{title}: {largest:,} against {profiled:,}", each) for each in steps]),
+            "steps": join(
+                "; ", [text("{title}: {largest:,} against {profiled:,}", each) for each in steps]
+            ),
             "room": room,
             "short": short,
             "logprobs": short and "prompt-logprobs" in names,
