@@ -42,6 +42,9 @@ def json_schema(cls: Any) -> dict[str, Any]:
         [cls], schema_hook=lambda kind: {"description": "any JSON"}, ref_template="#/$defs/{name}"
     )
     for name, schema in found.items():
+        if name not in classes:  # a TypedDict says all itself
+            schema.pop("title")
+            continue
         of, names = classes[name], list(keys_of(classes[name]))
         properties = schema["properties"]
         for key in set(names) - properties.keys():

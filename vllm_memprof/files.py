@@ -1,21 +1,129 @@
-"""Files of memprof's own: tables beside the code, and what is written, which is replaced whole or
-not at all and readable by its owner alone.
+"""Files: those of others are read within limits, memprof's own are replaced whole or not at all and
+readable by their owner alone.
 
-Standard library only: open to every layer.
+What comes from outside is a regular file, and within a run folder no link; ``MEMPROF_LIMITS`` names
+its limits. Standard library only: open to every layer.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.errors import MemprofError, RunRecordError
+from vllm_memprof.errors import MemprofError, RunRecordError, UsageError, require_known
+from vllm_memprof.units import format_size, parse_size
+
+ENV_LIMITS = "MEMPROF_LIMITS"
+#: What is read of strangers' files at most, in bytes but for files: all that a packed file unpacks
+#: to, a line of a log, a file of a run folder or a report.json, an archive in a pipe; files of an
+#: archive or of a run folder.
+_LIMITS = {"unpacked": 1 << 30, "line": 256 << 20, "file": 256 << 20, "pipe": 256 << 20,
+           "files": 5_000}  # fmt: skip
+#: What is no text, or may wait for ever or never end.
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a symbolic link",
+}
+
+
+def limit(name: str) -> int:
+    """Return a limit of ``_LIMITS``, as ``MEMPROF_LIMITS=unpacked=4GiB,files=20000`` has it.
+
+    Raises:
+        UsageError: the variable names no limit, or no size.
+    """
+    found = dict(_LIMITS)
+    for part in filter(None, os.environ.get(ENV_LIMITS, "").split(",")):
+        known, _, size = (each.strip() for each in part.partition("="))
+        require_known(ENV_LIMITS, known, found)
+        try:
+            found[known] = parse_size(size)
+        except ValueError as exc:
+            raise UsageError(f"{ENV_LIMITS}: {part!r} is not a size", f"{known}=4GiB") from exc
+    return found[name]
+
+
+def check_limit(name: str, size: int, what: str) -> None:
+    """Refuse what is above a limit.
+
+    Raises:
+        RunRecordError: ``what`` it is, the limit, and what raises it.
+    """
+    if size > (most := limit(name)):
+        told = f"{most:,} files" if name == "files" else format_size(most)
+        hint = f"if it is to be trusted: {ENV_LIMITS}={name}={2 * most}"
+        raise RunRecordError(f"{what} more than {told}, the limit", hint)
+
+
+def open_file(path: Path | str, within: Path | None = None) -> BufferedReader:
+    """Open a file of somebody else.
+
+    Args:
+        path: of the file.
+        within: the run folder that it is in: no link below it is followed.
+
+    Raises:
+        RunRecordError: it is not a regular file. What a shell opened, as of ``<(...)``, may be.
+        OSError: it cannot be read.
+    """
+
+    def check(mode: int, what: object = path) -> None:
+        kind = _KINDS.get(stat.S_IFMT(mode))
+        if kind is not None and not str(path).startswith("/dev/fd/"):
+            hint = f"of a run folder: memprof report {path}"
+            if kind != "a folder":
+                hint = "pass the log's text; - reads standard input"
+            raise RunRecordError(f"{what} is {kind}, not a regular file", hint)
+
+    below = (
+        [] if within is None else [each for each in Path(path).parents if within in each.parents]
+    )
+    for folder in filter(Path.is_symlink, below):
+        check(stat.S_IFLNK, folder)
+    check(os.stat(path, follow_symlinks=within is None).st_mode)
+    flags = os.O_RDONLY | os.O_CLOEXEC | (0 if within is None else os.O_NOFOLLOW)
+    if not str(path).startswith("/dev/fd/"):
+        flags |= os.O_NONBLOCK  # another file may have taken its place
+    stream = open(path, "rb", opener=lambda name, _: os.open(name, flags))  # noqa: SIM115
+    check(os.fstat(stream.fileno()).st_mode)
+    return stream
+
+
+def read_file(path: Path, within: Path | None = None) -> bytes:
+    """Return all of a file of somebody else, as ``open_file`` opens it.
+
+    Raises:
+        RunRecordError: it is not a regular file, or too large.
+        OSError: it cannot be read.
+    """
+    with open_file(path, within) as stream:
+        data = stream.read(limit("file") + 1)
+    check_limit("file", len(data), f"{path} has")
+    return data
+
+
+def listed(folder: Path, pattern: str) -> list[Path]:
+    """Return the files in a folder of somebody else, by name.
+
+    Raises:
+        RunRecordError: there are too many.
+    """
+    found = list(islice(folder.glob(pattern), limit("files") + 1))
+    check_limit("files", len(found), f"{folder} has")
+    return sorted(found)
 
 
 @contextmanager

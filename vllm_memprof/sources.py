@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.files import reading
+from vllm_memprof.files import limit, open_file, reading
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.record.loader import ProcessRecord, Run
 
 Each = TypeVar("Each")
-
-#: A report.json has up to 150 kB per rank; a log may have any size, and is not to be held in
-#: memory.
-_LARGEST_JSON = 1 << 28
 
 
 def read_report(name: str) -> Report:
@@ -207,13 +203,16 @@ def chosen(path: str | Path, number: int | None, found: list[Each]) -> list[Each
 
 
 def _read_json(path: Path) -> Any:
-    """Return what a JSON file holds; None where it is no JSON, as a log is, which may begin so."""
-    with reading(path), path.open("rb") as stream:
-        if stream.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"["):
+    """Return what a JSON file holds; None where it is no JSON, as a log is, which may begin so.
+
+    A report.json has up to 150 kB per rank; a log may have any size, and is not held in memory.
+    """
+    most = limit("file")
+    with reading(path), open_file(path) as stream:
+        if stream.peek(256)[:256].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"["):
             return None
-        stream.seek(0)
-        text = stream.read(_LARGEST_JSON)
+        text = stream.read(most)
     try:
-        return json.loads(text) if len(text) < _LARGEST_JSON else None
+        return json.loads(text) if len(text) < most else None
     except (ValueError, RecursionError):
         return None

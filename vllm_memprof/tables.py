@@ -33,6 +33,8 @@ STATUS_WORDS = {
     "truncated": text("truncated"),
 }
 
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
 S = TypeVar("S", bound=str)
 K = TypeVar("K", bound=Hashable)
 #: How a value becomes a cell; ``-`` where it is unknown. Words stand on the left.
@@ -52,6 +54,12 @@ def word(value: Any) -> str:
 def signed(value: int | float | None) -> str:
     """Return a difference with its sign, ``0`` where there is none."""
     return number(value, "+,") if value != 0 else "0"
+
+
+def bar_of(share: float, cells: int) -> str:
+    """Return a bar of characters, ``cells`` long for a share of 1."""
+    eighths = round(share * cells * 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 GIB, GIB3, GIB4 = format_gib, partial(format_gib, digits=3), partial(format_gib, digits=4)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine import OLD_STACK, require_stack
+from tests.support.layout import count_parameters
+from vllm_memprof.layout import list_weights
 from vllm_memprof.sim.presets import find_preset, resolve_model
 from vllm_memprof.sim.quantization import describe
-from vllm_memprof.sim.weights import count_parameters, list_weights
 from vllm_memprof.units import GIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]

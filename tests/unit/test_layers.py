@@ -32,6 +32,7 @@ OPEN_TO_ALL = {
     "version",
     "document",
     "tables",
+    "layout",
 }
 #: layer -> layers it may import, at module level, inside functions and for typing alike. A layer is
 #: a folder of the package or a module beside them; the package itself ("__init__") is the public
@@ -47,6 +48,7 @@ MAY_IMPORT = {
     "version": set(),
     "document": set(),
     "tables": set(),
+    "layout": set(),
     "capture": {"record", "engines"},
     "engines": {"capture", "record"},
     "record": set(),
@@ -97,7 +99,7 @@ MAY_IMPORT = {
 }
 #: (layer, imported layer) -> the only modules of it that it may import.
 ONLY = {
-    ("capture", "record"): {"schema", "failures", "host"},
+    ("capture", "record"): {"schema", "failures", "host", "weights"},
     ("engines", "record"): {"schema"},
     # the table and the types of its rows: never hooks, actions or drivers
     **{

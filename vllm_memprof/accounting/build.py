@@ -19,6 +19,7 @@ from vllm_memprof.accounting.model import RankReport, Report, RunSummary
 from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom.failed_allocation import failed_allocation
 from vllm_memprof.accounting.oom.remedies import remedied
+from vllm_memprof.accounting.owners.connectors import connected
 from vllm_memprof.accounting.owners.device_memory import divided
 from vllm_memprof.accounting.readings.quantities import StartupReadings
 from vllm_memprof.accounting.readings.run import RankReadings, RunReadings, Step, on_each_rank
@@ -26,6 +27,7 @@ from vllm_memprof.accounting.readings.startup import Moments, engine_figures, fi
 from vllm_memprof.accounting.serving.growth import grown
 from vllm_memprof.accounting.serving.requests import sampled
 from vllm_memprof.accounting.summary import summarise, workers_by_label
+from vllm_memprof.accounting.weights import weighed
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.text import text
 from vllm_memprof.units import either
@@ -34,8 +36,10 @@ from vllm_memprof.units import either
 STEPS: tuple[Step, ...] = (
     on_each_rank(kv_cache),
     on_each_rank(balance),
+    on_each_rank(weighed),
     on_each_rank(divided),
     usable,
+    on_each_rank(connected),
     on_each_rank(reclaimed),
     on_each_rank(sampled),
     grown,

@@ -8,7 +8,7 @@ within it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypedDict
 
 from vllm_memprof.accounting.serving.trend import Verdict
 from vllm_memprof.record.allocations import TraceTotals
@@ -399,6 +399,8 @@ class Kv:
     attention_backend: str | None = None
     prefill_context_parallel: Amount = None
     skip_mm_profiling: bool | None = None
+    #: Allocated beyond the plan, where a KV connector gets tensors that begin at whole 2 MiB.
+    alignment_bytes: Amount = None
 
     @property
     def recorded(self) -> bool:
@@ -799,6 +801,51 @@ class Oom:
         return minus(self.used_bytes, None if start is None else start.used_bytes)
 
 
+#: Tensors of one class and dtype. Their causes add up to the difference where it is known.
+WeightRow = TypedDict(
+    "WeightRow",
+    {
+        "class": str,
+        "dtype": str,  # as torch spells it
+        "expected_bytes": Amount,  # the rank's share of the checkpoint; None: not known
+        "loaded_bytes": int,
+        "difference_bytes": Amount,
+        "why": str,
+        "causes": dict[str, int],
+    },
+)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a rank; the rows add up to ``engine_bytes``."""
+
+    expected_bytes: Amount = None
+    loaded_bytes: Amount = None  # of all tensors that the model holds
+    engine_bytes: Amount = None  # as the engine has measured it; else the growth of allocated
+    rows: list[WeightRow] = field(default_factory=list)
+    #: Where the expected bytes are from: the headers of the files, or what the configuration of a
+    #: model without files stands for.
+    source: Annotated[str, one_of("checkpoint", "layout")] | None = None
+    not_allocated_bytes: Amount = None  # reserved after loading, without a tensor
+    expandable: bool | None = None  # segments of the allocator grow
+
+
+@dataclass(frozen=True)
+class ConnectorRow:
+    """What one KV connector, or all of a rank together, take on device or host."""
+
+    connector: str | None  # as --kv-transfer-config names it; None: all of the rank
+    owner: str  # of ``TITLES["connector_owners"]``
+    place: Annotated[str, one_of("device", "host")]
+    bytes: Amount
+    how: How
+    source: str  # file::symbol, attribute, or what was read
+    argument: str | None = None  # that sizes it
+    formula: str | None = None
+    part_of: str | None = None  # what holds it already
+
+
 @dataclass(frozen=True)
 class RankReport(Identity):
     """One worker."""
@@ -810,8 +857,10 @@ class RankReport(Identity):
     phases: list[Span] = field(default_factory=list)
     budget: Budget = field(default_factory=Budget)
     kv: Kv = field(default_factory=Kv)
+    weights: Weights | None = None  # None: they were not read
     empty_cache: list[EmptyCacheCall] = field(default_factory=list)
     oom: Oom | None = None
+    connectors: list[ConnectorRow] = field(default_factory=list)  # empty: no KV connector
     reclaim: ReclaimSummary | None = (
         None  # the calls of empty_cache added up; None where there was none
     )

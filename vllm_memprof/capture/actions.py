@@ -10,7 +10,16 @@ from __future__ import annotations
 import sys
 import weakref
 
-from vllm_memprof.capture import empty_cache, failure, figures, identity, kv_plan, steps, tracing
+from vllm_memprof.capture import (
+    empty_cache,
+    failure,
+    figures,
+    identity,
+    kv_plan,
+    steps,
+    tracing,
+    weights,
+)
 from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.hook import Call, StopAfterPlan
 from vllm_memprof.capture.items import of_kwargs
@@ -80,6 +89,12 @@ def begin_device_init(recorder: Recorder, call: Call) -> None:
     begin_phase(recorder, call, device=False)
 
 
+def begin_load_model(recorder: Recorder, call: Call) -> None:
+    """Open the phase, and keep where memory was in use before it."""
+    begin_phase(recorder, call)
+    call.kept = weights.blocks_of(recorder)
+
+
 def leave_load_model(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     if call.error is None:
@@ -87,6 +102,7 @@ def leave_load_model(recorder: Recorder, call: Call) -> None:
         recorder.hooks.bind_instance(runner)
         figures.read_worker(recorder, call.subject)
         recorder.emit_figures("load_model")
+        weights.tell(recorder, call.subject, call.kept or ())
         recorder.hooks.bind_model(runner)
 
 

@@ -40,6 +40,11 @@ _MOST_CAUSES = 16
 _CHAIN_LENGTH = 32
 
 
+def allocator_settings() -> str:
+    """Return what the allocator's variable says in this process."""
+    return next(filter(None, map(os.environ.get, NAMES["allocator_settings"])), "")
+
+
 def observe(recorder: Recorder) -> None:
     """Attach to failed allocations, once, and to the logs in which an engine discards them."""
     if recorder.observes_oom:
@@ -118,14 +123,13 @@ def _describe(recorder: Recorder, cause: BaseException, frames: Sequence[FrameTy
         device = {name: snapshot[name] for name in ("device_total_bytes", "device_free_bytes")}
         number = recorder.mark("oom", "oom.raised", snapshot, {**asked, **device})
         observed = number, asked["requested_bytes"]
-    settings = map(os.environ.get, NAMES["allocator_settings"])
     return {
         "message": one_line(redact_text(f"{type(cause).__name__}: {cause}")),
         "oom": observed[0],
         "site": find_site(frames)[0],
         "chain": chain_of(frames, _CHAIN_LENGTH),
         "requests": _requests(recorder, frames),
-        "allocator_settings": next(filter(None, settings), ""),
+        "allocator_settings": allocator_settings(),
         "snapshot": snapshot,
         "pools": recorder.probe.pools(snapshot["reserved_bytes"], observed[1]),
     }

@@ -19,6 +19,7 @@ from pathlib import Path
 from vllm_memprof.engines import VLLM
 from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.errors import LaunchError
+from vllm_memprof.launch.checkpoint import find_checkpoint
 from vllm_memprof.launch.deployment import has_others
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.engine_log import LogPump
@@ -428,6 +429,7 @@ class EngineRun:
         info.full_step = None if step is None else from_json(FullStep, step)
         if progress.soc and not info.simulated:
             info.device = progress.soc
+        info.checkpoint = info.checkpoint or find_checkpoint(info.model)
 
     def _finish(self, verdict: RunVerdict) -> None:
         self._adopt_facts()

@@ -17,6 +17,7 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from vllm_memprof.causes.reader import SIGNALS
+from vllm_memprof.files import check_limit
 from vllm_memprof.logs.formats import LOGS
 
 CHUNK_BYTES = 1 << 20
@@ -98,41 +99,68 @@ def oldest_first(chunks: Iterator[bytes]) -> tuple[Iterator[bytes], bool]:
     The times of the first ``CHUNK_BYTES`` decide. A line without a time stays behind the one that
     it follows, where a traceback shows that they were kept together.
     """
-    read: list[bytes] = []
-    size = 0
+    data = bytearray()
     for chunk in chunks:
-        read.append(chunk)
-        size += len(chunk)
-        if size >= CHUNK_BYTES:
+        data += chunk
+        if len(data) >= CHUNK_BYTES:
             break
-    first = b"".join(read)
-    pairs = list(pairwise(match.groups() for match in _TIME.finditer(first)))
+    pairs = list(pairwise(match.groups() for match in _TIME.finditer(data)))
     down, up = sum(one > other for one, other in pairs), sum(one < other for one, other in pairs)
     turned = down >= 2 and down >= 5 * up
+    together = _KEPT_TOGETHER.search(data) is not None
     for chunk in chunks if turned else ():
-        read.append(chunk)
-        size += len(chunk)
-        if size > NEWEST_FIRST_BYTES:
+        data += chunk
+        if len(data) > NEWEST_FIRST_BYTES:
             break
-    if not turned or size > NEWEST_FIRST_BYTES:
-        return chain(read, chunks), False
-    together = _KEPT_TOGETHER.search(first)
-    entries: list[list[bytes]] = []
-    for line in b"".join(read).removesuffix(b"\n").split(b"\n"):
-        if not entries or not together or _TIME.match(line):
-            entries.append([])
-        entries[-1].append(line)
-    return iter([b"\n".join(chain.from_iterable(reversed(entries))) + b"\n"]), True
+    if not turned or len(data) > NEWEST_FIRST_BYTES:
+        return chain(_cut(data, 0, len(data)), chunks), False
+    return _turned(data, together), True
+
+
+def _cut(data: bytearray, begin: int, end: int) -> Iterator[bytes]:
+    """Yield a part of some data in pieces."""
+    for at in range(begin, end, CHUNK_BYTES):
+        yield bytes(memoryview(data)[at : min(at + CHUNK_BYTES, end)])
+
+
+def _turned(data: bytearray, together: bool) -> Iterator[bytes]:
+    """Yield the lines of some data in blocks, the last line first.
+
+    Args:
+        data: a log.
+        together: a line without a time stays behind the one that it follows.
+    """
+    at = end = len(data) - data.endswith(b"\n")
+    block, size = list[bytes](), 0
+    while at >= 0:
+        begin = data.rfind(b"\n", 0, at) + 1
+        at = begin - 1
+        if begin and together and not _TIME.match(data, begin):
+            continue
+        for piece in (*_cut(data, begin, end), b"\n"):
+            block.append(piece)
+            size += len(piece)
+            if size >= CHUNK_BYTES:
+                yield b"".join(block)
+                block, size = [], 0
+        end = at
+    yield b"".join(block)
 
 
 def read_lines(chunks: Iterable[bytes]) -> Iterator[LogLine]:
-    """Yield the lines of a log: all of them at its beginning, those around needles later on."""
+    """Yield the lines of a log: all of them at its beginning, those around needles later on.
+
+    Raises:
+        RunRecordError: a line is longer than a person allows.
+    """
     number, read, tail = 1, 0, b""
+    length = 0  # of a line without an end
     seen: Counter[bytes] = Counter()
     previous, until = -1, 0  # within the lines of a block: passed on last; to be passed on before
     for chunk in chunks:
         block, newline, tail = (tail + chunk).rpartition(b"\n")
         lines = block.split(b"\n") if newline else []
+        length = 0 if newline else length
         dense = read < DENSE_BYTES
         if dense:
             first = DULL_LINES - number
@@ -143,10 +171,12 @@ def read_lines(chunks: Iterable[bytes]) -> Iterator[LogLine]:
             yield from _bounded(lines[index], number + index, index == previous + 1)
             previous = index
         number += len(lines)
-        read += len(block)
+        read += len(chunk)
         previous, until = previous - len(lines), until - len(lines)
         if len(tail) >= MAX_LINE_BYTES:  # a line without an end
             pieces, tail = _split_long(tail)
+            length += sum(map(len, pieces))
+            check_limit("line", length, f"line {number} has")
             for piece in pieces:
                 if dense or any(needle in piece for needle in (*NEEDLES, *_ERRORS)):
                     yield from _segments(piece, number, previous == -1, cut=True)
@@ -205,7 +235,7 @@ def _around_needles(lines: list[bytes], seen: Counter[bytes], until: int) -> tup
                 key, most = line[:400].translate(None, b"0123456789"), _ERRORS_ALIKE
             elif _PER_STEP in line:
                 at = line.find(_PER_STEP)
-                key, most = line[: line.find(b")", 0, at)] + line[at:], 1
+                key, most = line[: line.find(b")", 0, at)][:400] + line[at : at + 400], 1
             if most:
                 if seen[key] >= most or len(seen) >= _PER_STEP_LIMIT:
                     continue

@@ -1,6 +1,7 @@
 """Logs inside a file: unpacked from gzip, bzip2, xz, zstandard, or each file of a zip archive.
 
-What a packed file may become is bounded: a small file can hold terabytes of zeros.
+What a packed file may become is bounded, a small file can hold terabytes of zeros, and so is the
+memory that unpacking it takes.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from functools import partial
 from typing import Any, BinaryIO, cast
 
 from vllm_memprof.errors import RunRecordError
+from vllm_memprof.files import check_limit, limit
 from vllm_memprof.logs.lines import CHUNK_BYTES
 
-#: All that one packed file may become, files of an archive, an archive that cannot be sought in.
-MOST_BYTES, MOST_FILES, MOST_PIPED_BYTES = 1 << 30, 1000, 256 << 20
+#: Memory of an unpacker; of a list of an archive's files, which is read whole.
+_MEMORY, _LIST_BYTES = 128 << 20, 8 << 20
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _HEAD_BYTES = 16
 
@@ -31,14 +33,53 @@ def _zstandard(stream: Any) -> Any:
     except ImportError as exc:
         hint = "pip install zstandard, or unpack it with zstd -d"
         raise RunRecordError("reading zstandard data needs a package", hint) from exc
-    return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    unpacker = zstandard.ZstdDecompressor(max_window_size=_MEMORY)
+    return unpacker.stream_reader(stream, read_across_frames=True)
+
+
+class _Xz:
+    """Bounds the memory: a dictionary of xz may have 4 GiB, and ``LZMAFile`` sets no bound."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._unpacker = lzma.LZMADecompressor(memlimit=_MEMORY)
+
+    def read1(self, size: int) -> bytes:
+        piece, more = b"", b""
+        while not piece:
+            if self._unpacker.eof:  # another stream may follow, behind padding
+                more = (self._unpacker.unused_data or self._stream.read(CHUNK_BYTES)).lstrip(b"\0")
+                if not more:
+                    return b""
+                self._unpacker = lzma.LZMADecompressor(memlimit=_MEMORY)
+            elif self._unpacker.needs_input:
+                more = self._stream.read(CHUNK_BYTES)
+                if not more:
+                    raise EOFError
+            piece, more = self._unpacker.decompress(more, size), b""
+        return piece
+
+
+class _Archive:
+    """The file of an archive: its list of files, which is read at once, is bounded."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        if size > _LIST_BYTES:
+            raise zipfile.BadZipFile(f"its list of files has {size:,} bytes")
+        return self._stream.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 #: First bytes of a packed stream -> its name, what unpacks it.
 _FORMS: dict[bytes, tuple[str, Callable[[Any], Any]]] = {
     b"\x1f\x8b": ("gzip", lambda stream: gzip.GzipFile(fileobj=stream)),
     b"BZh": ("bzip2", bz2.BZ2File),
-    b"\xfd7zXZ\x00": ("xz", lzma.LZMAFile),
+    b"\xfd7zXZ\x00": ("xz", _Xz),
     b"\x28\xb5\x2f\xfd": ("zstandard", _zstandard),
 }
 #: What reading a packed file that is damaged raises.
@@ -68,21 +109,14 @@ def logs_in(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, Iterato
     Raises:
         RunRecordError: damaged, encrypted or too large when unpacked.
     """
-    left = MOST_BYTES
-
-    def check(size: int) -> None:
-        if size > left:
-            raise RunRecordError(
-                f"it unpacks to more than {MOST_BYTES >> 20:,} MiB",
-                hint="unpack it if there is room, and pass the log of one start",
-            )
+    read = 0
 
     def unpacked(form: str, opened: Any) -> Iterator[bytes]:
-        nonlocal left
+        nonlocal read
         with _unpacking(form):
             while piece := opened.read1(CHUNK_BYTES):
-                check(len(piece))
-                left -= len(piece)
+                read += len(piece)
+                check_limit("unpacked", read, f"{name} unpacks to")
                 yield piece
 
     def pieces(head: bytes, opened: Any, form: str = "") -> Iterator[bytes]:
@@ -98,21 +132,19 @@ def logs_in(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, Iterato
     with _unpacking("zip"):
         whole: BinaryIO = stream
         if not stream.seekable():
-            data = stream.read(MOST_PIPED_BYTES)
-            if len(data) == MOST_PIPED_BYTES:
-                what = "the archive is too large for standard input"
-                raise RunRecordError(what, hint="pass a file")
+            data = stream.read(limit("pipe") + 1)
+            check_limit("pipe", len(data), f"{name} is an archive and has")
             whole = io.BytesIO(data)
-        archive = zipfile.ZipFile(whole)
+        archive = zipfile.ZipFile(cast(BinaryIO, _Archive(whole)))
     # without what a Mac puts beside each file
     files = [
         each
         for each in archive.infolist()
         if not each.is_dir() and not each.filename.startswith("__MACOSX/")
     ]
-    if len(files) > MOST_FILES:
-        raise RunRecordError(f"{name} holds {len(files):,} files; at most {MOST_FILES:,} are read")
-    check(sum(each.file_size for each in files))  # as they say themselves
+    check_limit("files", len(files), f"{name} has")
+    said = sum(each.file_size for each in files)
+    check_limit("unpacked", said, f"{name} unpacks to")
     for each in files:
         inner = f"{name}/{each.filename}"
         if each.flag_bits & 1:

@@ -6,7 +6,6 @@ developer), they become phases; else a run has none.
 
 from __future__ import annotations
 
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from vllm_memprof.engines.line_format import (
     CUDA,
 )
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.files import reading
+from vllm_memprof.files import open_file, reading
 from vllm_memprof.logs.config import Config
 from vllm_memprof.logs.engine_start import EngineStart, Worker
 from vllm_memprof.logs.figures import ParsedLine, parse_lines
@@ -57,14 +56,6 @@ WORDS = Words(
         **{name: own for log in LOGS.values() for name, own in log.below.items()},
     },
 )
-#: What is no text, or may wait for ever or never end, if it were read as a file.
-_NO_FILES = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
 
 
 class NoMemoryLines(RunRecordError):
@@ -93,13 +84,7 @@ def read_log(path: str) -> list[Run]:
             stream = BufferedReader(cast(Any, sys.stdin.buffer))
             opened.callback(stream.detach)  # which keeps it open
         else:
-            kind = _NO_FILES.get(stat.S_IFMT(Path(path).stat().st_mode))
-            if kind is not None and not path.startswith("/dev/fd/"):  # what a shell opened is read
-                hint = "pass the log's text; - reads standard input"
-                if stat.S_ISDIR(Path(path).stat().st_mode):
-                    hint = f"of a run folder: memprof report {path}"
-                raise RunRecordError(f"{path} is {kind}, not a file", hint)
-            stream = opened.enter_context(open(path, "rb"))
+            stream = opened.enter_context(open_file(path))
         for inner, log in logs_in(stream, name):
             sorter, failures = sorted_lines(log)
             runs += to_runs(sorter, inner, failures)
@@ -146,13 +131,16 @@ def read_engine_log(
         print: tokens, blocks, max_model_len, max_concurrency. Empty where the file is not there,
         cannot be read, or prints none. And the first start that failed, or the last one, of a run
         that did; None where the log has none.
+
+    Raises:
+        RunRecordError: it is not a regular file, or has a line without an end.
     """
     try:
-        with path.open("rb") as stream:
+        with open_file(path, path.parent) as stream:
             first = stream.read(START_UP_BYTES)
             rest = iter(partial(stream.read, CHUNK_BYTES), b"") if failed else ()
             sorter, failures = sorted_lines(chain([first], rest))
-    except (OSError, RunRecordError):
+    except OSError:
         return {}, None
     plans = [start.kv_plans for start in sorter.starts if start.kv_plans]
     figures = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.files import reading
+from vllm_memprof.files import listed, read_file, reading
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.allocations import AllocationTrace
 from vllm_memprof.record.cause import NamedFailure
@@ -32,6 +32,7 @@ from vllm_memprof.record.schema import (
     Snapshot,
 )
 from vllm_memprof.record.spans import AFTER, BEFORE, Span
+from vllm_memprof.record.weights import Loaded
 
 _T = TypeVar("_T")
 
@@ -117,6 +118,7 @@ class ProcessRecord:
     failures: list[Failure] = field(default_factory=list)  # allocations, in the order of events
     losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
     allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
+    weights: Loaded | None = None
     sleeps: list[PrintedSleep] = field(default_factory=list)  # from logs
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
     wall: float | None = None  # time.time() of the first event, s
@@ -219,7 +221,7 @@ def load_run(run_dir: Path) -> Run:
     notes: list[str] = []
     with reading(run_dir / EVENTS_DIR):
         # none where the engine died before any process reported
-        paths = sorted((run_dir / EVENTS_DIR).glob("*.jsonl"))
+        paths = listed(run_dir / EVENTS_DIR, "*.jsonl")
     for path in paths:
         process = _load_process(run_dir, path)
         if process is None:
@@ -260,7 +262,7 @@ def load_info(run_dir: Path) -> RunInfo:
         raise RunRecordError(f"run folder {run_dir} {what}", hint)
     path = run_dir / RUN_FILE
     with reading(path):
-        data = parse_event(path.read_bytes())
+        data = parse_event(read_file(path, run_dir))
     if data is None:
         hint = "was it cut short, edited, or never memprof's?"
         raise RunRecordError(f"{path} is not a JSON object", hint)
@@ -281,7 +283,7 @@ def _check_schema(data: Event, wanted: str, path: Path) -> None:
 def _load_process(run_dir: Path, path: Path) -> ProcessRecord | None:
     """One event file; None when not even its first line was finished."""
     with reading(path):
-        data = path.read_bytes()
+        data = read_file(path, run_dir)
     events, dropped = parse_events(data)
     if not events and data[:1] in (b"", b"{"):
         return None
@@ -392,6 +394,7 @@ def _build_process(file: str, events: list[Event], dropped: int, served: Served)
         failures=every("failure", Failure),
         losses=[losses[since] for since in sorted(losses)],
         allocations=every("allocations", AllocationTrace),
+        weights=next(reversed(every("weights", Loaded)), None),
     )
 
 

@@ -14,6 +14,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from vllm_memprof.files import listed, read_file
+
 OOM_DIR = "oom"
 ENV_ENABLE, ENV_PATH = "OOM_SNAPSHOT_ENABLE", "OOM_SNAPSHOT_PATH"
 
@@ -53,10 +55,10 @@ def keep(env: Mapping[str, str], since_s: float, run_dir: Path) -> list[str]:
 def load(run_dir: Path) -> dict[int, Counters]:
     """Return counters by device of a run folder; of several files of a device, the last one."""
     found: dict[int, Counters] = {}
-    for path in sorted((run_dir / OOM_DIR).glob("*.csv")):
+    for path in listed(run_dir / OOM_DIR, "*.csv"):
         name = _NAME.fullmatch(path.name)
         try:
-            counters = parse(path.read_text(encoding="utf-8", errors="replace")) if name else {}
+            counters = parse(read_file(path, run_dir).decode(errors="replace")) if name else {}
         except OSError:
             continue
         if name and counters:

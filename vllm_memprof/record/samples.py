@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm_memprof.files import listed, read_file
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.failures import Item
 from vllm_memprof.record.lines import Event, parse_events
@@ -143,7 +144,7 @@ def load_samples(run_dir: Path, process: str) -> Served:
     found = defaultdict(lambda: defaultdict(list))  # kind -> level -> events
     broken = 0
     for level, path in sample_files(run_dir, process):
-        events, torn = parse_events(path.read_bytes())
+        events, torn = parse_events(read_file(path, run_dir))
         broken += torn
         for event in events:
             found[str(event.get("kind"))][level].append(event)
@@ -182,7 +183,7 @@ def sample_files(run_dir: Path, process: str) -> list[tuple[int, Path]]:
     The level is ``REQUESTS`` for the files of stages and requests.
     """
     found = []
-    for path in (run_dir / SAMPLES_DIR / process).glob("*-*.jsonl"):
+    for path in listed(run_dir / SAMPLES_DIR / process, "*-*.jsonl"):
         level, _, number = path.stem.partition("-")
         level = str(REQUESTS) if level == "requests" else level
         found.append((int(level), int(number), path))

@@ -18,6 +18,7 @@ phase                   phase, edge (before|after), id, parent, hook, snapshot, 
 figures                 source, values {FIGURES name: number or null}
 kv_plan                 KV_PLAN keys, role engine_core
 ranks                   RANKS keys, of a plan: which ranks are run, and which ranks they stand for
+weights                 once a model is loaded: the fields of ``weights.Loaded``
 ready                   what (model|server|plan|end); end: the engine is about to kill
                         its own processes
 unread                  what (components|processes), reason: a reading that this process does not
@@ -68,6 +69,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
+from vllm_memprof.record.weights import Checkpoint
 from vllm_memprof.units import minus
 
 #: Bytes unless a name says otherwise. None is unknown, never 0.
@@ -216,6 +218,8 @@ DEVICE_SAMPLE_FIGURES = (
     "allocated_bytes",
     "reserved_bytes",
     "npu_workspace_bytes",  # null: not read while serving
+    "connector_device_bytes",  # of the KV connector's own tensors; null without one
+    "connector_host_bytes",
     "host_rss_bytes",
     "host_shared_bytes",
 )
@@ -396,6 +400,7 @@ class RunInfo:
     sample: str | None = None  # as --sample says: every so many steps or seconds; None: not sampled
     ranks: PlannedRanks | None = None  # of a plan whose engine has said so
     until: str | None = None  # of a plan: kv | ready
+    checkpoint: Checkpoint | None = None  # None: its files were not found
     full_step: FullStep | None = None  # of a plan that went on until the engine was ready
     SCHEMA: ClassVar[str] = RUN_SCHEMA
 

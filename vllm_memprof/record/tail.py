@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vllm_memprof.errors import RunRecordError
+from vllm_memprof.files import listed, open_file
 from vllm_memprof.record.lines import Event, parse_events
 from vllm_memprof.record.samples import REQUESTS, sample_files
 from vllm_memprof.record.schema import EVENTS_DIR, SAMPLES_DIR
@@ -34,25 +36,25 @@ class EventTail:
         """Return events completed since the last poll, as (file name, event), in their order."""
         found: list[tuple[str, Event]] = []
         try:
-            events = sorted((self._run_dir / EVENTS_DIR).glob("*.jsonl"))
-            folders = sorted((self._run_dir / SAMPLES_DIR).glob("*"))
+            events = listed(self._run_dir / EVENTS_DIR, "*.jsonl")
+            folders = listed(self._run_dir / SAMPLES_DIR, "*")
             samples = [
                 (folder.name, path)
                 for folder in folders
                 for level, path in sample_files(self._run_dir, folder.name)
                 if level in (0, REQUESTS)
             ]
-        except OSError:
+        except (OSError, RunRecordError):
             return []
         paths = [(path.stem, path) for path in events] + samples
         self._read = {path: self._read.get(path, (0, b"")) for _, path in paths}
         for process, path in paths:
             offset, pending = self._read[path]
             try:
-                with path.open("rb") as stream:
+                with open_file(path, self._run_dir) as stream:
                     stream.seek(offset)
                     data = stream.read(_CHUNK_BYTES)
-            except OSError:
+            except (OSError, RunRecordError):
                 continue
             whole, _, rest = (pending + data).rpartition(b"\n")
             self._read[path] = offset + len(data), rest

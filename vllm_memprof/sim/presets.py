@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.errors import UsageError, nearest
+from vllm_memprof.layout import ModelConfig, text_config
 from vllm_memprof.options import options, value_of
 from vllm_memprof.sim import hubs
 from vllm_memprof.sim.folders import (
@@ -40,7 +41,6 @@ from vllm_memprof.sim.tokenizers import (
     tokenizer_files,
     tokenizer_of_size,
 )
-from vllm_memprof.sim.weights import ModelConfig, text_config
 
 PRESETS_DIR = Path(__file__).parent / "data" / "presets"
 #: Part of the key of a generated folder; raise it when the generator writes something else.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from vllm_memprof.sim.weights import (
+from vllm_memprof.layout import (
     ARCHITECTURES,
     QUANTIZED,
     ModelConfig,

@@ -88,7 +88,7 @@ def test_within_and_over() -> None:
             3,
             "no file missing",
         ),
-        (["/dev/null", "--budget", PASSED], 3, "is a device, not a file"),
+        (["/dev/null", "--budget", PASSED], 3, "is a device, not a regular file"),
     ],
 )
 def test_what_cannot_be_checked(args: list[str | Path], code: int, words: str) -> None:

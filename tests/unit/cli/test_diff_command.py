@@ -55,7 +55,7 @@ def test_run_folders_reports_and_logs_are_read(tmp_path: Path) -> None:
         ([LOG, RUN], 3, "holds 5 runs"),
         ([f"{LOG}#6", RUN], 3, "has no run 6"),
         ([f"{LOG}#0", RUN], 3, "has no run 0"),
-        (["/dev/null", RUN], 3, "is a device, not a file"),
+        (["/dev/null", RUN], 3, "is a device, not a regular file"),
         ([DATA / "make_runs.py", RUN], 3, "no line about memory"),
         ([RUN], 3, "no run in reports/ is older than"),
         ([RUN, RUN, "--format", "csv"], 2, "--format 'csv' is not known"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.logs import packed
+from vllm_memprof.files import ENV_LIMITS
 from vllm_memprof.logs.packed import logs_in
 from vllm_memprof.logs.to_record import NoMemoryLines, read_log
 
@@ -35,6 +35,13 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 PACKERS = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zstandard": zstd}
+
+
+def xz_with_a_dictionary_of(size: int) -> bytes:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": size}]
+    return lzma.compress(LOG, filters=filters)
+
+
 ENCODINGS = ("utf-8", "utf-16")
 
 
@@ -103,13 +110,13 @@ def test_what_precedes_a_cut_counts(form: str) -> None:
 def test_what_unpacks_to_too_much_is_refused(
     form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(packed, "MOST_BYTES", 1 << 20)
+    monkeypatch.setenv(ENV_LIMITS, "unpacked=1MiB")
     zeros = bytes(3 << 19)
     path = tmp_path / "bomb"
     # the bound is that of the file: two files of an archive share it
     halves = {"a": zeros[: 3 << 18], "b": zeros[: 3 << 18]}
     path.write_bytes(zipped(halves) if form == "zip" else PACKERS[form](zeros))
-    with pytest.raises(RunRecordError, match="unpacks to more than 1 MiB"):
+    with pytest.raises(RunRecordError, match="bomb unpacks to more than 1 MiB, the limit"):
         read_log(str(path))
 
 
@@ -132,8 +139,11 @@ def test_archives_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     torn[45:60] = b"\xff" * 15
     refused(bytes(torn), "damaged zip")
     refused(b"\x1f\x8b\x08\0\0\0\0\0\0\0" + b"\xff" * 500, "damaged gzip")
-    monkeypatch.setattr(packed, "MOST_FILES", 1)
-    refused(zipped({"a.log": LOG, "b.log": LOG}), "holds 2 files")
+    refused(xz_with_a_dictionary_of(1 << 30), "damaged xz data: Memory usage limit exceeded")
+    many = zipped({"a.log": LOG, **{f"{number}{'x' * 60_000}": b"" for number in range(150)}})
+    refused(many, "its list of files has 9,")
+    monkeypatch.setenv(ENV_LIMITS, "files=1")
+    refused(zipped({"a.log": LOG, "b.log": LOG}), "logs.zip has more than 1 files, the limit")
 
 
 def test_an_archive_through_a_pipe() -> None:
@@ -147,7 +157,7 @@ def test_an_archive_through_a_pipe() -> None:
 
 def test_a_named_pipe_and_a_device_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(RunRecordError, match="is a named pipe, not a file"):
+    with pytest.raises(RunRecordError, match="is a named pipe, not a regular file"):
         read_log(str(tmp_path / "pipe"))
-    with pytest.raises(RunRecordError, match="is a device, not a file"):
+    with pytest.raises(RunRecordError, match="is a device, not a regular file"):
         read_log("/dev/zero")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from vllm_memprof import files
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record.loader import Run, load_run
 
@@ -289,10 +290,10 @@ def test_permission_denied(folder: Path) -> None:
 
 
 def test_permission_denied_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path) -> bytes:
+    def refuse(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(files.os, "open", refuse)
     with pytest.raises(RunRecordError, match="no permission to read") as caught:
         load_run(folder)
     assert caught.value.hint is not None

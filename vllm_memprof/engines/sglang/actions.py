@@ -19,7 +19,7 @@ import weakref
 from typing import Any, NoReturn
 
 from vllm_memprof.capture import actions as shared
-from vllm_memprof.capture import failure, identity, steps, tracing
+from vllm_memprof.capture import failure, identity, steps, tracing, weights
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
 from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call, StopAfterPlan
@@ -160,12 +160,14 @@ def begin_load(recorder: Recorder, call: Call) -> None:
     phase = "draft_load" if _is_draft(call.subject) else "weight_load"
     if not recorder.is_open(phase):
         call.token = recorder.begin(phase, call.hook.id)
+        call.kept = weights.blocks_of(recorder)
 
 
 def leave_load(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     if call.error is None and not _is_draft(call.subject):
         recorder.hooks.bind_instance(call.subject)
+        weights.tell(recorder, call.subject, call.kept or ())
         recorder.hooks.bind_model(call.subject)
 
 

@@ -57,6 +57,7 @@ from vllm_memprof.tables import (
     UNKNOWN,
     Column,
     Look,
+    bar_of,
     fold,
     foremost,
     group_ranks,
@@ -71,7 +72,6 @@ from vllm_memprof.units import GIB, MIB, either, format_gib, format_size, one_li
 _LEAST_BYTES = 10 * MIB
 #: Rows of a block, at most.
 _OWNERS, _STARTS = 9, 8
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 #: Rows of a divided device that are no owner's.
 _LAST = {OVER: BAD, HEADROOM: GOOD, FREE: MUTED}
 #: Words of the answer that do not say that all is well.
@@ -368,9 +368,8 @@ def _bars(bar: Bar, cells: int) -> Section:
     widest = max(share.width for share in bar.shares)
 
     def drawn(share: Share) -> str:
-        eighths = round(share.width / widest * cells * 8)
-        bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-        return text("{bar}   {note}", bar=bar, note=share.note) if share.note else bar
+        drawn = bar_of(share.width / widest, cells)
+        return text("{bar}   {note}", bar=drawn, note=share.note) if share.note else drawn
 
     columns = [Column("", "title"), Column("", "size", right=True)]
     columns += [Column("", "percent", right=True)] if bar.shares[0].percent else []

@@ -18,6 +18,7 @@ from vllm_memprof.report.sections import (
     phases,
     printed,
     serving,
+    weights,
 )
 from vllm_memprof.report.sections.base import Draw, Sheet, per_rank
 
@@ -53,8 +54,10 @@ SECTIONS: dict[str, tuple[Draw, ...]] = {
     "cross-check": (per_rank(audit.audit),),
     "kv-cache": (per_rank(kv.kv_cache),),
     "kv": (per_rank(kv.usable),),
+    "weights": (per_rank(weights.weights),),
     "printed": (per_rank(printed.printed),),
     "communicators": (per_rank(owners.communicators),),
+    "connectors": (per_rank(owners.connectors),),
     "empty-cache": (empty_cache.calls, empty_cache.experiments, empty_cache.effect),
     "requests": (
         per_rank(serving.stages),

@@ -1,6 +1,6 @@
 """The weights that a model's configuration stands for: names as in a checkpoint, and shapes.
 
-In: the content of a config.json, ``data/weights.toml``. Out: name -> shape. No torch, no engine:
+In: the content of a config.json, ``layout.toml``. Out: name -> shape. No torch, no engine:
 the engine makes its own tensors, and the loaded bytes are measured there. These tables say how many
 parameters a preset has, and which layers a quantization names. Experts are listed one by one, as
 quantized checkpoints store them; biases of the vision towers are included.
@@ -21,7 +21,7 @@ from vllm_memprof.files import read_table
 ModelConfig = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
-_TABLE = read_table(Path(__file__).parent / "data" / "weights.toml")
+_TABLE = read_table(Path(__file__).with_name("layout.toml"))
 #: By ``model_type`` of config.json; the file explains its keys.
 ARCHITECTURES: dict[str, dict[str, Any]] = _TABLE["types"]
 #: Ways to quantize a model type, by the name that its row has: weights of a layer -> type.
@@ -58,12 +58,6 @@ def list_weights(config: ModelConfig, draft: bool = False) -> Shapes | None:
     return weights
 
 
-def count_parameters(config: ModelConfig, draft: bool = False) -> int | None:
-    """Return the number of a model's parameters; None for a model type without a row."""
-    weights = list_weights(config, draft)
-    return None if weights is None else sum(map(math.prod, weights.values()))
-
-
 def text_config(config: ModelConfig) -> dict[str, Any]:
     """Return the configuration of the text model, which may be a table of its own."""
     outer = config.get("thinker_config", config)
@@ -73,6 +67,9 @@ def text_config(config: ModelConfig) -> dict[str, Any]:
 def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
     """Return a configuration with the words that follow from it, some of them by layer."""
     known = {name: value for name, value in config.items() if value is not None}
+    for name, other in _TABLE["also"].items():
+        if other in known:
+            known.setdefault(name, known[other])
     get = known.get
     heads, hidden = get("num_attention_heads", 1), get("hidden_size", 0)
     head = get("head_dim") or hidden // heads

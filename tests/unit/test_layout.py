@@ -8,9 +8,10 @@ import re
 
 import pytest
 
+from tests.support.layout import count_parameters
+from vllm_memprof.layout import ARCHITECTURES, list_weights
 from vllm_memprof.sim.presets import find_preset, list_presets
 from vllm_memprof.sim.quantization import RULES, describe
-from vllm_memprof.sim.weights import ARCHITECTURES, count_parameters, list_weights
 
 #: Published with the models: the number that the hub shows (metadata of the safetensors files),
 #: where its files hold what is loaded. Qwen3-0.6B and 1.7B: without the copy of the embedding that

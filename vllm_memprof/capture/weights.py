@@ -1,0 +1,160 @@
+"""What a worker holds once its model is loaded: parameters, buffers, and tensors beside both.
+
+Nothing is kept, copied, moved or synchronised: names, dtypes, shapes, and the address and size of
+each storage are read on the host, each storage once, under the name of the first that has it. The
+allocator's list of blocks, which it keeps on the host too, says how much lies behind each. About
+10 µs a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from vllm_memprof.capture.attributes import NAMES, Fields, reach
+from vllm_memprof.capture.failure import allocator_settings
+from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.record.weights import KINDS, SHARED, fold, folded
+
+_HELD = NAMES["weights"]
+_PACKAGES = tuple(f"{name}." for name in _HELD["packages"])
+#: Attributes of a module that torch keeps its tensors in.
+_OF_TORCH = dict(zip(KINDS, ("_parameters", "_buffers"), strict=False))
+
+
+def tell(recorder: Recorder, holder: Any, before: Iterable[int] = ()) -> None:
+    """Write a ``weights`` event.
+
+    Args:
+        recorder: of a worker.
+        holder: of the models: a worker, or a model runner.
+        before: addresses of blocks that were in use before the model was loaded.
+    """
+    begun = time.monotonic()
+    models = {draft: _first(holder, f"models.{draft}") for draft in ("target", "draft")}
+    if not callable(getattr(models["target"], "named_modules", None)):
+        return
+    blocks = blocks_of(recorder)
+    config = _first(holder, "config")
+    described = _first(holder, "quantized")
+    types: dict[str, dict[str, list[int]]] = {}
+    for full, kind in (described if isinstance(described, dict) else {}).items():
+        if isinstance(kind, str) and kind != "FLOAT" and full.endswith("weight"):
+            name, layer = folded(full)
+            types.setdefault(name, {}).setdefault(kind, []).extend(layer)
+    known = {name: _first(holder, f"ranks.{name}") for name in _HELD["ranks"]}
+    recorder.emit(
+        "weights",
+        rows=fold(_tensors(models, blocks, {*before})),
+        config=json.loads(json.dumps(config.to_dict(), default=str)) if config else {},
+        ranks={name: int(size) for name, size in known.items() if isinstance(size, int)},
+        quantized=types,
+        expandable="expandable_segments:True" in allocator_settings(),
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _first(holder: Any, of: str) -> Any:
+    """Return what lies at the first of some paths that has something."""
+    paths: Any = _HELD
+    for name in of.split("."):
+        paths = paths[name]
+    return next((value for path in paths if (value := reach(holder, path)) is not None), None)
+
+
+def blocks_of(recorder: Recorder) -> dict[int, int]:
+    """Return address -> size of the allocator's blocks that are in use."""
+    found = {}
+    with suppress(Exception):  # a pluggable allocator has no list
+        for segment in recorder.probe.runtime.memory_snapshot():
+            address = segment["address"]
+            for block in segment["blocks"]:
+                found[address] = block["size"]
+                address += block["size"]
+    return found
+
+
+def _tensors(models: dict[str, Any], blocks: dict[int, int], before: set[int]) -> Iterator[Any]:
+    """Yield the tensors of the models as ``fold`` takes them, parameters of all modules first.
+
+    Last come those that modules of the engine's code hold: tables that layers share.
+    """
+    modules = [
+        (which, name, module)
+        for which, model in models.items()
+        if callable(getattr(model, "named_modules", None))
+        for name, module in model.named_modules()
+    ]
+    own = {id(module) for _, _, module in modules}
+    seen: set[int] = set()
+    shared = [
+        (SHARED, "", name, module)
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in _HELD["shared"] and module is not None
+    ]
+    for kind, which, prefix, module in [
+        *((kind, *of) for kind in KINDS for of in modules),
+        *shared,
+    ]:
+        facts = None
+        for name, tensor in _held(module, kind, own):
+            with suppress(Exception):  # a tensor of a kind that has no storage of its own
+                storage = tensor.untyped_storage()
+                address, size = storage.data_ptr(), storage.nbytes()
+                if tensor.device.type in ("cpu", "meta") or not size or address in seen:
+                    continue
+                if kind == SHARED and address in before:
+                    continue
+                seen.add(address)
+                facts = _facts(module) if facts is None else facts
+                transient = name in getattr(module, "_non_persistent_buffers_set", ())
+                stored = KINDS[0] if kind == KINDS[1] and not transient else kind
+                yield (
+                    f"{prefix}.{name}" if prefix else name,
+                    {
+                        "dtype": str(tensor.dtype).removeprefix("torch."),
+                        "shape": list(tensor.shape),
+                        "kind": stored,
+                        "draft": which == "draft",
+                        "facts": facts,
+                    },
+                    {"bytes": size, "block_bytes": blocks.get(address)},
+                )
+
+
+def _held(module: Any, kind: str, own: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of one kind that a module has, by name."""
+    if kind in _OF_TORCH:
+        yield from (
+            each for each in (reach(module, _OF_TORCH[kind]) or {}).items() if each[1] is not None
+        )
+        return
+    tensor_type, last = sys.modules["torch"].Tensor, 0 if kind == SHARED else 3
+    waiting = [(name, value, 0) for name, value in list(vars(module).items())]
+    while waiting:
+        name, value, depth = waiting.pop()
+        if isinstance(value, tensor_type):
+            yield name, value
+        elif depth < last and isinstance(value, (list, tuple, dict)):
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += ((f"{name}.{key}", each, depth + 2) for key, each in entries)
+        elif (
+            depth < min(last, 2)
+            and id(value) not in own
+            and type(value).__module__.startswith(_PACKAGES)
+        ):
+            own.add(id(value))  # an object of the engine's own beside the modules, as attention has
+            inside = getattr(value, "__dict__", {}).items()
+            waiting += ((f"{name}.{key}", each, depth + 1) for key, each in inside)
+
+
+def _facts(module: Any) -> Fields:
+    """Return the integers of a module that say how the engine divides what it holds."""
+    found = {name: getattr(module, name, None) for name in _HELD["facts"]}
+    if any(base.__name__ in _HELD["whole"] for base in type(module).__mro__):
+        found["tp_size"] = 1
+    return {name: value for name, value in found.items() if type(value) is int}
