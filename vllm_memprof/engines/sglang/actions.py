@@ -298,6 +298,7 @@ def _write_plan(recorder: Recorder, call: Call) -> None:
         connectors=_connectors(reach(configurator, "server_args")),
         shared_backing=False,
         padding_bytes=page * cell,
+        max_num_seqs=reach(call.result, "max_running_requests"),
     )
 
 
