@@ -68,6 +68,7 @@ class RunFrames:
     kv = _table("kv", "One row per rank, its KV cache")
     empty_cache = _table("empty_cache", "One row per rank and call")
     requests = _table("requests", "One row per rank and request")
+    connectors = _table("connectors", "One row per rank and thing that KV connectors take")
     growth = _table("growth", "One row per rank and owner while it served")
     samples = _table("samples", "One row per rank, stretch of time and figure")
     findings = _table("findings", "One row per finding, the gravest first")

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 REDACTED = "***"
@@ -36,6 +37,22 @@ _SECRET_ENDING = _pattern(
 )
 #: Last words of names of Huawei Cloud (HUAWEICLOUD_SDK_AK, obs_sk).
 _SHORT_WORDS = ("ak", "sk")
+#: What ``pass`` and ``pwd`` stand behind: a pass of a model is none.
+_WHOSE = _pattern(
+    "user|db|database|admin|login|auth|smtp|mail|email|imap|ftp|ssh|sudo|proxy|redis|mq|mongo|mysql"
+    "|pg|postgres|rabbitmq|registry|harbor|nexus|git|http|root|vnc|ldap|wifi|key|keystore"
+)
+#: Names of variables, in capitals: what may follow the name; what holds a secret anywhere in its
+#: name, but for what tells where it is; a KEY of something else.
+_MORE_NAME = _pattern(
+    "(?:_(?:[0-9]+|[A-Z]|READ|WRITE|R[OW]|OLD|NEW|PROD|DEV|TEST|STAGING|BACKUP|BASE64|B64|VALUE"
+    "|RAW))+$"
+)
+_SECRET_VARIABLE = _pattern(
+    ".*(?:SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?)_(?!.*(?:FILE|PATH|DIR|NAME|URL|COUNT|TYPE"
+    "|LEN(?:GTH)?)$).*|.*(?<!CACHE)(?<!PUBLIC)(?<!PRIMARY)(?<!SORT)(?<!HASH)(?<!GROUP)(?<!ROUTE)"
+    "(?<!INDEX)(?<!LOOKUP)(?<!BLOCK)(?<!DICT)(?<!FOREIGN)(?<!PARTITION)(?<!SHARD)_KEY"
+)
 #: Ends of names whose numbers are counts: ``token: 12``, ``sk=128``.
 _COUNTED = ("token", "tokens", *_SHORT_WORDS)
 #: A name that ends with one of these words and ``token`` names a token of text.
@@ -60,9 +77,16 @@ def is_secret(name: str) -> bool:
     Singular ``token`` counts (``--hf-token``), the plural does not (``--max-num-batched-tokens``),
     nor does a token of text (``bos_token``).
     """
-    words = [word.lower() for word in _WORDS.findall(name[-128:])]
+    name = name[-128:]
+    if name.isupper():
+        name = _MORE_NAME.sub("", name)
+        if _SECRET_VARIABLE.fullmatch(name):
+            return True
+    words = [word.lower() for word in _WORDS.findall(name)]
     if words and words[-1] in _SHORT_WORDS:
         return True
+    if words[1:] and words[-1] in ("pass", "pwd"):
+        return words[-2] == "pass" or _WHOSE.fullmatch(words[-2]) is not None
     if not _SECRET_ENDING.search(re.sub(r"[^a-z0-9]", "", name.lower())):
         return False
     return not (words[-1:] == ["token"] and words[-2:-1] and _TEXT_TOKEN.fullmatch(words[-2]))
@@ -76,7 +100,10 @@ def redact_command(command: Sequence[str]) -> list[str]:
     next option are replaced.
     """
     redacted: list[str] = []
-    in_secret = False
+    in_secret, said = False, " ".join(command)
+    of_program = {
+        match["secret"] for form in _COMMANDS for match in form.finditer(said)
+    } if len(command) > 1 else set()  # fmt: skip
     for token in command:
         name, equals, value = token.partition("=")
         option = token.startswith("-")
@@ -88,7 +115,8 @@ def redact_command(command: Sequence[str]) -> list[str]:
         elif option and equals:
             redacted.append(f"{name}={_redact_value(value)}")
         else:
-            redacted.append(REDACTED if in_secret and not option else _redact_value(token))
+            secret = (in_secret and not option) or token in of_program
+            redacted.append(REDACTED if secret else _redact_value(token))
     return redacted
 
 
@@ -131,14 +159,16 @@ def redact_data(data: Any, name: str = "") -> Any:
         name: the key that the data stands under.
     """
     if isinstance(data, dict):
-        named = data.get("name")  # {"name": "HF_TOKEN", "value": ...}
+        beside = (data.get(key) for key in ("name", "Name", "key", "Key"))
+        # {"name": "HF_TOKEN", "value": ...}
+        named = next((each for each in beside if isinstance(each, str)), "value")
         return {
-            key: redact_data(
-                value, named if key == "value" and isinstance(named, str) else str(key)
-            )
+            key: redact_data(value, named if key in ("value", "Value") else str(key))
             for key, value in data.items()
         }
     secret = is_secret(name)
+    if isinstance(data, str) and name.lower() in ("auth", "_auth", "pwd"):
+        secret = any(map(str.isdigit, data)) and data[0] not in "/~."
     if isinstance(data, (list, tuple)):
         if data and not secret and all(isinstance(item, str) for item in data):
             return redact_command(data)
@@ -154,38 +184,69 @@ def redact_data(data: Any, name: str = "") -> Any:
 #: In lower case, what every secret contains: an end of a name that ``is_secret`` accepts, or the
 #: beginning of a form. Each word costs 1.3 s per GiB, and each pattern about as much: it begins
 #: with a rare letter, for which a text is searched fast.
-_NEEDLE_WORDS = ("@", "secret", "credent", "passphr", "bearer", "glpat-", "nvapi-")
+_NEEDLE_WORDS = ("secret", "credent", "passphr", "pwd")
 _NEEDLES = tuple(
     _pattern(pattern)
     for pattern in (
-        r"k(?:ey|ie(?<=cookie)|ia(?<=akia)|(?<=[^a-z][as]k)[-=:'\" ]|en(?<=token)(?:(?![a-z])"
+        r"k(?:ey|ie(?<=cookie)|(?<=[^a-z][as]k)[-=:'\" ]|en(?<=token)(?:(?![a-z])"
         r"|s(?:(?<=hf.tokens)|(?<=(?:api|uth|ess).tokens))))",
         r"w(?<=passw)",
-        r"z(?:(?<=uthoriz)|a(?<=aiza))",
-        r"j(?<=eyj)",
-        r"x(?=ox)",
-        r"_(?:(?<=hf_)|(?<=gh._)|(?<=pat_))",
+        r"z(?<=uthoriz)",
+        r"pass(?![a-z])",
     )
 )
 
+
+def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[re.Pattern[str]]]:
+    """Return (words of which a text with a form has one, in lower case; the form), the programs'
+    options among them, and those alone.
+    """
+    table = json.loads(Path(__file__).with_name("secrets.json").read_text(encoding="utf-8"))
+    tails, found = table["tails"], list[tuple[tuple[str, ...], str]]()
+    for prefix, tail in table["prefixes"].items():
+        form = rf"(?<![A-Za-z0-9]){re.escape(prefix)}{tails.get(tail, tail)}"
+        found.append(((prefix.lower(),), form))
+    for words, form in table["forms"].values():
+        # as it is, as bytes that are read as latin-1, and escaped within JSON
+        raw = [each.encode().decode("latin-1") for each in (*words, form)]
+        escaped = [json.dumps(each)[1:-1] for each in words]
+        words = tuple(dict.fromkeys((*words, *map(str.lower, raw[:-1]), *escaped)))
+        found.append((words, form))
+        if raw[-1] != form:
+            found.append((words, raw[-1]))
+    commands = []
+    for program, (words, options) in table["commands"].items():
+        form = (
+            rf"(?<![\w-]){program}(?![\w-])[^|;&\n]{{0,300}}?[\s'\",](?:{options})"
+            r"""['"]?[\s=,]*['"]?(?P<secret>[^\s'",;|]+)"""
+        )
+        commands.append(_pattern(form))
+        found.append((words, form))
+    return [(words, _pattern(form)) for words, form in found], commands
+
+
+_FORMS, _COMMANDS = _read_forms()
+
 #: A private key, or a word that may be a name.
 _NAME = _pattern(
-    r"(?P<key>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)"
+    r"(?P<key>-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)"
     r"|(?<![A-Za-z0-9_.])-{0,4}[A-Za-z0-9_.]+(?:-{1,4}[A-Za-z0-9_.]+)*"
 )
-_KEY_END = _pattern(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
+_KEY_END = _pattern(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+#: A line of a private key behind what a log puts before it.
+_KEY_LINE = _pattern(r"(?<=[\s>|])(?P<word>[A-Za-z0-9+/]{4,}={0,2})\s*$")
 #: What may follow a name and precede its value: ``'name': value``, ``name = value``,
 #: ``environ['NAME'] = value``, ``name: str = value``, ``"name": "X", "value": "..."``.
 _SEPARATOR = _pattern(
     r"""(?i)(?:\\*["'])?\]?\s*(?::\s*(?:str|bytes|SecretStr|Optional\[\w+\])\s*=(?!=)|=>|:="""
-    r"""|(?<!=)=(?!=)|:(?!:|//))\s*|\\*["']\s*,\s*\\*["']?value\\*["']?\s*[:=]\s*"""
+    r"""|(?<!=)=(?!=)|:(?!:|//)|\uff1a|\xef\xbc\x9a)\s*|\\*["']\s*,?\s*\\*["']?value\\*["']?\s*[:=]\s*"""
 )
 _GAP = _pattern(r"(?:\s+|$)(?!-)")
 #: What precedes a name: the quote that it stands in; what an option stands behind; ``ENV``; the
 #: ``name:`` beside whose value it stands; the margin of a line of YAML.
 _OPENING = _pattern(r"(?:\\*[\"'])?$")
 _OPTION = _pattern("(?:^|[ \t\"'`([{,=|;&>/])-$|[\u2013\u2014\x93\x94]$")
-_ENV_WORD = _pattern(r"\b(?:ENV|setenv)\s$")
+_ENV_WORD = _pattern(r"\b(?:ENV|setenv|setx|configure set|config set)\s$")
 _NAMED = _pattern(r"""\bname["']?\s*[:=]\s*["']?$""")
 _MARGIN = _pattern(r"[ \t>|-]*")
 _MOST_BEFORE = 32
@@ -220,19 +281,6 @@ _REFERENCE = _pattern(
 _NUMBER = _pattern(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?")
 _PARTS = _pattern(r"[^\s,\"'()\[\]{}]+")
 
-_FORM = _pattern(
-    r"(?P<url>://)(?!git@)[^\s/?#'\"<>]{1,256}@"
-    r"|(?P<bearer>\b(?i:bearer)\s+)(?!(?i:tokens?|auth\w*|scheme|format)\b)[\w.~+/=-]{6,}"
-    r"|(?<![A-Za-z0-9])(?:"
-    r"hf_(?=[A-Za-z]*\d|[a-z]*[A-Z])[A-Za-z0-9]{8,}"
-    r"|sk-(?=[\w-]{16}|[a-z_-]*[A-Z0-9])[\w-]{8,}"
-    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abeposr]-[\w-]{10,}"
-    r"|AIza[\w-]{30,}|nvapi-[\w-]{16,}"
-    r"|eyJ[\w-]{6,}\.[\w-]{4,}(?:\.[\w-]*)*"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9])"
-    r"(?:[\s:,;'\"]{1,8}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=]))?)"
-)
-
 #: The beginning of a log record: it never continues the line before it.
 _RECORD = _pattern(
     r"^.{0,70}?(?:\(\w[^()]{0,60}\bpid=\d"
@@ -244,7 +292,7 @@ _RECORD = _pattern(
 _OF_IT = "[A-Za-z0-9_+/=.~-]"
 _WRAPPED = _pattern(
     rf"(?:(?={_OF_IT}{{16}})|(?={_OF_IT}{{4}})(?:(?={_OF_IT}*[A-Za-z])(?={_OF_IT}*\d)"
-    rf"|(?={_OF_IT}+[A-Z])(?={_OF_IT}*[a-z]))){_OF_IT}+(?=$|[\s\"'`,;)}}\]\\&|])"
+    rf"|(?={_OF_IT}+[A-Z])(?={_OF_IT}*[a-z]))){_OF_IT}+(?=$|[\s\"'`,;)}}\]\\&|])(?!\s*[=:])"
 )
 #: Lines shorter than this were not wrapped by a terminal.
 _LEAST_WRAPPED = 36
@@ -269,10 +317,14 @@ def may_hold_secret(text: str) -> bool:
     for secrets."""
     lower = f"\n{text.lower()}"  # a name may begin the text
     return (
-        any(word in lower for word in _NEEDLE_WORDS)
-        or "ASIA" in text
+        _has(lower, _NEEDLE_WORDS)
         or any(needle.search(lower) for needle in _NEEDLES)
+        or any(_has(lower, words) for words, _ in _FORMS)
     )
+
+
+def _has(text: str, words: Sequence[str]) -> bool:
+    return any(word in text for word in words)
 
 
 def redact_text(text: str) -> str:
@@ -297,7 +349,7 @@ class _Open:
 
     def before_line(self, line: str) -> str:
         """Return what a line is read behind, for it to have more of the value; "" for none."""
-        if _RECORD.match(line):
+        if _RECORD.match(line) and (self.kind != "key" or not _KEY_LINE.search(line)):
             return ""
         name = self.before.rstrip("'\"`\\")
         rest, closed, _ = line.strip().partition(self.before[len(name) :] or "\0")
@@ -331,17 +383,25 @@ class Redactor:
         before = "" if known is None else known.before_line(line)
         if not before and not may_hold_secret(line):
             return line
-        wide, cut = len(line) >= _LEAST_WRAPPED, False
+        wide, cut, lower = len(line) >= _LEAST_WRAPPED, False, line.lower()
 
         def replace_form(match: re.Match[str]) -> str:
             nonlocal cut
-            if match["url"]:
-                return f"://{REDACTED}@"
-            cut = match.end() == len(match.string)
-            return f"{match['bearer'] or ''}{REDACTED}"
+            whole, (begin, end) = match[0], match.span(match.re.groups and "secret")
+            cut = cut or end == len(match.string)
+            return f"{whole[: begin - match.start()]}{REDACTED}{whole[end - match.start() :]}"
 
         # forms first: a name is read where it stands at last
-        text = before + _FORM.sub(replace_form, line)
+        forms, known_as = [form for words, form in _FORMS if _has(lower, words)], ""
+        while known_as != line:  # one secret may end where the next begins
+            known_as = line
+            for form in forms:
+                line = form.sub(replace_form, line)
+        if before and known is not None and known.kind == "key" and _RECORD.match(line):
+            before = ""
+            self._open = known if _KEY_END.search(line) is None else None
+            line = _KEY_LINE.sub(REDACTED, line)
+        text = before + line
         pieces, last = list[str](), len(before)
         for begin, end in self._spans(text):
             begin = max(begin, last)
@@ -402,8 +462,9 @@ class Redactor:
                 kind = "shell" if shell else "option" if option else "below"
                 self._keep(kind, text[begin:at] + ("" if separator else " "))
                 return limit
-            if name.lower().endswith("authorization") and (scheme := _SCHEME.match(text, at)):
-                at, form = scheme.end(), _SCHEMED
+            if name.lower().endswith("authorization"):
+                scheme = _SCHEME.match(text, at)
+                at, form = (at, _COOKIE) if scheme is None else (scheme.end(), _SCHEMED)
             if name.lower().endswith("cookie") and text[at] not in "\"'":
                 form = _COOKIE
             elif mark and not closed:

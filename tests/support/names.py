@@ -23,6 +23,8 @@ PHASES = (
     "kv_cache_alloc",
     "request_pool",
     "kv_connector",
+    "kv_register",
+    "kv_transfer",
     "kernel_warm_up",
     "graph_capture",
     "atb_warm_up",

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 import vllm_memprof as mp
-from tests.support.secrets import ALL, BY_NAME, KEY, MARK
+from tests.support.secrets import ALL, BY_NAME, KEY, MARK, marked
 from tests.unit.launch.test_run import make_job
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.cli import main
@@ -70,7 +70,7 @@ def files_with_the_mark(folder: Path) -> list[str]:
     return [
         str(path.relative_to(folder))
         for path in sorted(folder.rglob("*"))
-        if MARK in path.name or (path.is_file() and MARK.encode() in path.read_bytes())
+        if marked(path.name) or (path.is_file() and marked(path.read_bytes().decode("latin-1")))
     ]
 
 
@@ -81,11 +81,11 @@ def files_with_the_mark(folder: Path) -> list[str]:
 def test_explain(log, tmp_path, format_name, lang):
     printed = memprof("explain", str(log), "--format", format_name, "--lang", lang)
     assert "44.3" in printed or "475" in printed  # the figures are there, in GiB or in bytes
-    assert MARK not in printed
+    assert not marked(printed)
     out = tmp_path / "out"
     memprof("explain", str(log), "--format", format_name, "--lang", lang, "-o", str(out))
     assert out.stat().st_size > 100
-    assert MARK not in out.read_text()
+    assert not marked(out.read_text())
 
 
 @pytest.mark.parametrize("line", BY_NAME)
@@ -93,7 +93,7 @@ def test_explain_keeps_no_command_or_set_up_with_its_secret(tmp_path, line):
     path = tmp_path / "a.log"
     path.write_text(START.replace("{key}", KEY).format(config=line))
     printed = memprof("explain", str(path), "--format", "json")
-    assert MARK not in printed
+    assert not marked(printed)
     first = json.loads(printed)[0]["ranks"][0]
     assert first["budget"]["engine_kv_cache_bytes"] is not None
 
@@ -101,14 +101,14 @@ def test_explain_keeps_no_command_or_set_up_with_its_secret(tmp_path, line):
 def test_explain_reads_stdin_and_gzip(log, tmp_path):
     packed = tmp_path / "a.log.gz"
     packed.write_bytes(gzip.compress(log.read_bytes()))
-    assert MARK not in memprof("explain", str(packed))
+    assert not marked(memprof("explain", str(packed)))
     done = subprocess.run(
         [sys.executable, "-m", "vllm_memprof", "explain", "-", "--format", "json"],
         input=log.read_bytes(), capture_output=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0
     assert b"44.3" in done.stdout or b"KV" in done.stdout or b"kv_cache_bytes" in done.stdout
-    assert MARK.encode() not in done.stdout + done.stderr
+    assert not marked((done.stdout + done.stderr).decode())
 
 
 def test_explain_far_inside_a_long_log(tmp_path):
@@ -118,7 +118,7 @@ def test_explain_far_inside_a_long_log(tmp_path):
     path.write_text(filling + START.format(config="\n\n".join(ALL), key=KEY))
     printed = memprof("explain", str(path), "--format", "json")
     assert "engine_kv_cache_bytes" in printed
-    assert MARK not in printed
+    assert not marked(printed)
 
 
 def test_a_log_as_input_of_report_diff_check_and_load(log, tmp_path):
@@ -134,7 +134,7 @@ def test_a_log_as_input_of_report_diff_check_and_load(log, tmp_path):
         ["check", first, "--budget", str(budget), "--format", "junit"],
         ["report", str(log)],
     ):
-        assert MARK not in memprof(*args), args
+        assert not marked(memprof(*args)), args
     log_moved = log.rename(tmp_path.parent / f"{tmp_path.name}.log")
     assert files_with_the_mark(tmp_path) == []
     loaded = mp.load(f"{log_moved}")
@@ -143,7 +143,7 @@ def test_a_log_as_input_of_report_diff_check_and_load(log, tmp_path):
         getattr(loaded, name).to_csv() for name in ("phases", "budget", "kv", "findings")
     )
     assert "44.3" in text
-    assert MARK not in text + repr(loaded.reports)
+    assert not marked(text + repr(loaded.reports))
 
 
 def test_a_report_and_a_run_of_another_release(log, tmp_path):
@@ -153,21 +153,21 @@ def test_a_report_and_a_run_of_another_release(log, tmp_path):
     report["run"]["exit_reason"] = f"ValueError: api_key='{KEY}'"
     path = tmp_path / "report.json"
     path.write_text(json.dumps(report))
-    assert MARK not in memprof("diff", str(path), str(path), "--format", "json")
-    assert MARK not in repr(mp.load(path).reports)  # type: ignore[union-attr]
+    assert not marked(memprof("diff", str(path), str(path), "--format", "json"))
+    assert not marked(repr(mp.load(path).reports))  # type: ignore[union-attr]
 
     job = make_job(tmp_path, "--fail=3", mode="offline")
     write_run_info(job.run_dir, job.info)
     data = json.loads((job.run_dir / "run.json").read_text())
     data |= {"command": ["--hf-token", KEY], "exit_reason": f"HF_TOKEN={KEY}", "status": "failed"}
     (job.run_dir / "run.json").write_text(json.dumps(data))
-    assert MARK not in repr(load_run(job.run_dir))
+    assert not marked(repr(load_run(job.run_dir)))
 
 
 def test_error_messages():
     for text in ALL:
         error = RunRecordError(f"cannot read: {text}", hint=text)
-        assert MARK not in f"{error} {error!r} {error.message} {error.hint}"
+        assert not marked(f"{error} {error!r} {error.message} {error.hint}")
     assert isinstance(error, MemprofError)
 
 
@@ -207,7 +207,7 @@ def test_a_run_from_its_start_to_its_report(tmp_path, keep_secrets, capfd):
     _say_how_it_ended(outcome, job, SimpleNamespace(mode="offline", quiet=True))  # type: ignore[arg-type]
     capturing = capfd.readouterr()
     assert "last lines of engine.log" in capturing.err
-    assert MARK not in capturing.err + capturing.out
+    assert not marked(capturing.err + capturing.out)
     assert "ValueError: bad api_key='***'" in (outcome.info.exit_reason or "")
     assert files_with_the_mark(job.run_dir) == (["engine.log"] if keep_secrets else [])
     log = (job.run_dir / "engine.log").read_text()
@@ -235,9 +235,8 @@ def test_plans_searches_and_sweeps(tmp_path):
     job = SweepJob(plan, knobs, ["memprof"])
     assert [each.engine_args[3] for each in job.plans] != []
     assert any(KEY in each for plan in job.plans for each in plan.engine_args)  # the engine's
-    assert MARK not in str(default_folder(plan, knobs)) + " ".join(
-        folder_name(1, each) for each in job.plans
-    )
+    folders = [default_folder(plan, knobs), *(folder_name(1, each) for each in job.plans)]
+    assert not marked(" ".join(map(str, folders)))
 
     def pool(tasks, progress):
         for task in tasks:
@@ -252,7 +251,7 @@ def test_plans_searches_and_sweeps(tmp_path):
     sweep = run_sweep(job, runner)
     assert len(sweep.rows) == 2
     assert "api_key='***'" in (sweep.rows[0].reason or "")
-    assert MARK not in repr(sweep)
+    assert not marked(repr(sweep))
     assert files_with_the_mark(folder) == []
     again = run_sweep(SweepJob(plan, knobs, ["memprof"]), runner)
     assert len(again.rows) == 2

@@ -18,6 +18,7 @@ from vllm_memprof.accounting.model import RankReport, Report, RunSummary
 from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom.failed_allocation import failed_allocation
 from vllm_memprof.accounting.oom.remedies import remedied
+from vllm_memprof.accounting.owners.connectors import connected
 from vllm_memprof.accounting.owners.device_memory import divided
 from vllm_memprof.accounting.readings.quantities import StartupReadings
 from vllm_memprof.accounting.readings.run import RankReadings, RunReadings, Step, on_each_rank
@@ -36,6 +37,7 @@ STEPS: tuple[Step, ...] = (
     on_each_rank(balance),
     on_each_rank(weighed),
     on_each_rank(divided),
+    on_each_rank(connected),
     on_each_rank(reclaimed),
     on_each_rank(sampled),
     grown,

@@ -344,6 +344,8 @@ class Kv:
     #: Of ``planned_bytes``, layers of the drafter; None: no drafter, or they share their bytes.
     draft_bytes: Amount = None
     draft_layers: Amount = None
+    #: Allocated beyond the plan, where a KV connector gets tensors that begin at whole 2 MiB.
+    alignment_bytes: Amount = None
 
     @property
     def recorded(self) -> bool:
@@ -783,6 +785,21 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class ConnectorRow:
+    """What one KV connector, or all of a rank together, take on device or host."""
+
+    connector: str | None  # as --kv-transfer-config names it; None: all of the rank
+    owner: str  # of ``TITLES["connector_owners"]``
+    place: Annotated[str, one_of("device", "host")]
+    bytes: Amount
+    how: How
+    source: str  # file::symbol, attribute, or what was read
+    argument: str | None = None  # that sizes it
+    formula: str | None = None
+    part_of: str | None = None  # what holds it already
+
+
+@dataclass(frozen=True)
 class RankReport(Identity):
     """One worker."""
 
@@ -796,6 +813,7 @@ class RankReport(Identity):
     weights: Weights | None = None  # None: they were not read
     empty_cache: list[EmptyCacheCall] = field(default_factory=list)
     oom: Oom | None = None
+    connectors: list[ConnectorRow] = field(default_factory=list)  # empty: no KV connector
     reclaim: ReclaimSummary | None = (
         None  # the calls of empty_cache added up; None where there was none
     )

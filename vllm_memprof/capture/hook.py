@@ -14,7 +14,15 @@ from vllm_memprof.capture.recorder import Recorder
 Need = Literal["required", "optional", "expected_absent"]
 #: Moments at which rows are judged or removed, in their order in a worker's or an engine core's
 #: life.
-Moment = Literal["device_ready", "model_ready", "engine_ready", "profiled", "first_steps", "end"]
+Moment = Literal[
+    "device_ready",
+    "model_ready",
+    "engine_ready",
+    "profiled",
+    "first_steps",
+    "first_transfer",
+    "end",
+]
 
 
 #: hook, phase, need, target, detail, and state: of a binding, or absent_ok, never_called, stale;

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_memprof.capture.attributes import NAMES, Fields, reach
+from vllm_memprof.capture.connectors import described
 from vllm_memprof.capture.versions import in_range
 
 #: Modules that may have the functions of vLLM's KV plan; the second is there from 0.33 on.
@@ -54,6 +55,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         tokens = int(concurrency * max_model_len)
     scheduled = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
     drafts = reach(vllm_config, "speculative_config") is not None
+    transfer = reach(vllm_config, "kv_transfer_config")
     return {
         "blocks": blocks,
         "block_size": block_size,
@@ -72,7 +74,8 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         "context_parallel": shared_by,
         "max_num_batched_tokens": reach(vllm_config, "max_in_flight_tokens") or scheduled,
         "mamba_cache_mode": reach(cache, "mamba_cache_mode"),
-        "kv_transfer": reach(vllm_config, "kv_transfer_config") is not None,
+        "kv_transfer": transfer is not None,
+        "connectors": described(getattr(transfer, "__dict__", {})) if transfer else [],
         "shared_backing": shares_backing(first.kv_cache_tensors),
         "divisor_bytes": [divisor_bytes(config) for config in configs],
         "layer_bytes": [layer_bytes(config) for config in configs] if drafts else None,

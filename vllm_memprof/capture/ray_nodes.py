@@ -48,7 +48,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 #: What capture imports: modules, and packages of modules. All of it needs the standard library
 #: alone.
 PARTS = (
-    *("__init__.py", "errors.py", "files.py", "options.py", "redact.py"),
+    *("__init__.py", "errors.py", "files.py", "options.py", "redact.py", "secrets.json"),
     *("short_options.json", "units.py", "version.py", "capture", "engines", "record"),
 )
 _METADATA = f"{PACKAGE.name}-{__version__}.dist-info"

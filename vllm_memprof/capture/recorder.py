@@ -68,6 +68,9 @@ class ProcessNotes:
     kept: Any = None  # by the actions of its engine alone
     ray_job: tuple[Any, Any] | None = None  # configuration, and the environment it was given with
     collector: Any = None  # actor of Ray that keeps what other nodes send
+    connector: Callable[[], Any] = lambda: None  # the worker's KV connector, a weak reference
+    kv_storages: set[int] = field(default_factory=set)  # addresses of what connectors register
+    registered_bytes: int = 0  # with a transfer engine, since it was last written
 
 
 class HooksInForce(Protocol):

@@ -12,6 +12,7 @@ import threading
 import time
 
 from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.connectors import held_now
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.probe import host_memory
 from vllm_memprof.capture.recorder import Recorder
@@ -96,6 +97,7 @@ def _read_on(recorder: Recorder) -> None:
                 figures = {name: snapshot.get(name) for name in figures}
                 for module, component in (snapshot["components"] or {}).items():
                     figures[f"runtime.{module}"] = component["bytes"]
+                figures |= held_now(recorder)
             figures["host_rss_bytes"], figures["host_shared_bytes"] = host_memory()
             recorder.sampler.files.sample("device_sample", time.monotonic_ns(), None, 0, figures)
     except Exception as error:

@@ -253,6 +253,16 @@ def empty_cache(source: RankSource) -> Iterable[object]:
 
 
 @_of_ranks()
+def connectors(source: RankSource) -> Iterable[object]:
+    """Return one row per rank and thing that its KV connectors take.
+
+    Columns after ``WHO``: connector (string; <NA>: all of the rank), owner, place (string: device,
+    host), bytes (Int64), how, argument, source, part_of (string; the last: what holds it already).
+    """
+    return source.rank.connectors
+
+
+@_of_ranks()
 def growth(source: RankSource) -> Iterable[object]:
     """Return one row per rank and owner, where the run was sampled: how it grew while it served.
 

@@ -216,6 +216,8 @@ DEVICE_SAMPLE_FIGURES = (
     "allocated_bytes",
     "reserved_bytes",
     "npu_workspace_bytes",  # null: not read while serving
+    "connector_device_bytes",  # of the KV connector's own tensors; null without one
+    "connector_host_bytes",
     "host_rss_bytes",
     "host_shared_bytes",
 )

@@ -232,3 +232,47 @@ assert driver.active.get_current_target().backend == "npu"
 
 def test_acl_imports_without_a_library():
     assert run("from acl.rt import memcpy; print(memcpy.__module__)") == "acl.rt"
+
+
+def test_bytes_move_between_the_registered_memory_of_two_processes():
+    """The stand-in for Mooncake's transfer engine: reads, writes, and what it refuses."""
+    peer = subprocess.Popen(
+        [sys.executable, "-S", "-B", "-c", _PEER],
+        env={"PYTHONPATH": str(SITE_DIR)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert peer.stdout
+    port, address = peer.stdout.readline().split()
+    out = run(_OWN.format(peer=f"127.0.0.1:{port}", address=address))
+    assert out.split("\n") == ["-1", "0 b'xxxx'", "-1", "0", "-1"]
+    assert peer.communicate("\n", 20)[0].strip() == "b'yyyyxx'"
+
+
+_PEER = """
+import ctypes, sys
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "ascend", "") == 0
+room = ctypes.create_string_buffer(b"x" * 4096, 4096)
+engine.register_memory(ctypes.addressof(room), 4096)
+print(engine.get_rpc_port(), ctypes.addressof(room), flush=True)
+sys.stdin.readline()
+print(room.raw[:6])
+"""
+_OWN = """
+import ctypes
+from mooncake.engine import TransferEngine
+engine = TransferEngine()
+engine.initialize("127.0.0.1", "P2PHANDSHAKE", "ascend", "")
+room = ctypes.create_string_buffer(4096)
+own = ctypes.addressof(room)
+print(engine.transfer_sync_read("{peer}", own, {address}, 4))  # not registered here
+engine.register_memory(own, 4096)
+print(engine.batch_transfer_sync_read("{peer}", [own], [{address}], [4]), room.raw[:4])
+print(engine.transfer_sync_read("{peer}", own, {address} + 4000, 200))  # not registered there
+room.raw = b"y" * 4096
+print(engine.transfer_sync_write("{peer}", own, {address}, 4))
+print(engine.transfer_sync_read("127.0.0.1:1", own, {address}, 4))  # nobody there
+"""

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_memprof.accounting.budget.equations import counted_per_byte
 from vllm_memprof.accounting.budget.layers import page_bytes, request_blocks
-from vllm_memprof.accounting.model import Check, Kv, RankReport
+from vllm_memprof.accounting.model import Check, Kv, KvGroup, RankReport
 from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.accounting.readings.startup import (
     after,
@@ -29,7 +29,7 @@ from vllm_memprof.units import Amount, minus, sum_or_none
 #: NPUModelRunner._allocate_kv_cache_tensors)
 PADDING_BYTES, _PADDED_TENSORS = 2 << 20, 2
 #: Phases inside kv_cache_alloc that allocate something else.
-_BESIDE_KV = ("kv_connector", "request_pool")
+_BESIDE_KV = ("kv_connector", "kv_register", "request_pool")
 #: The check that holds the plan against the allocator.
 ALLOCATED = "allocated for the KV cache = planned bytes, within 1%"
 
@@ -74,14 +74,20 @@ def build_kv(
     if held is not None and counted != 1.0:
         held = round(held / counted)
     padded = plan.get("padding_bytes") or 0
-    if plan.get("kv_transfer"):
-        padded += _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in kv.groups)
     over = minus(allocated_bytes, held)  # the allocator pads each tensor by some bytes
+    if plan.get("kv_transfer"):
+        padded += padding_bytes(kv.groups)
+        kv = replace(kv, alignment_bytes=over)
     kept = None if over is None else 0 <= over <= (held or 0) // 100 + padded
     checks = [*_checks(kv), Check(ALLOCATED, held, allocated_bytes, kept)]
     if printed is not None and kv.recorded:
         checks += _printed_checks(kv, printed)
     return replace(kv, checks=checks)
+
+
+def padding_bytes(groups: Collection[KvGroup]) -> int:
+    """Return the most that a KV connector's alignment adds to the tensors of some layers, bytes."""
+    return _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in groups)
 
 
 def _of(values: Any, worker_index: Amount) -> Any:

@@ -20,6 +20,7 @@ from vllm_memprof.accounting.model import (
 )
 from vllm_memprof.accounting.owners.in_torch import TorchOwners, divide_allocated, torch_owners
 from vllm_memprof.accounting.owners.outside_torch import (
+    NON_TORCH,
     EdgeTime,
     Owners,
     owners_of,
@@ -49,7 +50,7 @@ _Row = tuple[str, Amount, str, str]
 def divided(read: RankReadings, rank: RankReport) -> RankReport:
     """Add the phases of a rank, with the device by owner at each of their edges."""
     owners, simulated = owners_of(read.process), read.summary.simulated
-    torch = torch_owners(read.process.phases, rank.kv.draft_bytes)
+    torch = torch_owners(read.process.phases, rank.kv.draft_bytes, rank.kv.alignment_bytes)
     return replace(
         rank,
         phases=[
@@ -192,7 +193,10 @@ def _named_communicators(held: Amount, owners: Owners, at: EdgeTime) -> Iterator
         source = f"{HCCL} counter, {each.source}" if alone else each.source
         yield each.name, named[each.name], MEASURED if alone else DERIVED, source
         how = DERIVED if named[each.name] and not alone else how
-    yield "communicators_unnamed", rest, how, f"{HCCL} counter - named"
+    linked = min(rest, _links(owners, at, HCCL))
+    if linked:
+        yield "connector_links", linked, DERIVED, f"growth of the {HCCL} counter{_OVER_CONNECTOR}"
+    yield "communicators_unnamed", rest - linked, how, f"{HCCL} counter - named"
 
 
 def _application(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
@@ -205,6 +209,10 @@ def _application(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]
     left = beside - (read.npu_workspace_bytes or 0)
     atb = max(0, min(_atb(owners, at), left))
     yield "atb", atb, DERIVED, "growth in the phase of ATB's first operation"
+    pool = max(0, min(_links(owners, at, APP), left - atb))
+    if pool:
+        yield "connector_buffers", pool, DERIVED, f"growth of the {APP} counter{_OVER_CONNECTOR}"
+        left -= pool
     name, source = "other", f"{APP} counter - torch - npu_workspace - atb"
     if read.npu_workspace_bytes is None:
         name = "npu_workspace_and_other"
@@ -215,6 +223,15 @@ def _application(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]
 def _atb(owners: Owners, at: EdgeTime) -> int:
     there = owners.atb is not None and owners.atb.is_there(at)
     return owners.atb.grown_bytes or 0 if there and owners.atb else 0
+
+
+def _links(owners: Owners, at: EdgeTime, counted: str) -> int:
+    """Return what KV connectors have taken outside torch by an edge, by one counter, bytes."""
+    there = (each for each in owners.links if each.source == counted and each.is_there(at))
+    return sum(max(0, each.grown_bytes or 0) for each in there)
+
+
+_OVER_CONNECTOR = " while a KV connector is made, registers and first transfers"
 
 
 def _uncounted(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
@@ -234,6 +251,8 @@ def _uncounted(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
         known.append((each.name, size, each.source))
     if owners.atb is not None:
         known.append(("atb", _atb(owners, at), owners.atb.source))
+    if taken := _links(owners, at, NON_TORCH):
+        known.append(("connector_links", taken, f"growth of non-torch{_OVER_CONNECTOR}"))
     for name, size, read_from in known:
         yield name, size, DERIVED, read_from
         rest -= size or 0

@@ -28,16 +28,17 @@ _OWNERS = {
         LOADED_BESIDE["lora_load"],
         "growth of allocated over lora_load: slots that adapters are copied into",
     ),
-    "kv_connector": ("kv_connector", "growth of allocated over kv_connector"),
+    "kv_connector": ("kv_connector", "growth of allocated while it is made and registers"),
+    "kv_register": ("kv_connector", "growth of allocated while it is made and registers"),
     "weight_load": (
         "target_weights",
         "growth of allocated over weight_load - its other owners",
     ),
 }
-_DRAFT_KV = "draft_kv_cache"
+_DRAFT_KV, _ALIGNMENT = "draft_kv_cache", "kv_alignment"
 #: From their beginning on it is not known which of the parts are still allocated.
 _REPLACED_FROM = ("sleep", "weight_update", "shutdown")
-_ORDER = ("target_weights", "draft_weights", "lora", _DRAFT_KV, "kv_connector")
+_ORDER = ("target_weights", "draft_weights", "lora", _DRAFT_KV, _ALIGNMENT, "kv_connector")
 
 
 class TorchOwners(NamedTuple):
@@ -49,12 +50,15 @@ class TorchOwners(NamedTuple):
     until: EdgeTime | None = None
 
 
-def torch_owners(spans: Sequence[Span], draft_kv_bytes: int | None = None) -> TorchOwners:
+def torch_owners(
+    spans: Sequence[Span], draft_kv_bytes: int | None = None, alignment_bytes: int | None = None
+) -> TorchOwners:
     """Return the owners that the phases of a process have.
 
     Args:
         spans: phases of one process.
         draft_kv_bytes: of the drafter's layers in the KV plan; None: not known, or no drafter.
+        alignment_bytes: allocated for the KV cache beyond the plan, for a KV connector.
     """
     load, planned = last_of(spans, "weight_load"), last_of(spans, "kv_cache_alloc")
     inner: list[Taken] = []
@@ -64,9 +68,14 @@ def torch_owners(spans: Sequence[Span], draft_kv_bytes: int | None = None) -> To
         if owner is not None:
             within = load is not None and is_within(spans, span, load.order)
             (inner if within else others).append(owner)
-    if draft_kv_bytes is not None and planned and planned.after and planned.error is None:
-        end, source = EdgeTime.of(planned, AFTER), "tensors of the drafter's layers in the KV plan"
-        others.append(Taken(_DRAFT_KV, source, end, end, 0, draft_kv_bytes))
+    of_plan = (
+        (_DRAFT_KV, draft_kv_bytes, "tensors of the drafter's layers in the KV plan"),
+        (_ALIGNMENT, alignment_bytes, "allocated for the KV cache - planned"),
+    )
+    for name, size, source in of_plan:
+        if size is not None and planned and planned.after and planned.error is None:
+            end = EdgeTime.of(planned, AFTER)
+            others.append(Taken(name, source, end, end, 0, size))
     whole = None if load is None or not inner else _owner(load)
     if load is not None and whole is not None and whole.grown_bytes is not None:
         loaded = end_of_loading(spans, load)
@@ -104,7 +113,11 @@ def divide_allocated(
             size = minus(size, sum_or_none(inner))
         elif each.name in rows:  # of several passages
             size = sum_or_none([size, rows[each.name].bytes])
-        elif each.ends is not None and at.order == each.ends.order and each.name != _DRAFT_KV:
+        elif (
+            each.ends is not None
+            and at.order == each.ends.order
+            and each.name not in (_DRAFT_KV, _ALIGNMENT)
+        ):
             how = MEASURED
         rows[each.name] = ComponentRow(each.name, size, how, each.source, "allocated")
     found = [rows[name] for name in _ORDER if name in rows]

@@ -8,12 +8,13 @@ is one function, and its docstring names the readings that it uses.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import NamedTuple
 
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.counters import (
+    APP,
     HCCL,
     RUNTIME,
     app_outside_torch,
@@ -37,6 +38,9 @@ _OPERATOR_PHASES = ("profile_run", "graph_capture")
 #: The same of an engine that runs no profile, and warms up no operation of ATB alone.
 _FIRST_OPERATORS = ("graph_capture", "request")
 
+#: Phases in which a KV connector takes memory: it is made, registers the KV cache, first transfers.
+CONNECTOR_PHASES = ("kv_connector", "kv_register", "kv_transfer")
+NON_TORCH = "non-torch"
 #: A figure of a snapshot, bytes.
 Read = Callable[[Snapshot], Amount]
 
@@ -136,6 +140,8 @@ class Owners:
     others: Series = ()  # by the driver's list of processes
     atb: Taken | None = None
     captures: tuple[Taken, ...] = ()  # of the runtime's counter
+    #: Of KV connectors; their source is the counter, or non-torch memory where none was read.
+    links: tuple[Taken, ...] = ()
 
     def other_processes(self, t_ns: int) -> Amount:
         """Return what other processes held, bytes, at the last reading not after ``t_ns``."""
@@ -172,6 +178,7 @@ def owners_of(process: ProcessRecord) -> Owners:
         others=series(lambda at: at.other_processes_bytes),
         atb=_atb(spans),
         captures=tuple(each for each in captures if each is not None),
+        links=tuple(_links(spans)),
     )
 
 
@@ -263,6 +270,24 @@ def _atb_in(spans: list[Span], phases: Collection[str]) -> Taken | None:
             since = end._replace(t_ns=min([*inside, end.t_ns]))
             return _pool(since, min(size, _ATB_POOL_MOST_BYTES))
     return None
+
+
+def _links(spans: list[Span]) -> Iterator[Taken]:
+    """Yield what KV connectors took outside torch, less communicators that first ran meanwhile."""
+    for span in spans:
+        if span.phase not in CONNECTOR_PHASES or span.before is None:
+            continue
+        inside = [each for each in spans if span in ancestors(spans, each)]
+        named = sum(each.integer("buffer_bytes") or 0 for each in inside
+                    if each.phase == "communicator")  # fmt: skip
+        read = {APP: (app_outside_torch, 0), HCCL: (_hccl, named)}
+        if span.before.components is None:
+            read = {NON_TORCH: (_outside, named)}
+        for source, (figure, less) in read.items():
+            taken = Taken.over(span, figure, "connector_links", source)
+            if taken is not None:
+                size = floor_zero(minus(taken.grown_bytes, less))
+                yield replace(taken, grown_bytes=size)
 
 
 def _pool(since: EdgeTime, size: int) -> Taken:

@@ -56,6 +56,8 @@ def owner_title(owner: str) -> Text:
 def process_title(row: HostGrowth | TracedProcess) -> Text:
     """Return the name of a process in a report: all its roles, its rank, its process id."""
     roles = join(" + ", [TITLES["processes"][role] for role in row.roles] or [text("process")])
+    if isinstance(row, HostGrowth) and row.growth.owner != HOST:
+        roles = text("{owner}, {roles}", owner=owner_title(row.growth.owner), roles=roles)
     if row.label is not None and "worker" in row.roles:
         return text("{roles} {label}, pid {pid}", row, roles=roles)
     return text("{roles}, pid {pid}", row, roles=roles)
@@ -85,6 +87,7 @@ def device_growth(run: Run, process: ProcessRecord) -> list[OwnerGrowth]:
         (ALLOCATED, served.samples, _reader("allocated_bytes", "encoder_cache_bytes")),
         (CACHED, served.samples, _reader("reserved_bytes", "allocated_bytes", needed=True)),
         (ENCODER_CACHE, served.samples, _reader("encoder_cache_bytes")),
+        ("connector_device", served.device_samples, _reader("connector_device_bytes")),
         ("npu_workspace", served.device_samples, _reader("npu_workspace_bytes")),
         *((f"runtime:{name[len(RUNTIME) :]}", served.device_samples, _reader(name))
           for name in modules),
@@ -106,12 +109,16 @@ def host_growth(run: Run) -> list[HostGrowth]:
         samples = sorted([*served.device_samples, *served.kv_samples], key=lambda each: each.t_ns)
         # files that it has mapped come and go with the page cache, and pages of a simulated device
         # are shared
-        own = _reader("host_rss_bytes", "host_shared_bytes")
-        row = _growth(HOST, samples, own, _clock(_cores_of(run, process)))
-        if row.readings:
-            roles = _roles(process)
-            name = next(iter(roles), "unknown")
-            found.append(HostGrowth(name, roles, who.label, who.host, who.pid, row))
+        own = {
+            HOST: _reader("host_rss_bytes", "host_shared_bytes"),
+            "connector_host": _reader("connector_host_bytes"),
+        }
+        for owner, figure in own.items():
+            row = _growth(owner, samples, figure, _clock(_cores_of(run, process)))
+            if row.readings:
+                roles = _roles(process)
+                name = next(iter(roles), "unknown")
+                found.append(HostGrowth(name, roles, who.label, who.host, who.pid, row))
     return found
 
 

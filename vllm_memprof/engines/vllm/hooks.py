@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_memprof.capture import actions, failure, figures, ray_nodes, residency, steps
+from vllm_memprof.capture import actions, failure, figures, ray_nodes, residency, steps, transfers
 from vllm_memprof.capture.hook import Half
 from vllm_memprof.capture.hooks.rows import read_rows
 
@@ -24,6 +24,7 @@ _ENTER: dict[str, Half | None] = {
     "r.mm_batch.v0.11": actions.begin_mm_profile,
     "r.dummy_run": actions.stop_mm_profile,
     "w.kv_connector": actions.begin_kv_connector,
+    "w.kv_register": transfers.enter_register,
     "r.graph_capture": actions.begin_graph_capture,
     "w.sleep": residency.enter_sleep,
     "w.wake_up": residency.enter_wake_up,
@@ -55,6 +56,10 @@ _LEAVE: dict[str, Half | None] = {
     "w.kv_planner": figures.leave_planner,
     "r.mm_batch": actions.leave_mm_batch,
     "r.mm_batch.v0.11": None,
+    "w.kv_connector": transfers.leave_connector,
+    "w.kv_register": transfers.leave_register,
+    "w.kv_memory": transfers.leave_register_memory,
+    "w.kv_transfer": transfers.leave_transfer,
     "w.warm_up": actions.leave_warm_up,
     "r.graph_capture": actions.leave_graph_capture,
     "r.graph_capture.inherited": actions.keep_captured_bytes,

@@ -56,6 +56,7 @@ SECTIONS: dict[str, tuple[Draw, ...]] = {
     "weights": (per_rank(weights.weights),),
     "printed": (per_rank(printed.printed),),
     "communicators": (per_rank(owners.communicators),),
+    "connectors": (per_rank(owners.connectors),),
     "empty-cache": (empty_cache.calls, empty_cache.experiments, empty_cache.effect),
     "requests": (
         per_rank(serving.stages),

@@ -186,6 +186,37 @@ def _grown(rank: RankReport, width: int) -> list[_Grown]:
     return [row for _, _, row in sorted(found, key=itemgetter(0, 1))]
 
 
+# KV connectors
+
+
+def connectors(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
+    """Return what the KV connectors of a rank take, on device and host."""
+    rows, titles = rank.connectors, TITLES["connector_owners"]
+    if not rows:
+        return
+    figures: dict[str, object] = {
+        place: sum(each.bytes or 0 for each in rows if each.place == place and not each.part_of)
+        for place in TITLES["places"]
+    }
+    figures["held"] = any(each.part_of for each in rows)
+    unknown = [titles[each.owner] for each in rows if each.bytes is None]
+    yield draw(
+        sheet,
+        "connectors",
+        rows,
+        {**figures, "unknown": join(", ", unknown)},
+        look=lambda row: Look(MUTED if row.part_of else PLAIN, indent=int(row.part_of is not None)),
+        owner=lambda row: (
+            text("of which {component}", component=titles[row.owner])
+            if row.part_of
+            else titles[row.owner]
+        ),
+        name=lambda row: row.connector or text("all"),
+        where=lambda row: TITLES["places"][row.place],
+        how_read=lambda row: TITLES["how"].get(row.how, row.how),
+    )
+
+
 # Communicators
 
 

@@ -1,0 +1,1 @@
+"""``mooncake``, the transfer engine that vllm-ascend's connectors import: see ``engine``."""
