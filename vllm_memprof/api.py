@@ -64,6 +64,7 @@ class RunFrames:
     host_memory = _table("host_memory", "One row per rank and owner of host memory")
     device_memory = _table("device_memory", "One row per rank, phase, edge and owner")
     budget = _table("budget", "One row per rank and figure of its equation")
+    weights = _table("weights", "One row per rank, class and dtype of its weights")
     audit = _table("audit", "One row per rank and audited figure")
     kv = _table("kv", "One row per rank, its KV cache")
     empty_cache = _table("empty_cache", "One row per rank and call")

@@ -22,6 +22,7 @@ SECTIONS = {"meaning": "Meaning", "computed": "Computed", "to_do": "Action"}
 SUBJECTS = {
     "kv_cache": "The KV cache that was granted and planned",
     "equation": "The engine's equation and figures",
+    "weights": "Weights",
     "device": "The device: whether the KV cache fits, other processes, outside torch",
     "oom": "Out of memory",
     "empty_cache": "empty_cache, and cycles of sleep mode, pauses and weight updates",

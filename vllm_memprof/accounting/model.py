@@ -831,6 +831,14 @@ class Weights:
     not_allocated_bytes: Amount = None  # reserved after loading, without a tensor
     expandable: bool | None = None  # segments of the allocator grow
 
+    @property
+    def by_class(self) -> dict[str, int]:
+        """Return the loaded bytes of each class, all dtypes."""
+        found: dict[str, int] = {}
+        for row in self.rows:
+            found[row["class"]] = found.get(row["class"], 0) + row["loaded_bytes"]
+        return found
+
 
 @dataclass(frozen=True)
 class HostOwner:

@@ -31,6 +31,9 @@ _TABLE = read_table(Path(__file__).with_suffix(".toml"))
 _CLASSES = {name: re.compile(pattern) for name, pattern in _TABLE["classes"].items()}
 _NAMED = {name: re.compile(pattern) for name, pattern in _TABLE["names"].items()}
 _EXPECTED, _LOADED, _REST = "expected", "loaded", "unexplained"
+#: dtypes of quantised weights, and those of weights that are not.
+NARROW = ("int4", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2")
+WIDE = ("bfloat16", "float16", "float32")
 #: A class and a dtype.
 Key = tuple[str, str]
 #: Bytes by what they are: expected, loaded, or a cause of the difference.
@@ -110,11 +113,11 @@ class _Rank:
 
     def expect(self) -> None:
         """Enter the rank's share of the checkpoint, and what no rank has loaded of it."""
-        own = {_class(row) for row in self.held.rows}
+        own = {_class(row) for row in self.held.rows if row.draft or not _of_text(row)}
         here = {
             layer
             for row in self.held.rows
-            if "layers.*" in row.name and not row.draft
+            if _of_text(row) and not row.draft
             for layer in row.layers
         }
         last = self.config.get("num_hidden_layers", math.inf)
@@ -123,7 +126,7 @@ class _Rank:
             if _NAMED["packed"].search(row.name) and dtype in _TABLE["packed"]:
                 dtype = "int4"
             self.sizes[_end(row.name)].add(math.prod(row.shape))
-            of_text = "layers.*" in row.name and cls != "vision"
+            of_text = _of_text(row)
             for layer in row.layers if of_text else [-1]:
                 draft = layer >= last or bool(_NAMED["draft"].search(row.name))
                 name = "draft" if draft else cls
@@ -198,6 +201,11 @@ def _rest(account: Account) -> Fraction:
     return 2 * account[_LOADED] - sum(account.values())
 
 
+def _of_text(row: TensorRow) -> bool:
+    """Return whether tensors are of the layers of the text model, which pipelines divide."""
+    return "layers.*" in row.name and class_of(row.name) != "vision"
+
+
 def _class(row: TensorRow) -> str:
     """Return the class of what a rank holds."""
     if row.kind not in (PARAMETER, ATTRIBUTE) or _NAMED["tables"].search(row.name):
@@ -214,7 +222,7 @@ def weighed(read: RankReadings, rank: RankReport) -> RankReport:
     """Add the weights of a rank, class by class; its rows add up to the engine's figure."""
     loaded, files = read.process.weights, read.run.info.checkpoint
     if loaded is None:
-        return rank
+        return _printed(read, rank)
     made = (json.dumps(loaded.config), json.dumps(loaded.quantized))
     of = _Rank(loaded, bool(rank.pp_rank), files.rows if files else _laid_out(*made), bool(files))
     of.expect()
@@ -247,6 +255,20 @@ def weighed(read: RankReadings, rank: RankReport) -> RankReport:
         None if end is None else minus(end.reserved_bytes, end.allocated_bytes),
         loaded.expandable,
     )
+    return replace(rank, weights=weights)
+
+
+def _printed(read: RankReadings, rank: RankReport) -> RankReport:
+    """Add what a log tells: the size of the files, an even share of it, and the engine's figure."""
+    files, engine = map(read.startup.figure, ("checkpoint_bytes", "weights_bytes"))
+    if files is None or engine is None:
+        return rank
+    share = Fraction(files, read.process.identity.world_size or 1)
+    account = Account(Fraction, {_EXPECTED: share, _LOADED: Fraction(engine)})
+    if 2 * engine > 3 * share:  # padding, copies and what is not divided are less
+        account["dtype"] = engine - share
+    row = _row(("model", ""), account, True)
+    weights = Weights(row["expected_bytes"], None, engine, [row], "checkpoint")
     return replace(rank, weights=weights)
 
 

@@ -31,7 +31,7 @@ from vllm_memprof.compare.causes import (
 )
 from vllm_memprof.compare.changes import Change
 from vllm_memprof.compare.diff import Diff, RankDiff, TermDiff
-from vllm_memprof.compare.phases import OwnerDiff, PhaseDiff
+from vllm_memprof.compare.phases import LOADED, OwnerDiff, PhaseDiff
 from vllm_memprof.document import (
     BAD,
     GOOD,
@@ -535,7 +535,7 @@ def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
 
 def _owner_sections(rank: RankDiff) -> list[Section]:
     def owner(row: OwnerDiff) -> str:
-        return text("unexplained") if row.component == UNEXPLAINED else row.component
+        return TITLES["weights"].get(row.component, row.component)
 
     def look(row: OwnerDiff) -> str:
         return MUTED if row.component == UNEXPLAINED else PLAIN
@@ -554,6 +554,8 @@ def _owner_sections(rank: RankDiff) -> list[Section]:
             if edge == "before"
             else text("Device memory after {phase}, {labels}", phase=phase, labels=labels)
         )
+        if edge == LOADED:
+            title = text("Weights by class, {labels}", labels=labels)
         found.append(table(title, (Column("Owner", owner), *_SIDES), rows, look=look))
     return found
 

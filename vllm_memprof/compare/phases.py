@@ -13,6 +13,8 @@ from vllm_memprof.tables import merged_order
 #: After which phases the device is compared by owner: where the budget is settled, and with the KV
 #: cache in place. Of each the first that both ranks reached.
 _AFTER_PHASES = (("profile_run", "weight_load", "device_init"), ("warm_up", "kv_cache_alloc"))
+#: The edge of classes of weights, which are owners of what the engine has measured as weights.
+LOADED = "loaded"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class PhaseDiff:
 
 @dataclass(frozen=True)
 class OwnerDiff:
-    """One owner of device memory after the same phase of two runs, bytes."""
+    """One owner of device memory after the same phase of two runs, bytes; or a class of weights."""
 
     phase: str
     edge: str
@@ -72,7 +74,8 @@ def _passages(rows: list[Span]) -> dict[tuple[str, ...], list[Span]]:
 def owner_diffs(a: RankReport, b: RankReport) -> list[OwnerDiff]:
     """Return owners after the phases that both ranks reached.
 
-    All remainders are the owner ``unexplained``, so that each phase adds up.
+    All remainders are the owner ``unexplained``, so that each phase adds up. Last come the classes
+    of weights.
     """
     found = []
     for phases in _AFTER_PHASES:
@@ -85,6 +88,12 @@ def owner_diffs(a: RankReport, b: RankReport) -> list[OwnerDiff]:
                     for name in dict.fromkeys([*sizes_a, *sizes_b])
                 ]
                 break
+    if a.weights and b.weights:
+        left_of, right_of = a.weights.by_class, b.weights.by_class
+        found += [
+            OwnerDiff("weight_load", LOADED, name, left_of.get(name, 0), right_of.get(name, 0))
+            for name in merged_order(left_of, right_of)
+        ]
     return found
 
 

@@ -240,6 +240,18 @@ def kv(source: RankSource) -> Iterable[object]:
 
 
 @_of_ranks()
+def weights(source: RankSource) -> Iterator[object]:
+    """Return one row per rank, class and dtype of its weights; all add up to the engine's figure.
+
+    Columns after ``WHO``: class, dtype (string), expected_bytes (the rank's share of the
+    checkpoint), loaded_bytes, difference_bytes (Int64), why (string).
+    """
+    held = source.rank.weights
+    for row in held.rows if held else ():
+        yield tuple({**row}[name] for name in _COLUMNS["weights"])
+
+
+@_of_ranks()
 def empty_cache(source: RankSource) -> Iterable[object]:
     """Return one row per rank and call of ``empty_cache``.
 

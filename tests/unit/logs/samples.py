@@ -301,6 +301,11 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         {"max_model_len": 40000, "max_concurrency": 1.54},
     ),
     (
+        "vllm 0.23",
+        "INFO [weight_utils.py:922] Filesystem type for checkpoints: EXT4. Checkpoint size: 15.27 GiB. Available RAM: 1980.12 GiB.",
+        {"checkpoint_bytes": "15.27 GiB"},
+    ),
+    (
         "vllm 0.6 and V1 to 0.7",
         "INFO model_runner.py:1099] Loading model weights took 13.9476 GB",
         {"weights_bytes": "13.9476 GiB"},

@@ -26,6 +26,7 @@ CONDITIONS: dict[str, Condition] = {
     "slept": lambda report, rank: rank.cycles,
     "recomputed": lambda report, rank: rank.budget.balanced is not None,
     "compared": lambda report, rank: any(row.agrees is not None for row in rank.budget.audit),
+    "weighed": lambda report, rank: rank.weights,
     "peak-known": lambda report, rank: rank.budget.headroom_bytes is not None,
     "growth-judged": lambda report, rank: any(row.verdict != TOO_SHORT for row in rank.growth),
     "kv-cache-allocated": lambda report, rank: any(

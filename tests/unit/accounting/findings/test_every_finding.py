@@ -251,6 +251,10 @@ TABLE: dict[str, Row] = {
 #: Findings that no log can show: they compare the allocator, or the hooks, with the plan. Where
 #: their tests are, below the tests of accounting.
 FROM_HOOKS = {
+    "weights-above-checkpoint": "test_weights.py::test_clones_of_experts",
+    "replicated-weights": "test_weights.py::test_a_draft_model_with_ends_of_its_own",
+    "silent-dequantisation": "test_weights.py::test_padding_ties_stages_and_dtypes",
+    "weights-fragmented": "test_weights.py::test_fragmentation_is_beside_the_sum",
     "growth-while-serving": "findings/test_serving_growth.py::"
     "test_a_leak_on_the_device_and_one_on_the_host",
     "engine-term-off": "test_audit.py::test_the_engine_halves_its_peak_and_its_residual_stays_0",

@@ -1,0 +1,62 @@
+"""Findings about the weights: what a rank holds beyond its share of the checkpoint, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from vllm_memprof.accounting.findings.rules import Context, Found
+from vllm_memprof.accounting.model import RankReport, Weights
+from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.weights import NARROW, WIDE
+from vllm_memprof.text import join, text
+from vllm_memprof.units import MIB, minus
+
+#: Less is not worth a finding, nor is a smaller part of the weights.
+_LEAST_BYTES, _LEAST_SHARE = 64 * MIB, 0.02
+_LISTED = 3  # classes
+
+
+def beyond(causes: Sequence[str], rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find weights beyond a rank's share of the checkpoint, by some causes or by all."""
+    held = rank.weights or Weights()
+    named: dict[str, int] = {}
+    for row in held.rows:
+        of = row["causes"]
+        size = sum(of.get(name, 0) for name in causes) if causes else row["difference_bytes"]
+        if size:
+            named[row["class"]] = named.get(row["class"], 0) + size
+    total = sum(named.values()) if causes else minus(held.engine_bytes, held.expected_bytes)
+    if total is None or total < max(_LEAST_BYTES, _LEAST_SHARE * (held.engine_bytes or 0)):
+        return
+    largest = sorted(named.items(), key=lambda each: -each[1])[:_LISTED]
+    said = (text("{title} {size:size}", title=TITLES["weights"][of], size=n) for of, n in largest)
+    figures = {
+        "classes": join(", ", said),
+        "expected": held.expected_bytes,
+        "held": held.engine_bytes,
+        "tables": "tables" in named,
+        "vision": "vision" in named,
+        "attention": "attention" in named,
+        "shared_experts": "shared_experts" in named,
+    }
+    yield Found(total, figures)
+
+
+def dequantised(rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find classes that the checkpoint has in 8 bits or fewer and the rank in 16 or more."""
+    rows = [row for row in (rank.weights or Weights()).rows if row["causes"].get("dtype")]
+    for cls in dict.fromkeys(row["class"] for row in rows):
+        own = [row for row in rows if row["class"] == cls]
+        lost = [row for row in own if row["causes"]["dtype"] < 0 and row["dtype"] in NARROW]
+        more = [row for row in own if row["causes"]["dtype"] > 0 and row["dtype"] in WIDE]
+        if (size := sum(row["causes"]["dtype"] for row in (*lost, *more))) > 0 and lost and more:
+            types = {"narrow": lost[0]["dtype"], "wide": more[0]["dtype"]}
+            yield Found(size, types | {"class": TITLES["weights"][cls]})
+
+
+def fragmented(rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find memory that stayed reserved after loading without a tensor."""
+    held = rank.weights or Weights()
+    size, least = held.not_allocated_bytes or 0, _LEAST_SHARE * (held.engine_bytes or 0)
+    if size >= max(8 * _LEAST_BYTES, least) and held.expandable is False:
+        yield Found(size, {})
