@@ -61,6 +61,7 @@ class RunFrames:
 
     phases = _table("phases", "One row per rank and passage through a phase")
     snapshots = _table("snapshots", "One row per rank, phase and edge")
+    host_memory = _table("host_memory", "One row per rank and owner of host memory")
     device_memory = _table("device_memory", "One row per rank, phase, edge and owner")
     budget = _table("budget", "One row per rank and figure of its equation")
     audit = _table("audit", "One row per rank and audited figure")

@@ -105,7 +105,9 @@ def _with_log(run: Run) -> Run:
     from vllm_memprof.record.schema import ENGINE_LOG
 
     failed = run.info.status not in ("ok", "running")
-    printed, logged = read_engine_log(run.folder / ENGINE_LOG, failed)
+    memory = run.info.host_memory
+    killed = memory is not None and bool(memory.last.get("kills"))
+    printed, logged = read_engine_log(run.folder / ENGINE_LOG, failed, killed)
     run = replace(run, printed_kv=printed)
     if logged is not None:
         # what a run prints after Ctrl-C is no failure

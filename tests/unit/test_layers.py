@@ -100,12 +100,13 @@ MAY_IMPORT = {
 #: (layer, imported layer) -> the only modules of it that it may import.
 ONLY = {
     ("capture", "record"): {"schema", "failures", "host", "weights"},
-    ("engines", "record"): {"schema"},
+    ("engines", "record"): {"schema", "host"},
     # the table and the types of its rows: never hooks, actions or drivers
     **{
         (layer, "engines"): {"", "base"}
         for layer in ("capture", "causes", "holders", "compare", "launch", "logs", "plans")
     },
+    ("launch", "engines"): {"", "base", "host_asks"},
     ("accounting", "engines"): {"", "base", "equation"},
     ("logs", "engines"): {"", "base", "line_format"},
     ("holders", "capture"): {"driver_list"},

@@ -20,6 +20,7 @@ from vllm_memprof.accounting.oom.failed_allocation import failed_allocation
 from vllm_memprof.accounting.oom.remedies import remedied
 from vllm_memprof.accounting.owners.connectors import connected
 from vllm_memprof.accounting.owners.device_memory import divided
+from vllm_memprof.accounting.owners.host import host_memory
 from vllm_memprof.accounting.readings.quantities import StartupReadings
 from vllm_memprof.accounting.readings.run import RankReadings, RunReadings, Step, on_each_rank
 from vllm_memprof.accounting.readings.startup import Moments, engine_figures, first_device_total
@@ -41,6 +42,7 @@ STEPS: tuple[Step, ...] = (
     on_each_rank(reclaimed),
     on_each_rank(sampled),
     grown,
+    host_memory,
     remedied,
     not_measured,
 )

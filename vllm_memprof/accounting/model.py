@@ -17,6 +17,7 @@ from vllm_memprof.record.codec import computed, one_of
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.failures import StepReading as StepReading
 from vllm_memprof.record.failures import StepRequest as StepRequest
+from vllm_memprof.record.host import HostAsk, HostLimit
 from vllm_memprof.record.loader import Identity
 from vllm_memprof.record.samples import RequestFigures
 from vllm_memprof.record.schema import REPORT_SCHEMA, RunInfo, Snapshot
@@ -777,6 +778,44 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class HostOwner:
+    """Host memory of one owner: of a process, or of all of a host."""
+
+    owner: str  # kind:owner of accounting/owners/host.toml, as pinned:kv_offload, or rest
+    bytes: int
+    #: What its tensors need; the rest is rounding. None: not known, or no tensors.
+    tensor_bytes: Amount = None
+
+    @property
+    @computed
+    def how(self) -> How:
+        """What is left of the anonymous memory of a process is derived."""
+        return DERIVED if "rest" in self.owner else MEASURED
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Host memory of a process or of a host, by owner, and the limits that apply."""
+
+    rows: list[HostOwner] = field(default_factory=list)
+    limits: list[HostLimit] = field(default_factory=list)  # of the host
+    host: str | None = None
+    asks: list[HostAsk] = field(default_factory=list)  # of the arguments; empty of a process
+    used_bytes: Amount = None  # of the cgroup, at the same moment; None of a process
+
+    @property
+    @computed
+    def unexplained_bytes(self) -> Amount:
+        """What the cgroup uses less all rows, signed."""
+        return minus(self.used_bytes, self.of(""))
+
+    def of(self, kind: str) -> Amount:
+        """Return the bytes of a kind of owners, "" for all; None where nothing was read."""
+        sizes = [row.bytes for row in self.rows if row.owner.startswith(kind)]
+        return sum(sizes) if self.rows else None
+
+
+@dataclass(frozen=True)
 class ConnectorRow:
     """What one KV connector, or all of a rank together, take on device or host."""
 
@@ -835,6 +874,7 @@ class RankReport(Identity):
     dropped: dict[str, int] = field(default_factory=dict)
     #: Of a deployment whose engines have budgets of their own: prefill | decode.
     group: str | None = None
+    host_memory: HostMemory = field(default_factory=HostMemory)
 
     def figure(self, name: str) -> Amount:
         """Return a figure of the engine in whole bytes."""
@@ -892,6 +932,8 @@ class Report:
     allocations: list[TracedProcess] = field(default_factory=list)
     #: Of processes on several hosts; None: one host.
     deployment: Deployment | None = None
+    #: Of each host whose launcher has read it.
+    host_memory: list[HostMemory] = field(default_factory=list)
     SCHEMA: ClassVar[str] = REPORT_SCHEMA
 
     @property

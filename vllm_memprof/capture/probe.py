@@ -148,7 +148,9 @@ class Probe:
             else:
                 figures = self._whole(workspace, owners)
         known = {name: figures.get(name) for name in _NAMES}
-        return {**known, "t_ns": t_ns, "host_rss_bytes": host_memory()[0]}
+        resident, shared = host_memory()
+        known |= {"t_ns": t_ns, "host_rss_bytes": resident, "host_shared_bytes": shared}
+        return known
 
     def _whole(self, workspace: bool, owners: bool) -> Fields:
         """Read the figures of one moment: while free memory stands still, if it does."""
@@ -169,9 +171,17 @@ class Probe:
                         figures |= divide(self.runtime.memory_snapshot(), index, reserved)
             if owners:
                 figures |= self._outside_torch(workspace)
+                figures["host_pinned_bytes"] = self._pinned()
             if not (owners or workspace) or self.runtime.mem_get_info(index)[0] == free:
                 break
         return figures
+
+    def _pinned(self) -> int | None:
+        """Read the blocks of the allocator of pinned memory; None before torch 2.7 or so."""
+        with suppress(Exception):  # a private interface
+            size: int = self.function("hostMemoryStats")()["allocated_bytes"]["current"]
+            return size
+        return None
 
     def _outside_torch(self, processes: bool) -> Fields:
         """Read the owners of memory outside torch, as far as runtime and driver know them."""

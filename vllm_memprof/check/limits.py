@@ -105,6 +105,9 @@ _READ: dict[str, Callable[[RankReport], Reading]] = {
         else None
     ),
     "rank_skew": _granted,
+    "host": lambda rank: Reading(rank.host_memory.of("")),
+    "pinned": lambda rank: Reading(rank.host_memory.of("pinned:")),
+    "shm": lambda rank: Reading(rank.host_memory.of("shm:")),
 }
 
 

@@ -85,6 +85,7 @@ def rank_budgets(report: Report) -> list[RankBudget]:
                 budget.headroom_bytes,
                 owners,
                 growth if judged else None,  # None: no owner could be judged
+                {row.owner: row.bytes for row in rank.host_memory.rows},
             )
         )
     return found

@@ -18,8 +18,10 @@ from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import from_here
 from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
 from vllm_memprof.launch.run import EngineRun
+from vllm_memprof.record.host import shortfalls
 from vllm_memprof.sources import build_run
 from vllm_memprof.text import text
+from vllm_memprof.units import format_size
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -92,6 +94,12 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
     views = GuardedView(view, *filter(None, [exporter]), *newer)
     if exporter is not None:
         views.note(f"memprof: metrics on {exporter.url}")
+    record = job.info.host_memory
+    for short in shortfalls(record.asks, record.limits) if record is not None else ():
+        verb = "may be" if short.at_most else "is"
+        sizes = f"{format_size(short.limit.free_bytes)} left, {format_size(short.asked_bytes)}"
+        by = ", ".join(dict.fromkeys(ask.argument or ask.owner for ask in short.asks))
+        views.note(f"memprof: {short.limit.name} {verb} too low: {sizes} asked for by {by}")
     printed = False
 
     def report_at_readiness(info: RunInfo) -> list[RankBudget]:

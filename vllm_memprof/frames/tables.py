@@ -177,6 +177,16 @@ def device_memory(source: RankSource) -> Iterator[object]:
 
 
 @_of_ranks()
+def host_memory(source: RankSource) -> Iterable[object]:
+    """Return one row per rank and owner of the host memory of its process.
+
+    Columns after ``WHO``: owner (string, kind:owner, as pinned:kv_offload), bytes (Int64), how
+    (string), tensor_bytes (Int64: what its tensors need, the rest is rounding).
+    """
+    return source.rank.host_memory.rows
+
+
+@_of_ranks()
 def budget(source: RankSource) -> Iterator[object]:
     """Return one row per rank and figure of the KV-cache equation.
 

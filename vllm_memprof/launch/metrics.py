@@ -116,6 +116,8 @@ class Exporter(View):
             ranks[label,] |= {**vars(process.budget), "headroom_bytes": process.headroom_bytes}
             for owner, size in sorted(process.budget.owners.items()):
                 owners[label, clean_label(owner)] = {"owner_bytes": size}
+            for owner, size in sorted(process.budget.host.items()):
+                owners[label, clean_label(owner)] = {"host_owner_bytes": size}
             for each in process.budget.growth or ():
                 owners.setdefault((label, clean_label(each.owner)), {}).update(
                     growth_bytes_per_hour=each.bytes_per_hour,

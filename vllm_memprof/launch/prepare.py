@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 
 from vllm_memprof.engines import ENGINES, VLLM, engine_row
 from vllm_memprof.engines.base import EngineRow
+from vllm_memprof.engines.host_asks import host_asks
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch import warm
 from vllm_memprof.launch.deployment import find_part
@@ -22,6 +24,7 @@ from vllm_memprof.launch.misspelt import refuse_misspelt
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.run import Job
 from vllm_memprof.options import Option, read_options
+from vllm_memprof.record.host import HostRecord, read_limits
 from vllm_memprof.record.schema import (
     ENV_EMPTY_CACHE_AT,
     ENV_RUN_ID,
@@ -90,6 +93,8 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] = os.environ)
     command = build_command(python, request, model_path, model_args, devices, facts.python)
     env = build_env(environ, run_dir, request.mode, extra, row, request.until)
     own_args = request.engine_args if row is VLLM else []  # of another engine they are not read
+    limits = read_limits()
+    asks = host_asks(row, request.engine_args, Path(model_path), limits, environ)
     info = RunInfo(
         id=uuid.uuid4().hex,
         mode=request.mode,
@@ -106,6 +111,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] = os.environ)
         sample=request.sample,
         until=request.until if request.mode == "plan" else None,
         notes=notes,
+        host_memory=HostRecord(limits, asks),
     )
     return Job(
         info,

@@ -92,6 +92,7 @@ class RankBudget:
     owners: Mapping[str, int] = field(default_factory=dict)  # at the last phase edge
     #: Owners that grow; empty: none of those that could be judged. None: none could be yet.
     growth: tuple[GrowingOwner, ...] | None = None
+    host: Mapping[str, int] = field(default_factory=dict)  # host memory by owner
 
 
 @dataclass

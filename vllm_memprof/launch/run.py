@@ -25,6 +25,7 @@ from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.engine_log import LogPump
 from vllm_memprof.launch.folder import hold, write_run_info
 from vllm_memprof.launch.head_node import HeadNode
+from vllm_memprof.launch.host import HostWatch
 from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress, RankBudget
 from vllm_memprof.launch.signals import catch_signals, signal_name
@@ -41,7 +42,7 @@ from vllm_memprof.launch.verdict import (
 from vllm_memprof.launch.watch import ProcessWatch, adopt_orphans
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.record.host import host_name
+from vllm_memprof.record.host import HostRecord, host_name, numbers
 from vllm_memprof.record.schema import (
     ENGINE_LOG,
     RUN_FILE,
@@ -124,6 +125,7 @@ class EngineRun:
 
     _engine: EngineProcess
     _watch: ProcessWatch
+    _host: HostWatch
     _deadline_s: float  # of the start-up
 
     def __init__(self, job: Job, view: View, on_ready: OnReady = lambda _: None) -> None:
@@ -165,6 +167,7 @@ class EngineRun:
                 interrupted = (lambda: bool(self._signals)) if job.warm else None
                 self._engine = EngineProcess(job.command, job.env, self._pump, interrupted)
                 self._watch = ProcessWatch(self._engine.pid)
+                self._host = HostWatch(info.host_memory or HostRecord())
                 stack.callback(self._close)
                 left = self._supervise()
             except Exception as error:
@@ -209,6 +212,7 @@ class EngineRun:
             self._fold_events()
             if self._note_readiness() and self._cause is None:
                 self._adopt_facts()
+                self._host.read(watch.living())
                 self._write_info()
                 if seen.mode == "serve":
                     self._view.update(self._progress)
@@ -216,6 +220,7 @@ class EngineRun:
                     self._progress.serve(self._on_ready(self._info) or ())
             if time.monotonic() >= self._next_walk_s or engine.poll() is not None:
                 watch.walk()
+                self._host.look(watch.living())
                 pause_s = _WALK_READY_S if seen.ready else _WALK_S
                 self._next_walk_s = time.monotonic() + pause_s
             self._handle_signals()
@@ -454,7 +459,4 @@ def _utc_now() -> str:
 
 def _host_oom_kills() -> int:
     """Return how many processes the kernel killed for lack of host memory since boot. (vmstat)"""
-    with contextlib.suppress(OSError, KeyError):
-        lines = Path("/proc/vmstat").read_text().splitlines()
-        return int(dict(line.split() for line in lines)["oom_kill"])
-    return 0
+    return numbers(Path("/proc/vmstat")).get("oom_kill", 0)

@@ -17,6 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
+from vllm_memprof.causes.book import read_book
 from vllm_memprof.causes.reader import CauseReader, Words
 from vllm_memprof.engines import VLLM, row_of_run
 from vllm_memprof.engines.line_format import (
@@ -118,13 +119,14 @@ def sorted_lines(
 
 
 def read_engine_log(
-    path: Path, failed: bool
+    path: Path, failed: bool, killed: bool = False
 ) -> tuple[dict[int | None, dict[str, int | float]], Run | None]:
     """Return the figures of the KV cache that an engine printed at its start, and the start.
 
     Args:
         path: of an ``engine.log``.
         failed: whether the run did: then all of it is read, else its first ``START_UP_BYTES``.
+        killed: the kernel killed a process for lack of host memory, whose log has no last word.
 
     Returns:
         Per data-parallel rank, None where the engine names none, the figures that engine cores
@@ -149,7 +151,13 @@ def read_engine_log(
     }
     starts = to_runs(sorter, path.name, failures) if failed else []
     wrong = (start for start in starts if start.failure is not None)
-    return figures, next(wrong, starts[-1] if starts else None)
+    found = next(wrong, starts[-1] if starts else None)
+    if killed and found is not None and found.failure is not None and found.failure.kind == "other":
+        row = read_book().origins["host"][0]
+        cures = list(row.cures)
+        failure = NamedFailure(row.kind, row.is_memory, row.title, "certain", cures=cures)
+        found = replace(found, failure=failure)
+    return figures, found
 
 
 def to_runs(

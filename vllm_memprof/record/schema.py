@@ -69,6 +69,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
+from vllm_memprof.record.host import HostRecord
 from vllm_memprof.record.weights import Checkpoint
 from vllm_memprof.units import minus
 
@@ -222,6 +223,7 @@ DEVICE_SAMPLE_FIGURES = (
     "connector_host_bytes",
     "host_rss_bytes",
     "host_shared_bytes",
+    "host_pinned_bytes",
 )
 
 #: Multimodal parts of a step, each a ``stage`` event.
@@ -327,6 +329,8 @@ class Snapshot:
     process_bytes: Count = None
     other_processes_bytes: Count = None  # the same of all other processes on the device
     host_rss_bytes: Count = None  # resident set of this process
+    host_shared_bytes: Count = None  # of it: files, and memory that others may map too
+    host_pinned_bytes: Count = None  # blocks of torch's allocator of pinned memory, free ones too
     alloc_retries: Count = None  # num_alloc_retries (a count)
     ooms: Count = None  # num_ooms (a count)
     components: dict[str, dict[str, int]] | None = (
@@ -402,6 +406,7 @@ class RunInfo:
     until: str | None = None  # of a plan: kv | ready
     checkpoint: Checkpoint | None = None  # None: its files were not found
     full_step: FullStep | None = None  # of a plan that went on until the engine was ready
+    host_memory: HostRecord | None = None  # of the launcher's host
     SCHEMA: ClassVar[str] = RUN_SCHEMA
 
     @property

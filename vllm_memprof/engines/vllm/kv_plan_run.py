@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import re
 import sys
 import traceback
 from functools import partial
@@ -27,6 +26,7 @@ from vllm_memprof.engines.vllm.rank_choice import (
     layer_kinds,
 )
 from vllm_memprof.engines.vllm.wait_for_go import hold
+from vllm_memprof.record.host import MEMORY, read_limits
 from vllm_memprof.record.schema import READY, SERVED
 
 #: Vocabularies are padded to a multiple of it.
@@ -105,29 +105,13 @@ def is_moe(vllm_config: Any) -> bool:
     return bool(model.get_num_experts() > 0 if known is None else known)
 
 
-def free_host_bytes(
-    proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
-) -> int | None:
+def free_host_bytes(root: Path = Path("/")) -> int | None:
     """Return the host memory in bytes that this container's processes may take; None: unknown.
 
-    The smaller of the kernel's MemAvailable and what the cgroup's limit leaves, file cache that can
-    be dropped counted as free.
+    The smallest that a limit leaves, file cache that can be dropped counted as free.
     """
-
-    def number(path: Path, name: str = "") -> int:
-        found = re.search(rf"^{name}\D*(\d+)", path.read_text(), re.MULTILINE)
-        if found is None:  # "max": no limit
-            raise ValueError
-        return int(found[1])
-
-    free = []
-    with contextlib.suppress(OSError, ValueError):
-        free.append(number(proc / "meminfo", "MemAvailable") << 10)
-    with contextlib.suppress(OSError, ValueError):
-        dropped = number(cgroup / "memory.stat", "inactive_file")
-        used = number(cgroup / "memory.current")
-        free.append(number(cgroup / "memory.max") - used + dropped)
-    return min(free, default=None)
+    limits = (each.free_bytes for each in read_limits(root) if each.kind == MEMORY)
+    return min(limits, default=None)
 
 
 def _plan_replica(vllm_config: Any, choice: Choice, replica: int, options: Options) -> int:

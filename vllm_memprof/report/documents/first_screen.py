@@ -305,6 +305,11 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
         yield Line("", cut(run.exit_reason, width))
     if least_grant(report.ranks) is not None:
         yield Line("", _granted(report))
+    for view in finding_views(report):
+        if view.id == "host-limit":
+            yield Line(text("host"), text("{title}: {evidence}", view), BAD)
+            yield Line("", view.action)
+            break
     if failure is None:
         return
     for each in failure.evidence[:2]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.host_files import write_host
 from vllm_memprof.engines.vllm.kv_plan_run import (
     become_replica,
     free_host_bytes,
@@ -50,17 +51,19 @@ def test_experts_count_where_they_are_shared_out(experts, asked, found):
     [("max", 900 * MIB), (str(700 * MIB), 500 * MIB), (str(4000 * MIB), 900 * MIB)],
 )
 def test_free_host_memory(tmp_path, limit, free):
-    (tmp_path / "meminfo").write_text(
-        f"MemTotal: 2048000 kB\nMemAvailable: {900 * 1024} kB\nHugePages_Total: 0\n"
-    )
-    (tmp_path / "memory.max").write_text(limit + "\n")
-    (tmp_path / "memory.current").write_text(f"{600 * MIB}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {400 * MIB}\n")
-    assert free_host_bytes(tmp_path, tmp_path) == free
+    write_host(tmp_path, {
+        "proc/meminfo": f"MemTotal: {2000 * 1024} kB\nMemAvailable: {900 * 1024} kB\n",
+        "proc/self/cgroup": "0::/\n",
+        "proc/self/mountinfo": "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        "sys/fs/cgroup/memory.max": limit,
+        "sys/fs/cgroup/memory.current": f"{600 * MIB}",
+        "sys/fs/cgroup/memory.stat": f"anon 1\ninactive_file {400 * MIB}",
+    })  # fmt: skip
+    assert free_host_bytes(tmp_path) == free
 
 
 def test_a_machine_that_says_nothing(tmp_path):
-    assert free_host_bytes(tmp_path, tmp_path) is None
+    assert free_host_bytes(tmp_path) is None
 
 
 @pytest.mark.parametrize(

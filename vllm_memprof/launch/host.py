@@ -1,0 +1,39 @@
+"""Host memory while a run is under way: what the launcher reads of the cgroup and its processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from vllm_memprof.record.host import HostRecord, in_use, mapped, numbers, read_limits
+
+
+class HostWatch:
+    """Keeps the record of host memory up to date.
+
+    Args:
+        record: of the run; limits and asks are in it.
+    """
+
+    def __init__(self, record: HostRecord) -> None:
+        self._record, self._first, self._start_s = record, in_use(), time.monotonic()
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Take the last reading, until the kernel kills a process; one of those ids."""
+        last, now = self._record.last, in_use()
+        grown = {name: size - self._first.get(name, 0) for name, size in now.items()}
+        last["kills"] = grown.get("oom_kill", 0)
+        for name in ("memory.current", "memory.usage_in_bytes"):
+            if name in now and not last["kills"]:
+                sizes = {numbers(Path(f"/proc/{pid}/status")).get("VmRSS", 0): pid for pid in pids}
+                size = max(sizes, default=0)
+                seconds = int(time.monotonic() - self._start_s)
+                last.update(last_bytes=now[name], grown_bytes=grown[name], seconds=seconds,
+                            largest_bytes=size, largest=sizes.get(size, 0))  # fmt: skip
+
+    def read(self, pids: Iterable[int]) -> None:
+        """Read all processes, because the engine is ready."""
+        record = self._record
+        record.processes = {name: mapped(name) for name in (*map(str, pids), "self")}
+        record.cgroup, record.ready = in_use(), read_limits()
