@@ -22,9 +22,9 @@ PACKAGE = ROOT / "vllm_memprof"
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 #: What is counted -> the most that is allowed. 303,000 tokens were for what the package did before
 #: the ledgers of weights, host memory and usable KV cache, the connectors and what makes strangers'
-#: files safe: 3,100 for each of the five.
+#: files safe: 3,600 for each of the five.
 LIMITS = {
-    "tokens of the package": 318_500,
+    "tokens of the package": 321_000,
     "private helpers used once, % of functions": 12.0,
     "top-level class names that stand twice": 5,
     "modules outside engines/ and sim/ that name SGLang": 6,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from math import prod
 from typing import TypeVar
 
 #: An amount in the unit that its name says; None: unknown, and never 0 instead.
@@ -95,6 +96,11 @@ def sum_or_none(sizes: Iterable[Number | None]) -> Number | None:
     """Return the sum of sizes, None where one of them is unknown; 0 of none."""
     known = list(sizes)
     return None if None in known else sum(size for size in known if size is not None)
+
+
+def product_or_none(*figures: int | None) -> int | None:
+    """Return the product of figures, None where one of them is unknown."""
+    return None if None in figures else prod(figure or 0 for figure in figures)
 
 
 def sum_known(sizes: Iterable[Number | None]) -> Number | None:

@@ -45,6 +45,7 @@ PHASES = (
 
 #: Keys of a ``kv_plan`` event.
 KV_PLAN = (
+    "worker_groups",
     "blocks",
     "block_size",
     "tokens",

@@ -185,6 +185,8 @@ EVERYWHERE = ("In all tables", "Phases", "Owners")
 OWN_ROWS = (
     "Inputs that differ",
     "KV layers by type",
+    "Limits of usable tokens",
+    "Largest step against",
     "Device memory when an allocation failed",
     "Options that avoid this OOM",
     "Requests: ",

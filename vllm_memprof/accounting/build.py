@@ -11,6 +11,7 @@ from dataclasses import replace
 from vllm_memprof.accounting.budget.budgets import balance
 from vllm_memprof.accounting.budget.infer_equation import choose
 from vllm_memprof.accounting.budget.kv import kv_cache
+from vllm_memprof.accounting.budget.usable import usable
 from vllm_memprof.accounting.empty_cache import reclaimed
 from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.findings.table import find
@@ -38,6 +39,7 @@ STEPS: tuple[Step, ...] = (
     on_each_rank(balance),
     on_each_rank(weighed),
     on_each_rank(divided),
+    usable,
     on_each_rank(connected),
     on_each_rank(reclaimed),
     on_each_rank(sampled),

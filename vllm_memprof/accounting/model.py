@@ -309,6 +309,31 @@ class KvGroup:
     dtype: str | None = None
     #: Heads, sizes, windows: what the formula of its type needs.
     layout: dict[str, int | str | bool | None] | None = None
+    group: Amount = None  # number among the groups that share the blocks
+
+
+@dataclass(frozen=True)
+class KvLimit:
+    """How many tokens requests can hold at once by one rule; see ``accounting.budget.usable``."""
+
+    name: str
+    title: str
+    tokens: int
+    source: str  # of the rule: file::symbol, or an issue
+    #: A pool beyond it is used all the same, and answers are wrong or the engine ends.
+    unchecked: bool = False
+
+
+@dataclass(frozen=True)
+class LargestStep:
+    """The largest step that the scheduler can make against the step that was profiled."""
+
+    name: str
+    title: str
+    largest: int  # in what the title names: tokens, rows of logits
+    profiled: Amount
+    #: That such a step takes beyond the peak of the profile run, at least; 0: none is shown.
+    bytes: Amount
 
 
 @dataclass(frozen=True)
@@ -345,6 +370,36 @@ class Kv:
     #: Of ``planned_bytes``, layers of the drafter; None: no drafter, or they share their bytes.
     draft_bytes: Amount = None
     draft_layers: Amount = None
+    own_blocks: Amount = None  # that the rank's own budget holds
+    #: Rank whose budget holds the fewest blocks, and its label.
+    poorest_rank: Amount = None
+    poorest: str | None = None
+    #: Growth of allocated memory while it was allocated, and the storages of its tensors.
+    allocated_bytes: Amount = None
+    storage_bytes: Amount = None
+    #: Most tokens that requests can hold at once, by the rule that binds.
+    usable_tokens: Amount = None
+    usable_why: str | None = None
+    limits: list[KvLimit] = field(default_factory=list)  # by rule; the first of the least binds
+    out_of_reach_tokens: Amount = None
+    out_of_reach_bytes: Amount = None  # of ``available_bytes``, that no request can hold
+    #: Longest request that is ever admitted, where that is less than max_model_len; its blocks.
+    longest_tokens: Amount = None
+    needed_blocks: Amount = None  # of a request of one token more
+    free_blocks: Amount = None  # without those that the engine keeps for itself
+    steps: list[LargestStep] = field(default_factory=list)
+    max_num_seqs: Amount = None
+    step_tokens: Amount = None  # max_num_batched_tokens
+    encoder_tokens: Amount = None  # that the cache of encoder outputs holds
+    vocab_size: Amount = None
+    hidden_size: Amount = None
+    dtype_bytes: Amount = None  # of the model
+    max_logprobs: Amount = None
+    runner_type: str | None = None
+    speculative_tokens: Amount = None
+    attention_backend: str | None = None
+    prefill_context_parallel: Amount = None
+    skip_mm_profiling: bool | None = None
     #: Allocated beyond the plan, where a KV connector gets tensors that begin at whole 2 MiB.
     alignment_bytes: Amount = None
 

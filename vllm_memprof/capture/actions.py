@@ -148,9 +148,22 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
 
 
 def stop_mm_profile(recorder: Recorder, call: Call) -> None:
-    """End mm_profile when the dummy run at full size starts: the text part."""
-    if call.argument("num_tokens") == reach(call.subject, "max_num_tokens"):
+    """End mm_profile when the dummy run at full size starts, the text part; keep its tokens."""
+    tokens = call.argument("num_tokens")
+    if recorder.is_open("profile_run") and isinstance(tokens, int):
+        largest = max(tokens, recorder.figures["profiled_tokens"] or 0)
+        recorder.figures["profiled_tokens"] = largest
+    if tokens == reach(call.subject, "max_num_tokens"):
         finish(recorder, recorder.opened("mm_profile"), None)
+
+
+def leave_kv_alloc(recorder: Recorder, call: Call) -> None:
+    """End kv_cache_alloc; keep what the storages of the caches take."""
+    end_phase(recorder, call)
+    if call.error is None:
+        caches = reach(call.subject, "model_runner.kv_caches")
+        recorder.figures["kv_storage_bytes"] = kv_plan.storage_bytes(caches)
+        recorder.emit_figures("initialize_from_config")
 
 
 def begin_graph_capture(recorder: Recorder, call: Call) -> None:

@@ -30,9 +30,9 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         available_bytes: what the equation granted, one entry per worker.
         configs: one KVCacheConfig per worker.
     """
-    first, cache = configs[0], vllm_config.cache_config
+    first = configs[0]
     max_model_len = vllm_config.model_config.max_model_len
-    groups = [row for group in first.kv_cache_groups for row in describe_group(group)]
+    groups, *others = every = [rows_of(config) for config in configs]
     per_token = [group["bytes_per_token"] for group in groups]
     block_size = min((group["block_size"] for group in groups), default=None)
     blocks = min(config.num_blocks for config in configs)
@@ -67,19 +67,44 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         # None where a layer's state does not grow
         "bytes_per_token": None if not groups or None in per_token else sum(per_token),
         "groups": groups,
-        "gpu_memory_utilization": cache.gpu_memory_utilization,
-        "num_gpu_blocks_override": reach(cache, "num_gpu_blocks_override"),
+        "worker_groups": every if any(rows != groups for rows in others) else None,
         "group_count": len(first.kv_cache_groups),
         "tokens_rule": "blocks" if by_blocks else "concurrency",
         "context_parallel": shared_by,
         "max_num_batched_tokens": reach(vllm_config, "max_in_flight_tokens") or scheduled,
-        "mamba_cache_mode": reach(cache, "mamba_cache_mode"),
         "kv_transfer": transfer is not None,
         "connectors": described(getattr(transfer, "__dict__", {})) if transfer else [],
         "shared_backing": shares_backing(first.kv_cache_tensors),
         "divisor_bytes": [divisor_bytes(config) for config in configs],
         "layer_bytes": [layer_bytes(config) for config in configs] if drafts else None,
+        **{name: reach(vllm_config, path) for name, path in NAMES["kv_plan"].items()},
     }
+
+
+def rows_of(config: Any) -> list[Fields]:
+    """Return the rows of all groups of a worker's plan, each with the number of its group."""
+    return [
+        row | {"group": number}
+        for number, group in enumerate(config.kv_cache_groups)
+        for row in describe_group(group)
+    ]
+
+
+def storage_bytes(caches: Any) -> int | None:
+    """Return the bytes of the storages of KV caches, each once; None: there are none.
+
+    Args:
+        caches: tensors, or lists, tuples and tables of them, as model runners keep them.
+    """
+    found: dict[int, int] = {}
+    left = [caches]
+    while left:
+        each = left.pop()
+        if isinstance(each, (list, tuple, dict)):
+            left += each.values() if isinstance(each, dict) else each
+        elif (storage := getattr(each, "untyped_storage", None)) is not None:
+            found[storage().data_ptr()] = storage().nbytes()
+    return sum(found.values()) or None
 
 
 def specs_of(group: Any) -> Fields:

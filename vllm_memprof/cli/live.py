@@ -86,6 +86,7 @@ def rank_budgets(report: Report) -> list[RankBudget]:
                 owners,
                 growth if judged else None,  # None: no owner could be judged
                 {row.owner: row.bytes for row in rank.host_memory.rows},
+                rank.kv.usable_tokens,
             )
         )
     return found

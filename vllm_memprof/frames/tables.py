@@ -232,7 +232,9 @@ def kv(source: RankSource) -> Iterable[object]:
     Columns after ``WHO``: tokens, blocks, block_size_tokens, bytes_per_token (Float64),
     bytes_per_block, max_model_len_tokens, max_concurrency (Float64, requests of max_model_len),
     available_bytes (granted by the equation), planned_bytes (of the planned tensors),
-    draft_bytes (of them, of the drafter's layers); Int64 where nothing else is said.
+    draft_bytes (of them, of the drafter's layers), storage_bytes and allocated_bytes (what its
+    tensors took), usable_tokens (most that requests can hold at once), usable_why (string, the rule
+    that binds), out_of_reach_tokens, out_of_reach_bytes; Int64 where nothing else is said.
     """
     return [source.rank.kv]
 

@@ -93,6 +93,7 @@ class RankBudget:
     #: Owners that grow; empty: none of those that could be judged. None: none could be yet.
     growth: tuple[GrowingOwner, ...] | None = None
     host: Mapping[str, int] = field(default_factory=dict)  # host memory by owner
+    kv_usable_tokens: int | None = None  # most that requests can hold at once
 
 
 @dataclass

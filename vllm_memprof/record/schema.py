@@ -161,6 +161,8 @@ FIGURES = (
     "profile_after_allocated_peak_bytes",
     "profile_after_non_torch_bytes",
     "profile_after_free_bytes",
+    "profiled_tokens",  # of the largest step of the profile run, a count
+    "kv_storage_bytes",  # of the tensors of the KV cache, each storage once
     "graph_bytes",  # npugraph_memory_bytes, null when no graph was captured
     "kv_cache_bytes",  # what determine_available_memory returned
     "kv_cache_memory_bytes_arg",  # --kv-cache-memory-bytes, null when not given

@@ -241,10 +241,7 @@ def test_pages_and_requests_are_those_of_the_engine_s_own_classes(release: str) 
         if blocks is not None:
             assert blocks * page == row["max_bytes_per_request"], group
             known.add(group.type)
-    left = (
-        {"MambaSpec"} if release == "0.13.0" else set()
-    )  # its number of states depends on the release
-    assert set(LAYER_TYPES) - {"AscendMLAAttentionSpec"} - known == left
+    assert set(LAYER_TYPES) - {"AscendMLAAttentionSpec"} == known
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ def test_figures_are_the_engine_s_own(run_engine: Run) -> None:
         "init_device",
         "load_model",
         "determine_available_memory",
+        "initialize_from_config",
         "compile_or_warm_up_model",
     ]
     assert set(figures[0]["values"]) == set(FIGURES)
@@ -228,8 +229,10 @@ def test_kv_plan(run_engine: Run) -> None:
                 "bytes_per_token": 16,
                 "dtype": "bfloat16",
                 "layout": {},
+                "group": 0,
             }
         ],
+        "worker_groups": None,
         "gpu_memory_utilization": 0.9,
         "num_gpu_blocks_override": None,
         "group_count": 1,

@@ -80,8 +80,10 @@ def test_a_run_that_serves(exporter: Exporter) -> None:
                               device_free_bytes=GIB, non_torch_bytes=GIB))  # fmt: skip
     progress.fold("w0", event("sample", 61, allocated_bytes=5, allocated_run_peak_bytes=6))
     grows = (GrowingOwner("allocated", 12.5 * (1 << 20), 30.0),)
-    budget = replace(budgets(5 * GIB)[0], owners=owners, growth=grows, host={"rest": 7})
-    progress.serve([budget])
+    serving = replace(
+        budgets(5 * GIB)[0], owners=owners, growth=grows, host={"rest": 7}, kv_usable_tokens=8064
+    )
+    progress.serve([serving])
     exporter.update(progress)
     assert {name for name, _ in scrape(exporter)} == set(EXPORTED)
 

@@ -113,6 +113,9 @@ def every_template() -> list[Template]:
     words = ("title", "source", "unknown")
     said = [row[key] for row in table.values() for key in words if key in row]
     found += [Template("quantities.toml", each, frozenset()) for each in said]
+    usable = read_table(PACKAGE / "accounting" / "budget" / "usable.toml")
+    found += in_table("usable.toml", [row["title"] for row in usable["rules"]])
+    found += in_table("usable.toml", usable["steps"].values())
     limits = read_table(PACKAGE / "check" / "limits.toml")
     said = [row["title"] for row in limits["figures"].values() if "title" in row]
     said += [row["sense"] for rows in limits["keys"].values() for row in rows.values()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -26,6 +27,9 @@ from vllm_memprof.engines.equation import (
     read_equations,
 )
 from vllm_memprof.text import text
+
+#: A row with ``versions``, a specifier of PEP 440.
+_Row = TypeVar("_Row", bound=Any)
 
 #: ``Budget.override`` of a start whose KV cache an earlier one had measured and kept.
 #: (vllm/v1/worker/startup_plan.py, vLLM from 0.27, VLLM_ENABLE_STARTUP_PLAN=1)
@@ -131,7 +135,7 @@ def _fill(row: Equation, known: set[str]) -> tuple[int, int]:
     return sum(not term.optional for term in terms if term not in filled), -len(filled)
 
 
-def of_release(rows: Sequence[Equation], version: str) -> list[Equation]:
+def of_release(rows: Sequence[_Row], version: str) -> list[_Row]:
     """Return the rows of a release."""
     try:
         release = Version(version)

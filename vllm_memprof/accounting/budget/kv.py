@@ -22,7 +22,7 @@ from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.spans import first_of
 from vllm_memprof.text import text
-from vllm_memprof.units import Amount, minus, sum_or_none
+from vllm_memprof.units import Amount, either, minus, sum_or_none
 
 #: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by
 #: as much each. (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::
@@ -41,6 +41,7 @@ def build_kv(
     printed: Mapping[str, int | float] | None = None,
     counted: float = 1.0,
     drafter: Collection[str] | None = None,
+    storage_bytes: Amount = None,
 ) -> Kv:
     """One rank's share of the engine's KV plan, with its cross-checks.
 
@@ -52,11 +53,17 @@ def build_kv(
         counted: bytes that the engine counts per byte that the device holds of the KV cache.
             (``accounting.budget.equations.counted_per_byte``)
         drafter: names of the layers that the rank's drafter has added; None: not known, or none.
+        storage_bytes: of the tensors of the KV cache.
     """
     if plan is None:
         return Kv()
     own = {name: _of(plan.get(name), worker_index) for name in ("available_bytes", "planned_bytes")}
-    own |= {"override_blocks": plan.get("num_gpu_blocks_override")}
+    own |= {
+        "override_blocks": plan.get("num_gpu_blocks_override"),
+        "groups": _of(plan.get("worker_groups"), worker_index) or plan.get("groups"),
+        "allocated_bytes": allocated_bytes,
+        "storage_bytes": storage_bytes,
+    }
     known = {name: value for name, value in (plan | own).items() if value is not None}
     kv = from_json(Kv, {"group_count": len(plan.get("groups") or ()) or None, **known})
     layers = _of(plan.get("layer_bytes"), worker_index)
@@ -68,7 +75,9 @@ def build_kv(
     kv = replace(
         kv,
         bytes_per_block=_bytes_per_block(kv),
-        fitting_blocks=kv.fitting_blocks if fitting is None else fitting,
+        fitting_blocks=min(fitting, default=kv.fitting_blocks),
+        own_blocks=_of(fitting, worker_index),
+        poorest_rank=fitting.index(min(fitting)) if fitting else None,
     )
     held = kv.planned_bytes
     if held is not None and counted != 1.0:
@@ -120,6 +129,7 @@ def kv_cache(read: RankReadings, rank: RankReport) -> RankReport:
         printed or run.whole.printed_kv.get(dp_rank, {}),
         counted_per_byte(of.equation, of.figures),
         {str(name) for name in layers} if isinstance(layers, list) else None,
+        of.figure("kv_storage_bytes"),
     )
     peers = [each for each in run.processes if each.is_worker and each.identity.dp_rank == dp_rank]
     stages = {each.identity.pp_rank for each in peers}  # that hold other layers
@@ -227,7 +237,7 @@ def concurrency_at(plan: dict[str, Any], length: int) -> float | None:
     ``max_model_len``: blocks over the blocks that one request takes.
     """
     kv = build_kv(plan, None, None)
-    needed = _request_blocks(replace(kv, max_model_len=min(length, kv.max_model_len or length)))
+    needed = blocks_of_request(replace(kv, max_model_len=min(length, kv.max_model_len or length)))
     if not needed or kv.blocks is None:
         return kv.max_concurrency if length == kv.max_model_len else None
     return kv.blocks / needed
@@ -292,17 +302,17 @@ def _bytes_per_block(kv: Kv) -> Amount:
     return max(sizes) if alike else None
 
 
-def _fitting_blocks(plan: dict[str, Any]) -> Amount:
-    """Return the blocks that the worker with the least memory can hold.
+def _fitting_blocks(plan: dict[str, Any]) -> list[int]:
+    """Return the blocks that each worker can hold; empty: not known.
 
     The engine serves with the minimum over workers.
     """
     blocks, available, planned = map(plan.get, ("blocks", "available_bytes", "planned_bytes"))
     if not blocks or not available or not planned or None in (*available, *planned):
-        return None
+        return []
     counted = plan.get("divisor_bytes") or [None] * len(planned)
     rooms = zip(available, planned, counted, strict=False)
-    return min(int(room // (divisor or size // blocks or 1)) for room, size, divisor in rooms)
+    return [int(room // (divisor or size // blocks or 1)) for room, size, divisor in rooms]
 
 
 def _checks(kv: Kv) -> list[Check]:
@@ -326,7 +336,7 @@ def _checks(kv: Kv) -> list[Check]:
         checks.append(Check.of(name, kv.fitting_blocks, kv.blocks))
     else:
         checks.append(Check.of("blocks = --num-gpu-blocks-override", kv.override_blocks, kv.blocks))
-    needed = _request_blocks(kv)
+    needed = blocks_of_request(kv)
     concurrent = kv.blocks / needed if kv.blocks and needed else None
     tokens = tokens_for_blocks(replace(kv, max_concurrency=concurrent), kv.blocks or 0)
     name = "blocks of a request of max_model_len, by its layers"
@@ -358,15 +368,20 @@ def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
     return checks
 
 
-def _request_blocks(kv: Kv) -> Amount:
-    """Return the blocks of a request of full length over all groups.
+def blocks_of_request(kv: Kv, length: Amount = None) -> Amount:
+    """Return the blocks of a request over all groups.
 
     The layers of one group share their blocks.
+
+    Args:
+        kv: the plan.
+        length: as of ``layers.request_blocks``.
     """
-    needed = [request_blocks(group, kv) for group in kv.groups]
-    known = [number for number in needed if number is not None]
-    if not known or len(known) < len(needed):
-        return None
-    if kv.group_count == 1:
-        return max(known)
-    return sum(known) if kv.group_count == len(known) else None
+    needed: dict[int, int] = {}
+    for at, group in enumerate(kv.groups):
+        blocks = request_blocks(group, kv, length)
+        if blocks is None:
+            return None
+        number = either(group.group, 0 if kv.group_count == 1 else at) or 0
+        needed[number] = max(blocks, needed.get(number, 0))
+    return sum(needed.values()) if needed and kv.group_count == len(needed) else None

@@ -7,13 +7,12 @@ are compared with these.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from vllm_memprof.accounting.model import Kv, KvGroup
 from vllm_memprof.engines import ENGINES
-from vllm_memprof.units import Amount, sum_or_none
+from vllm_memprof.units import Amount, product_or_none, sum_or_none
 
 #: What a request keeps: its whole length, the tokens of a window or of a chunk, or states.
 WHOLE, WINDOW, CHUNK, STATES = "whole", "sliding_window", "attention_chunk_size", "states"
@@ -76,29 +75,36 @@ def page_bytes(group: KvGroup) -> Amount:
         size = group.block_size * _PACKED_BYTES
     else:
         vectors = sum_or_none(map(figure, row.vectors))
-        factors = [tokens, vectors, figure("num_kv_heads"), figure("dtype_bytes")]
-        size = None if None in factors else math.prod(each or 0 for each in factors)
+        size = product_or_none(tokens, vectors, figure("num_kv_heads"), figure("dtype_bytes"))
     return size if size is None else max(size, figure("page_size_padded") or 0)
 
 
-def request_blocks(group: KvGroup, kv: Kv) -> Amount:
-    """Blocks that one request of ``max_model_len`` tokens takes of the group."""
+def request_blocks(group: KvGroup, kv: Kv, length: Amount = None) -> Amount:
+    """Blocks that one request takes of the group.
+
+    Args:
+        group, kv: of the plan.
+        length: tokens of the request, that is admitted with as many blocks of a window as it has
+            tokens for; None: of ``max_model_len``, as the engine sizes its KV cache.
+    """
     row, layout, block = _row(group), group.layout or {}, group.block_size
     if row is None or not block or not kv.max_model_len:
         return None
     if row.keeps == STATES:
-        # one state, one per speculative token, and one where prefix caching aligns them; without a
-        # mode the release is one from before 0.18, where it is one block or as many as the length
-        # has
+        # one state, one per speculative token, one where prefix caching aligns them; in the mode
+        # "all", and in releases without modes, as many as the length has, which is one of blocks
+        # of max_model_len (MambaManager 0.13.0, 0.23.0)
         aligned = kv.mamba_cache_mode == "align"
-        if not aligned and kv.mamba_cache_mode != "none":
-            return None
+        whole = kv.mamba_cache_mode in (None, "all")
+        states = -(-(length or kv.max_model_len) // block) if whole else 1 + aligned
+        if kv.mamba_cache_mode is None and length is None:
+            return states  # those releases size it without speculative tokens
         names = ["num_speculative_blocks"]
         names += ["num_prefill_checkpoint_blocks"] if aligned else []  # from 0.29 on
-        return 1 + aligned + sum(int(layout.get(name) or 0) for name in names)
+        return states + sum(int(layout.get(name) or 0) for name in names)
     tokens, more = kv.max_model_len, 0
     if row.keeps == WHOLE:
-        tokens = -(-tokens // (kv.context_parallel or 1))
+        tokens = -(-(length or tokens) // (kv.context_parallel or 1))
     else:  # what is kept and the tokens of one step
         kept, step = layout.get(row.keeps), kv.max_num_batched_tokens
         if kept is None or step is None:
@@ -106,7 +112,8 @@ def request_blocks(group: KvGroup, kv: Kv) -> Amount:
         if row.keeps == WINDOW:  # it need not begin at the beginning of a block
             kept, more = int(kept) - 1 + int(layout.get("extra_retained_tokens") or 0), 1
         tokens = min(int(kept) + step, tokens)
-    return -(-tokens // block) + more
+    blocks = -(-tokens // block) + more
+    return blocks if length is None else min(blocks, -(-length // block))
 
 
 def _row(group: KvGroup) -> LayerType | None:

@@ -12,9 +12,13 @@ from vllm_memprof.accounting.budget.kv import (
     worth_in_tokens,
 )
 from vllm_memprof.accounting.findings.advice import keep_apart, leave_a_kv_cache, most_accepted
-from vllm_memprof.accounting.findings.rules import Context, Found
+from vllm_memprof.accounting.findings.rules import ERROR, WARNING, Context, Found
 from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.text import join, text
 from vllm_memprof.units import minus, sum_or_none
+
+#: Rules that leave a part of the KV cache unused, and that no finding of their own names.
+_PARTS = ("own-blocks", "served-blocks")
 
 
 def negative_kv(rank: RankReport, run: Context) -> Iterator[Found]:
@@ -87,6 +91,50 @@ def kv_allocation_off_plan(rank: RankReport, _: Context) -> Iterator[Found]:
     for row in rank.kv.checks:
         if row.name == ALLOCATED and row.ok is False:
             yield Found(minus(row.found, row.expected), vars(row))
+
+
+def kv_out_of_reach(rank: RankReport, run: Context) -> Iterator[Found]:
+    """Find KV caches of which requests can hold a part; of ranks that serve together once."""
+    kv, peers = rank.kv, [each for each in run.ranks if each.dp_rank == rank.dp_rank]
+    binding = next((each for each in kv.limits if each.title == kv.usable_why), None)
+    if binding is None or rank is not peers[0]:
+        return
+    waits = None if kv.longest_tokens is None else kv.longest_tokens + 1
+    poorest = next((each for each in peers if each.rank == kv.poorest_rank), rank)
+    stage = binding.name == "poorest-rank" and poorest.pp_rank != rank.pp_rank
+    lost, usable = kv.out_of_reach_tokens or 0, kv.usable_tokens or 0
+    if waits or binding.unchecked or ((stage or binding.name in _PARTS) and lost >= usable / 9):
+        figures = {
+            "waits": waits,
+            "unchecked": binding.unchecked,
+            "holder": kv.poorest or rank.label,
+            "fits": waits,
+            "enough": kv.override_blocks
+            and (kv.blocks or 0) + (kv.needed_blocks or 0) - (kv.free_blocks or 0),
+            "most_blocks": kv.block_size and usable // kv.block_size,
+            "stage": stage and poorest.label,
+        }
+        severity = ERROR if waits or binding.unchecked else None
+        yield Found(kv.out_of_reach_bytes, figures, severity, about=poorest)
+
+
+def step_not_profiled(rank: RankReport, _: Context) -> Iterator[Found]:
+    """Find steps that take more than the profile run by more than the margin of serving."""
+    margin, room = rank.budget.unprofiled_bytes, rank.budget.headroom_bytes
+    steps = [each for each in rank.kv.steps if (each.bytes or 0) > (margin or 0)]
+    if steps and margin is not None:
+        size = max(each.bytes or 0 for each in steps)
+        short = room is not None and room < size
+        names = {each.name for each in steps}
+        figures = {
+            "steps": join(
+                "; ", [text("{title}: {largest:,} against {profiled:,}", each) for each in steps]
+            ),
+            "room": room,
+            "short": short,
+            "logprobs": short and "prompt-logprobs" in names,
+        }
+        yield Found(size, figures, WARNING if short else None)
 
 
 def hybrid_concurrency(run: Context) -> Iterator[Found]:

@@ -296,6 +296,7 @@ def _write_plan(recorder: Recorder, call: Call) -> None:
         kv_transfer=False,
         shared_backing=False,
         padding_bytes=page * cell,
+        max_num_seqs=reach(call.result, "max_running_requests"),
     )
 
 

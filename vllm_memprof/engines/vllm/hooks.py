@@ -49,6 +49,7 @@ _LEAVE: dict[str, Half | None] = {
     "r.draft_load": actions.leave_draft_load,
     "load.measured": actions.keep_weights,
     "w.profile_run": actions.leave_profile_run,
+    "w.kv_cache_alloc": actions.leave_kv_alloc,
     "w.memory_profiling": actions.keep_profile_result,
     "w.startup_plan": figures.leave_startup_plan,
     "w.kv_groups": figures.keep_groups,

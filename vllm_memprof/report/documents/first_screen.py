@@ -153,7 +153,7 @@ def opening_of(screen: FirstScreen, width: int) -> Opening:
     return Opening(
         failed,
         _headline(report, named=False),
-        [*answer, *spread(report)],
+        [*answer, *_waiting(report), *spread(report)],
         None if rank is None else _device(report, rank),
         (_cures if failed else _offers)(report, rank),
         [] if report.failure and not report.failure.is_memory else _not_in_the_log(report),
@@ -274,6 +274,13 @@ def _granted(report: Report) -> Text:
     least = least_grant(report.ranks)
     requests = None if least is None else sentences_of("concurrency", vars(least.kv))
     return join(", ", (granted(report), requests or None))
+
+
+def _waiting(report: Report) -> Iterable[Line]:
+    """Yield requests that wait for ever, and a KV cache that a kernel does not address."""
+    for each in report.findings:
+        if each.id == "kv-out-of-reach" and each.severity == "error":
+            yield Line(text("CAREFUL"), each.title, BAD)
 
 
 # A failure

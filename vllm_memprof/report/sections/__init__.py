@@ -55,6 +55,7 @@ SECTIONS: dict[str, tuple[Draw, ...]] = {
     "growth": (per_rank(owners.growth),),
     "cross-check": (per_rank(audit.audit),),
     "kv-cache": (per_rank(kv.kv_cache),),
+    "kv": (per_rank(kv.usable),),
     "weights": (per_rank(weights.weights),),
     "printed": (per_rank(printed.printed),),
     "communicators": (per_rank(owners.communicators),),

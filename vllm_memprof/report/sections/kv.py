@@ -1,4 +1,4 @@
-"""The KV cache: tokens, blocks, layers."""
+"""The KV cache: tokens, blocks, layers; what of it requests can hold, and the largest step."""
 
 from __future__ import annotations
 
@@ -54,3 +54,27 @@ def kv_cache(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     yield draw(sheet, "kv_cache", rows, figures, failed(kv.checks))
     if kv.groups:
         yield draw(sheet, "kv_layers", kv.groups)
+
+
+def usable(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
+    """Return what was available, planned, allocated and is usable; the rules; the largest steps."""
+    kv = rank.kv
+    if kv.usable_tokens is not None:
+        sizes = {
+            text("available (engine)"): (kv.available_bytes, None),
+            text("planned"): (kv.planned_bytes, kv.tokens),
+            text("storages of the tensors"): (kv.storage_bytes, None),
+            text("allocated"): (kv.allocated_bytes, None),
+            text("usable"): (None, kv.usable_tokens),
+            text("out of reach"): (kv.out_of_reach_bytes, kv.out_of_reach_tokens),
+        }
+        rows = [Row([title, GIB4(size), COUNT(tokens)]) for title, (size, tokens) in sizes.items()]
+        yield draw(sheet, "kv_usable", rows, vars(kv))
+        yield draw(
+            sheet,
+            "kv_limits",
+            kv.limits,
+            look=lambda each: TOTAL if each.title == kv.usable_why else PLAIN,
+        )
+    if kv.steps:
+        yield draw(sheet, "kv_steps", kv.steps)

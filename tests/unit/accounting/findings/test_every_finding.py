@@ -256,6 +256,9 @@ FROM_HOOKS = {
     "engine-term-off": "test_audit.py::test_the_engine_halves_its_peak_and_its_residual_stays_0",
     "out-of-memory": "findings/test_oom.py::test_before_the_kv_cache_its_size_is_not_to_blame",
     "kv-allocation-off-plan": "findings/test_kv_cache.py::test_a_kv_cache_that_is_not_the_plan",
+    "kv-out-of-reach": "test_usable.py::"
+    "test_a_request_that_waits_for_ever_is_found_and_on_the_first_screen",
+    "step-not-profiled": "test_usable.py::test_a_step_beyond_the_profile_is_found",
     "hosts-differ": "test_deployment.py::test_what_differs_between_hosts_is_named",
     "events-lost": "test_build.py::test_events_that_could_not_be_written",
     "hook-not-bound": "test_build.py::test_hooks_in_trouble",

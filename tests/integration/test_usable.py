@@ -1,0 +1,122 @@
+"""Tokens that requests can hold at once: memprof's figure against an engine that is filled until its first preemption.
+
+The prompts of a job enter one engine of the simulated device at once; nothing is shared between
+them. What its scheduler's requests have computed before the first preemption is what they hold.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engine import OLD_STACK, STACK, RunResult, require_stack, run_script
+
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(400)]
+
+FILL = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    job = json.loads(sys.argv[2])
+    llm = LLM(sys.argv[1], load_format="dummy", enforce_eager=True, enable_prefix_caching=False, **job["engine"])
+    engine = llm.llm_engine
+    scheduler = engine.engine_core.engine_core.scheduler
+    sampling = SamplingParams(temperature=0, max_tokens=job["new_tokens"], ignore_eos=True, detokenize=False)
+    for name, length in enumerate(job["prompts"]):
+        engine.add_request(str(name), {"prompt_token_ids": [100 + (7 * name + at) % 800 for at in range(length)]}, sampling)
+    held, most, finished, preempted, requests = 0, 0, [], False, 0
+    for step in range(job["most_steps"]):
+        finished += [each.request_id for each in engine.step() if each.finished]
+        known = list(scheduler.requests.values())
+        if preempted := any(each.num_preemptions for each in known):
+            break
+        if not known:
+            break
+        most = max(most, sum(each.num_computed_tokens for each in scheduler.running))
+        requests = max(requests, len(scheduler.running))
+    print("RESULT " + json.dumps({
+        "held": most, "finished": finished, "preempted": preempted, "requests": requests, "steps": step + 1,
+    }), flush=True)
+"""
+
+
+@dataclass
+class Filled:
+    """What an engine held before its first preemption, and what the report says of it."""
+
+    run: RunResult
+    seen: dict[str, Any]
+
+    @property
+    def kv(self) -> dict[str, Any]:
+        return self.run.report["ranks"][0]["kv"]
+
+    @property
+    def findings(self) -> dict[str, Any]:
+        return {each["id"]: each for each in self.run.report["findings"]}
+
+    def assert_proven(self) -> None:
+        """Hold the usable tokens against those held, within one block a request."""
+        assert self.seen["preempted"], self.seen
+        slack = self.seen["requests"] * self.kv["block_size"]
+        assert abs(self.kv["usable_tokens"] - self.seen["held"]) <= slack, (self.seen, self.kv)
+
+
+def fill(
+    stack: str,
+    folder: Path,
+    prompts: list[int],
+    new_tokens: int = 400,
+    most_steps: int = 400,
+    model: str = "memprof/tiny",
+    env: dict[str, str] | None = None,
+    **engine: Any,
+) -> Filled:
+    job = {
+        "engine": engine,
+        "prompts": prompts,
+        "new_tokens": new_tokens,
+        "most_steps": most_steps,
+    }
+    run = run_script(require_stack(stack), folder, FILL, json.dumps(job), model=model, env=env)
+    lines = [line for line in run.engine_log.splitlines() if "RESULT {" in line]
+    assert lines, run.engine_log[-3000:]
+    return Filled(run, json.loads(lines[0].partition("RESULT ")[2]))
+
+
+def test_uneven_stages_are_filled_until_the_first_preemption(tmp_path: Path) -> None:
+    """The stage with three of four layers has a third of the other's blocks."""
+    found = fill(
+        STACK,
+        tmp_path,
+        [1100] * 12,
+        hf_overrides={"num_hidden_layers": 4},
+        env={"VLLM_PP_LAYER_PARTITION": "3,1"},
+        pipeline_parallel_size=2,
+        max_model_len=2048,
+        max_num_seqs=16,
+        kv_cache_memory_bytes=16 << 20,
+    )
+    print(found.seen, found.kv)
+    found.assert_proven()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
+def test_a_cache_is_filled_until_the_first_preemption(stack: str, tmp_path: Path) -> None:
+    found = fill(
+        stack,
+        tmp_path,
+        [1100] * 9,
+        max_model_len=2048,
+        max_num_seqs=16,
+        num_gpu_blocks_override=64,
+    )
+    print(found.seen, found.kv)
+    found.assert_proven()
+    assert found.kv["usable_tokens"] == 63 * 128
