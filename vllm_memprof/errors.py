@@ -25,9 +25,10 @@ class MemprofError(Exception):
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         from vllm_memprof.redact import redact_text  # its patterns take a tenth of --help
+        from vllm_memprof.text import plain
 
-        self.message = redact_text(message)
-        self.hint = None if hint is None else redact_text(hint)
+        self.message = plain(redact_text(message))
+        self.hint = None if hint is None else plain(redact_text(hint))
         super().__init__(self.message)
 
 

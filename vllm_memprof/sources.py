@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.files import limit, open_file, reading
+from vllm_memprof.text import plain_data
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -215,6 +216,6 @@ def _read_json(path: Path) -> Any:
             return None
         text = stream.read(most)
     try:
-        return json.loads(text) if len(text) < most else None
+        return plain_data(json.loads(text)) if len(text) < most else None
     except (ValueError, RecursionError):
         return None

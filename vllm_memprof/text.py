@@ -7,10 +7,12 @@ a ``Text`` is somebody's own word, a name or a figure, and stays as it is in eve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import groupby
 from string import Formatter
+from typing import Any
 
 from vllm_memprof.units import format_bytes, format_gib, format_ms, format_rate, format_size
 
@@ -30,6 +32,43 @@ _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
 }
 
 
+#: What a terminal obeys: sequences whole, then control characters of ASCII and C1, separators of
+#: lines, and what turns the direction of writing.
+_CONTROL = re.compile(
+    "\x1b[\\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\\\|\x9c)?|[\x90\x9d-\x9f][^\x07\x1b\x9c\n]*[\x07\x9c]"
+    "|(?:\x1b\\[|\x9b)[0-9;:?<=>]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
+    "|[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
+#: What a spreadsheet takes for a formula.
+_FORMULA = re.compile(r"\s*[=+\-@]")
+
+
+def plain(words: str) -> str:
+    """Return a text of others without what a terminal would obey; tabs and line feeds stay."""
+    return _CONTROL.sub("", words) if _CONTROL.search(words) else words
+
+
+def plain_data(data: Any) -> Any:
+    """Return what JSON holds, each text in it made ``plain``."""
+    if isinstance(data, dict):
+        return {plain(str(name)): plain_data(value) for name, value in data.items()}
+    if isinstance(data, list):
+        return [plain_data(value) for value in data]
+    return plain(data) if isinstance(data, str) else data
+
+
+def csv_cell(value: Any) -> Any:
+    """Return the value of a cell; a text that a spreadsheet would compute begins with ``'``."""
+    if not isinstance(value, str):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        value = plain(value)
+        return f"'{value}" if _FORMULA.match(value) else value
+    return value
+
+
 class Text(str):
     """A sentence or a word of memprof's own, in English, with what it was made of."""
 
@@ -46,7 +85,7 @@ class _Param:
     def __format__(self, spec: str) -> str:
         quantity = _QUANTITIES.get(spec)
         if quantity is None:
-            return format(self._value, spec)
+            return plain(format(self._value, spec))
         if self._value is not None and not isinstance(self._value, (int, float)):
             raise ValueError(f"{spec!r} takes a number, not {self._value!r}")
         return quantity(self._value)

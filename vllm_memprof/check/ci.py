@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ET
 from vllm_memprof.check.document import head, sentences, verdict
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.document import Line
+from vllm_memprof.text import plain
 
 #: In a message; and in a property besides these.
 _MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
@@ -39,7 +40,7 @@ def render_check_github(result: CheckResult, budget_path: str) -> str:
     lines = []
     for name, at, message in commands:
         given = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in at.items())
-        lines.append(f"::{name} {given}::{message.translate(_MESSAGE)}\n")
+        lines.append(f"::{name} {given}::{plain(message).translate(_MESSAGE)}\n")
     return "".join(lines)
 
 

@@ -19,6 +19,7 @@ from vllm_memprof.launch.folder import DEFAULT_PARENT
 from vllm_memprof.record.deployment import run_folders
 from vllm_memprof.record.loader import load_info
 from vllm_memprof.sources import numbered
+from vllm_memprof.text import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,7 +37,7 @@ FILE_WIDTH = 120
 
 def say(text: str) -> None:
     """Print a line of memprof's own on stderr."""
-    print(f"memprof: {text}", file=sys.stderr, flush=True)
+    print(f"memprof: {plain(text)}", file=sys.stderr, flush=True)
 
 
 def printed(drawn: RenderableType, to_file: bool = False) -> str:

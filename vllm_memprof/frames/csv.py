@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.frames import tables
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
+from vllm_memprof.text import csv_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +42,8 @@ COLUMNS = (
     "part_of",
 )
 READINGS = tuple(name for name in SNAPSHOT_FIELDS if name.endswith("_bytes"))
+#: Columns of texts, which a record may have from anybody.
+_TEXTS = ("run", "host", "label", "phase", "component", "source", "part_of")
 #: Ranks whose frames are in memory at a time.
 _AT_A_TIME = 32
 
@@ -53,6 +56,8 @@ def report_csv(*reports: Report) -> Iterator[str]:
         for first in range(0, len(ranks), _AT_A_TIME):
             for rows in _tables(report, ranks[first : first + _AT_A_TIME]):
                 whole = rows.reindex(columns=COLUMNS)
+                for name in _TEXTS:
+                    whole[name] = whole[name].map(csv_cell, na_action="ignore")
                 text: str = whole.to_csv(index=False, header=False, lineterminator="\n")
                 yield text
 

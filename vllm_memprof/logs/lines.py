@@ -19,6 +19,7 @@ from typing import NamedTuple
 from vllm_memprof.causes.reader import SIGNALS
 from vllm_memprof.files import check_limit
 from vllm_memprof.logs.formats import LOGS
+from vllm_memprof.text import plain
 
 CHUNK_BYTES = 1 << 20
 #: A longer line is passed on in pieces of this size; no line of an engine comes near it.
@@ -250,11 +251,7 @@ def _is_dull(line: bytes) -> bool:
     return line[-7:] == _ACCESS or _STATISTICS in line
 
 
-_ANSI = re.compile(
-    r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|\ufeff|\u200b"
-)
 _BARE_ANSI = re.compile(r"(?:\^\[|\u241b)?\[[0-9]{1,2}(?:;[0-9]{1,3})*m")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _QUOTE = re.compile(r"^(?:\s{0,3}(?:>|&gt;)\s?)+")
 _ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
 _TAG = re.compile(
@@ -272,7 +269,7 @@ def strip_markup(text: str) -> str:
     White space is left as it is: ``figures.parse_lines`` joins wrapped lines by their width.
     """
     if not text.isprintable():
-        text = _CONTROL.sub("", _ANSI.sub("", text))
+        text = plain(text).replace("\u200b", "")
     if "[" in text:
         text = _BARE_ANSI.sub("", text)
     if "&" in text:

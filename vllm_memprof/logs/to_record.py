@@ -37,7 +37,7 @@ from vllm_memprof.logs.workers import core_processes, worker_processes
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import RunInfo
-from vllm_memprof.text import text
+from vllm_memprof.text import plain, text
 
 LOOKED_FOR = "; of ".join(
     log.looked_for if name == VLLM.name else f"{row_of_run(log.engine).title} {log.looked_for}"
@@ -88,7 +88,7 @@ def read_log(path: str) -> list[Run]:
             stream = opened.enter_context(open_file(path))
         for inner, log in logs_in(stream, name):
             sorter, failures = sorted_lines(log)
-            runs += to_runs(sorter, inner, failures)
+            runs += to_runs(sorter, plain(inner), failures)
             read, lines = read + 1, lines + sorter.lines
     if not runs:
         where = name if read == 1 else f"any of the {read} files in {name}"

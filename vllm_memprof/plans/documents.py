@@ -33,7 +33,7 @@ from vllm_memprof.tables import (
     where_known,
     wide_only,
 )
-from vllm_memprof.text import Text, join, text, titled
+from vllm_memprof.text import Text, csv_cell, join, text, titled
 from vllm_memprof.units import GIB as GIB_BYTES
 from vllm_memprof.units import one_line
 
@@ -223,7 +223,9 @@ def render_sweep_csv(sweep: Sweep) -> str:
     for row in sweep.rows:
         cells = [row.values.get(knob.name) for knob in sweep.knobs]
         cells += [getattr(row, name) for name in CSV_COLUMNS]
-        writer.writerow([str(cell).lower() if isinstance(cell, bool) else cell for cell in cells])
+        writer.writerow(
+            [str(cell).lower() if isinstance(cell, bool) else csv_cell(cell) for cell in cells]
+        )
     return written.getvalue()
 
 

@@ -6,22 +6,41 @@ from typing import Any
 
 import msgspec
 
+from vllm_memprof.record.impossible import take_out
 from vllm_memprof.redact import may_hold_secret, redact_data
+from vllm_memprof.text import plain_data
 
 Event = dict[str, Any]
 
 
-def parse_events(data: bytes) -> tuple[list[Event], int]:
-    """Return the events of a file's lines, and how many lines are none."""
-    lines = [line for line in data.split(b"\n") if line.strip()]
-    events = [event for line in lines if (event := parse_event(line)) is not None]
-    return events, len(lines) - len(events)
+def parse_events(data: bytes, wrong: list[str] | None = None) -> tuple[list[Event], int]:
+    """Return the events of a file's lines, and how many lines are none.
+
+    Args:
+        data: of the file.
+        wrong: gets what was taken out because it cannot be, with the number of its line.
+    """
+    events, dropped = list[Event](), 0
+    for number, line in enumerate(data.split(b"\n"), 1):
+        event = parse_event(line) if line.strip() else None
+        if event is not None:
+            events.append(event)
+            said = take_out(event)
+            if wrong is not None:
+                wrong += [f"line {number}: {each}" for each in said]
+        else:
+            dropped += bool(line.strip())
+    return events, dropped
 
 
 def parse_event(line: bytes) -> Event | None:
-    """Return the event of a line, secrets replaced; None where it is no JSON object, as if cut."""
+    """Return the event of a line, secrets replaced, texts plain; None where it is no JSON object,
+    as if cut.
+    """
     try:
         event = msgspec.json.decode(line, type=Event)
+        if b"\\u" in line or not line.isascii():
+            event = plain_data(event)
+        return redact_data(event) if may_hold_secret(line.decode("latin-1")) else event
     except (ValueError, RecursionError):
         return None
-    return redact_data(event) if may_hold_secret(line.decode("latin-1")) else event

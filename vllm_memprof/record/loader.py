@@ -7,7 +7,7 @@ the run marked truncated; anything that is not a run record is refused with the 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from vllm_memprof.record.failures import Failure
 from vllm_memprof.record.lines import Event, parse_event, parse_events
 from vllm_memprof.record.samples import Served, dropped_of, load_samples
 from vllm_memprof.record.schema import (
+    DAMAGED,
     EVENTS_DIR,
     EVENTS_SCHEMA,
     RUN_FILE,
@@ -109,6 +110,7 @@ class ProcessRecord:
     ready_t_ns: dict[str, int] = field(default_factory=dict)
     last_t_ns: Count = None
     dropped_lines: int = 0  # lines that were not a whole JSON object
+    wrong: list[str] = field(default_factory=list)  # figures that cannot be, with their line
     figures_half_units: dict[str, int] = field(
         default_factory=dict
     )  # bytes; half the last printed digit, from logs
@@ -230,6 +232,12 @@ def load_run(run_dir: Path) -> Run:
         processes.append(process)
         if lines := process.dropped_lines + process.served.dropped_lines:
             notes.append(f"{path.name}: {lines} incomplete line(s) dropped")
+        if wrong := process.wrong + process.served.wrong:
+            who = process.identity.label or process.identity.role
+            more = f"; {len(wrong) - 1} more" if wrong[1:] else ""
+            notes.append(
+                f"{DAMAGED} of {who}: {path.name}, {wrong[0]}{more}; what cannot be is unknown"
+            )
     processes.sort(
         key=lambda each: (
             not each.is_worker,
@@ -284,7 +292,8 @@ def _load_process(run_dir: Path, path: Path) -> ProcessRecord | None:
     """One event file; None when not even its first line was finished."""
     with reading(path):
         data = read_file(path, run_dir)
-    events, dropped = parse_events(data)
+    wrong: list[str] = []
+    events, dropped = parse_events(data, wrong)
     if not events and data[:1] in (b"", b"{"):
         return None
     if not events or events[0].get("kind") != "process":
@@ -296,7 +305,7 @@ def _load_process(run_dir: Path, path: Path) -> ProcessRecord | None:
         with reading(run_dir / SAMPLES_DIR / path.stem):
             served = load_samples(run_dir, path.stem)
         what = f"{path} has a record"
-        return _build_process(path.name, events, dropped, served)
+        return replace(_build_process(path.name, events, dropped, served), wrong=wrong)
     except (TypeError, ValueError, AttributeError, KeyError) as exc:
         raise RunRecordError(f"{what} that is not memprof's: {exc}", "was it edited?") from exc
 

@@ -118,6 +118,7 @@ class Served:
     request_memory: list[RequestMemory] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)  # kind -> lines that are in no file
     dropped_lines: int = 0  # that were not a whole JSON object
+    wrong: list[str] = field(default_factory=list)  # figures that cannot be, with file and line
 
     @property
     def thinned(self) -> bool:
@@ -142,9 +143,11 @@ def load_samples(run_dir: Path, process: str) -> Served:
     """
     found: defaultdict[str, defaultdict[int, list[Event]]]
     found = defaultdict(lambda: defaultdict(list))  # kind -> level -> events
-    broken = 0
+    broken, wrong = 0, list[str]()
     for level, path in sample_files(run_dir, process):
-        events, torn = parse_events(read_file(path, run_dir))
+        said: list[str] = []
+        events, torn = parse_events(read_file(path, run_dir), said)
+        wrong += [f"{path.name}, {each}" for each in said]
         broken += torn
         for event in events:
             found[str(event.get("kind"))][level].append(event)
@@ -174,6 +177,7 @@ def load_samples(run_dir: Path, process: str) -> Served:
         request_memory=memory,
         dropped=dropped,
         dropped_lines=broken,
+        wrong=wrong,
     )
 
 

@@ -120,6 +120,8 @@ TRAVELS = (
     ENV_SAMPLE,
 )
 
+#: The begin of a note on a record that has figures that cannot be.
+DAMAGED = "damaged record"
 RUN_FILE = "run.json"
 EVENTS_DIR = "events"
 SAMPLES_DIR = "samples"

@@ -34,7 +34,7 @@ from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
 from vllm_memprof.report.sections.base import Paper, draw, sentences_of
 from vllm_memprof.report.sections.starts import starts_section
 from vllm_memprof.tables import GIB4, Column, modelled
-from vllm_memprof.text import fill, join, text
+from vllm_memprof.text import fill, join, plain, text
 from vllm_memprof.units import GIB as GIB_BYTES
 from vllm_memprof.version import __version__
 
@@ -115,6 +115,7 @@ def _environment(say: Language) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_template),
         autoescape=True,
+        finalize=lambda value: plain(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

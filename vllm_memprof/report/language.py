@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from vllm_memprof.files import read_table
-from vllm_memprof.text import Text, translate
+from vllm_memprof.text import Text, plain, translate
 
 _HERE = Path(__file__).parent
 ENGLISH, CHINESE = "en", "zh"
@@ -31,17 +31,25 @@ class Language:
     catalogue: Mapping[str, str]  # English template -> translated template
 
     def __call__(self, value: Value) -> Value:
-        """Return a str, list, tuple or dataclass with each ``Text`` in it translated."""
-        return value if self.name == ENGLISH else cast(Value, self._translated(value))
+        """Return a str, list, tuple or dataclass with each ``Text`` in it translated, and every
+        other text plain: whatever is drawn comes through here.
+        """
+        return cast(Value, self._translated(value))
 
     def _translated(self, value: Any) -> Any:
         if isinstance(value, Text):
-            return translate(value, self.catalogue)
+            return value if self.name == ENGLISH else translate(value, self.catalogue)
+        if isinstance(value, str):
+            return plain(value)
         if isinstance(value, (list, tuple)):
-            return type(value)(map(self._translated, value))
+            made = [*map(self._translated, value)]
+            same = all(one is other for one, other in zip(made, value, strict=True))
+            return value if same else type(value)(made)
         if is_dataclass(value) and not isinstance(value, type):
-            changed = {f.name: self._translated(getattr(value, f.name)) for f in fields(value)}
-            return replace(value, **changed)
+            held = {f.name: getattr(value, f.name) for f in fields(value)}
+            changed = {name: self._translated(each) for name, each in held.items()}
+            same = all(changed[name] is held[name] for name in held)
+            return value if same else replace(value, **changed)
         return value
 
 

@@ -29,6 +29,7 @@ from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, CODE, GOOD, MUTED, PLAIN, TOTAL, Document, Line, Row, Section
+from vllm_memprof.record.schema import DAMAGED
 from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.report.documents.report import (
     by_group,
@@ -145,6 +146,8 @@ def opening_of(screen: FirstScreen, width: int) -> Opening:
         answer.append(Line(text("hosts"), summary_of(report.deployment)))
         gaps = report.deployment.gaps[:2]
         answer += [Line(text("MISSING"), gap_text(gap), BAD) for gap in gaps]
+    damaged = [note for note in report.run.notes if note.startswith(DAMAGED)]
+    answer += [Line(text("DAMAGED"), one_line(note, 3 * width), BAD) for note in damaged[:2]]
     if screen.serve and not failed:
         answer.append(Line(text("serve it"), one_line(screen.serve, 3 * width), CODE))
     return Opening(

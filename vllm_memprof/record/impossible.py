@@ -1,0 +1,56 @@
+"""Figures of a record that cannot be: they are taken out, so that they are unknown, and named.
+
+A file that was damaged or edited may have any number; none of them is to change a report in
+silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+#: A double holds every integer up to here, and no device has as many bytes.
+_MOST = 1 << 53
+#: Figures that are differences, or what an engine has left, which may be below zero.
+_SIGNED = re.compile("non_torch|increase|left_|kv_cache|available|delta|graph|planner|planned")
+_COUNTS = re.compile(
+    "tokens|blocks|block_size|layers|max_model_len|prompt_tokens|output_tokens|kv_blocks_(used|total)"
+    "|running|waiting|steps|folded|alloc_retries|ooms|world_size"
+)
+#: What is at most the other, in any reading; in a snapshot besides, where peaks are always known.
+_AT_MOST = (
+    ("allocated_bytes", "reserved_bytes"),
+    ("device_free_bytes", "device_total_bytes"),
+    ("kv_blocks_used", "kv_blocks_total"),
+)
+_PEAKS = (
+    ("allocated_bytes", "allocated_peak_bytes"),
+    ("reserved_bytes", "reserved_peak_bytes"),
+    ("process_bytes", "device_total_bytes"),
+)
+
+
+def take_out(event: dict[str, Any]) -> list[str]:
+    """Set the figures of an event that cannot be to None; return what was wrong, in words."""
+    return list(_wrong(event))
+
+
+def _wrong(held: dict[str, Any]) -> Iterator[str]:
+    for name, value in list(held.items()):
+        if isinstance(value, dict):
+            said = list(_wrong(value))
+            yield from said
+            if said and "peak_bytes" in value:  # a counter is known or not there
+                del held[name]
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            size = name.endswith("bytes")
+            low = (size and not _SIGNED.search(name)) or _COUNTS.fullmatch(name) is not None
+            if (low and value < 0) or ((size or low) and not -_MOST < value < _MOST):
+                held[name] = None
+                yield f"{name} is {value}"
+    for less, more in _AT_MOST + (_PEAKS if "t_ns" in held and "kind" not in held else ()):
+        one, other = held.get(less), held.get(more)
+        if isinstance(one, (int, float)) and isinstance(other, (int, float)) and one > other:
+            held[less] = held[more] = None
+            yield f"{less} {one:,} is above {more} {other:,}"
