@@ -120,3 +120,101 @@ def test_a_cache_is_filled_until_the_first_preemption(stack: str, tmp_path: Path
     print(found.seen, found.kv)
     found.assert_proven()
     assert found.kv["usable_tokens"] == 63 * 128
+
+
+def test_a_prompt_that_waits_for_ever_is_named_before_it_does(tmp_path: Path) -> None:
+    """The engine starts: a request of 2,048 tokens fits into its blocks, one of which is empty."""
+    found = fill(
+        STACK,
+        tmp_path,
+        [1921, 1920],
+        new_tokens=1,
+        most_steps=12,
+        max_model_len=2048,
+        max_num_seqs=16,
+        num_gpu_blocks_override=16,
+    )
+    assert found.kv["longest_tokens"] == 1920
+    finding = found.findings["kv-out-of-reach"]
+    title = "A prompt of 1,921 tokens waits for ever: it needs 16 blocks on TP0, which has 15"
+    assert (finding["severity"], finding["title"]) == ("error", title)
+    assert found.seen["finished"] == []  # the first waits, and the other behind it
+
+
+@pytest.mark.full
+def test_the_longest_prompt_that_does_not_wait(tmp_path: Path) -> None:
+    engine = {"max_model_len": 2048, "max_num_seqs": 16, "num_gpu_blocks_override": 16}
+    found = fill(STACK, tmp_path, [1920], new_tokens=1, most_steps=12, **engine)
+    assert found.seen["finished"] == ["0"]
+
+
+#: Four layers of a hybrid: one of attention, three of states.
+HYBRID = {"num_hidden_layers": 4, "num_experts": 16, "num_experts_per_tok": 2}
+
+
+@pytest.mark.full
+def test_a_hybrid_is_filled_until_the_first_preemption(tmp_path: Path) -> None:
+    """States take blocks of the pool: requests as long as they may be hold most."""
+    found = fill(
+        STACK,
+        tmp_path,
+        [8150, 8150, 8150, 8150, 8150],
+        new_tokens=2000,
+        most_steps=1500,
+        model="Qwen/Qwen3-Next-80B-A3B-Instruct",
+        hf_overrides=HYBRID,
+        max_model_len=12_288,
+        max_num_seqs=16,
+        num_gpu_blocks_override=51,
+    )
+    print(found.seen, found.kv)
+    assert [group["type"] for group in found.kv["groups"]] == [
+        "FullAttentionSpec",
+        *["MambaSpec"] * 3,
+    ]
+    found.assert_proven()
+
+
+LOGPROBS = """
+import json, sys
+import torch, torch_npu
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    llm = LLM(sys.argv[1], load_format="dummy", enforce_eager=True, max_model_len=2048, max_num_seqs=4,
+              hf_overrides={"vocab_size": 151936}, kv_cache_memory_bytes=1 << 28)
+    before = torch.npu.memory_allocated()
+    torch.npu.reset_peak_memory_stats()
+    prompt = {"prompt_token_ids": [100 + at % 800 for at in range(2000)]}
+    llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False))
+    print("RESULT " + json.dumps({"held": torch.npu.max_memory_allocated() - before}), flush=True)
+"""
+
+
+@pytest.mark.full
+def test_prompt_logprobs_take_what_was_said_at_least(tmp_path: Path) -> None:
+    run = run_script(require_stack(STACK), tmp_path, LOGPROBS)
+    line = next(line for line in run.engine_log.splitlines() if "RESULT {" in line)
+    held = json.loads(line.partition("RESULT ")[2])["held"]
+    [rank] = run.report["ranks"]
+    row = next(each for each in rank["kv"]["steps"] if each["name"] == "prompt-logprobs")
+    peak = next(each for each in rank["budget"]["terms"] if each["name"] == "peak_activation")
+    print(held, row, peak)
+    assert row["bytes"] == 2047 * 151_936 * 6 - peak["bytes"] > 0
+    # this prompt has 2,000 tokens of 2,047
+    assert held >= 1999 * 151_936 * 6
+
+
+@pytest.mark.full
+def test_kernels_with_offsets_of_32_bits(run_memprof: Any, sim_stack: str) -> None:
+    """Few layers leave each a pool beyond what DeepSeek-V4's attention addresses."""
+    few = json.dumps({"num_hidden_layers": 4})
+    run = run_memprof(
+        "plan", "deepseek-ai/DeepSeek-V4-Flash", "--device", "sim:910b", "--enforce-eager",
+        "--tensor-parallel-size=8", "--ranks=one", "--max-model-len=65536", f"--hf-overrides={few}",
+    )  # fmt: skip
+    kv = run.report["ranks"][0]["kv"]
+    print(json.dumps({name: each for name, each in kv.items() if name != "checks"}))
+    names = [each["name"] for each in kv["limits"]]
+    assert "dsv4-page-offsets" in names
+    assert not {"flex-attention", "triton-mla"}.intersection(names)

@@ -206,3 +206,21 @@ def test_a_request_that_waits_for_ever_is_found_and_on_the_first_screen(
     assert (title in lines) == found
     if found:
         assert "--num-gpu-blocks-override 17" in str(findings[0].action)
+
+
+def test_a_stage_with_fewer_blocks_is_found_and_named() -> None:
+    sizes = {
+        "available_bytes": [160 * 2 * PAGE, 40 * 2 * PAGE],
+        "planned_bytes": [40 * 2 * PAGE] * 2,
+    }
+    workers = [
+        process([], {"kv_cache_bytes": size}, rank=at, pp_rank=at, label=f"PP{at} TP0", pid=at + 1)
+        for at, size in enumerate(sizes["available_bytes"])
+    ]
+    given = plan(40, **sizes)
+    core = replace(process([], role="engine_core", roles=frozenset({"engine_core"})), kv_plan=given)
+    made = build_report(run_of(*workers, core, engine="vllm-ascend"))
+    [finding] = found_in([made], "kv-out-of-reach")
+    assert (finding.severity, finding.label) == ("warning", "PP1 TP0")
+    assert "fewer layers on PP1 TP0" in str(finding.action)
+    assert finding.bytes == 160 * 2 * PAGE * 120 // 159

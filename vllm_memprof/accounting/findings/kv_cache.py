@@ -17,9 +17,6 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus, sum_or_none
 
-#: Rules that leave a part of the KV cache unused, and that no finding of their own names.
-_PARTS = ("own-blocks", "served-blocks")
-
 
 def negative_kv(rank: RankReport, run: Context) -> Iterator[Found]:
     """Find ranks whose KV cache is zero or less."""
@@ -103,7 +100,11 @@ def kv_out_of_reach(rank: RankReport, run: Context) -> Iterator[Found]:
     poorest = next((each for each in peers if each.rank == kv.poorest_rank), rank)
     stage = binding.name == "poorest-rank" and poorest.pp_rank != rank.pp_rank
     lost, usable = kv.out_of_reach_tokens or 0, kv.usable_tokens or 0
-    if waits or binding.unchecked or ((stage or binding.name in _PARTS) and lost >= usable / 9):
+    if (
+        waits
+        or binding.unchecked
+        or ((stage or binding.name == "own-blocks") and lost >= usable / 9)
+    ):
         figures = {
             "waits": waits,
             "unchecked": binding.unchecked,
@@ -114,7 +115,7 @@ def kv_out_of_reach(rank: RankReport, run: Context) -> Iterator[Found]:
             "most_blocks": kv.block_size and usable // kv.block_size,
             "stage": stage and poorest.label,
         }
-        severity = ERROR if waits or binding.unchecked else None
+        severity = ERROR if waits or binding.unchecked else WARNING if stage else None
         yield Found(kv.out_of_reach_bytes, figures, severity, about=poorest)
 
 

@@ -263,6 +263,8 @@ FROM_HOOKS = {
     "kv-out-of-reach": "test_usable.py::"
     "test_a_request_that_waits_for_ever_is_found_and_on_the_first_screen",
     "step-not-profiled": "test_usable.py::test_a_step_beyond_the_profile_is_found",
+    "host-limit": "../../integration/test_host_memory.py::test_memlock",
+    "pinned-rounding": "../../integration/test_host_memory.py::test_owners_add_up_to_the_cgroup",
     "hosts-differ": "test_deployment.py::test_what_differs_between_hosts_is_named",
     "events-lost": "test_build.py::test_events_that_could_not_be_written",
     "hook-not-bound": "test_build.py::test_hooks_in_trouble",
