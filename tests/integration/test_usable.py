@@ -96,7 +96,7 @@ def test_uneven_stages_are_filled_until_the_first_preemption(tmp_path: Path) -> 
         tmp_path,
         [1100] * 12,
         hf_overrides={"num_hidden_layers": 4},
-        env={"VLLM_PP_LAYER_PARTITION": "3,1"},
+        env={"VLLM_PP_LAYER_PARTITION": "3,1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
         pipeline_parallel_size=2,
         max_model_len=2048,
         max_num_seqs=16,
