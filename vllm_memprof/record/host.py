@@ -26,7 +26,7 @@ ENV_HOST = "MEMPROF_HOST"
 _ROOT = Path("/")
 #: What a limit is of: all memory, files in /dev/shm, memory that is locked or pinned.
 MEMORY, SHM, MEMLOCK = "memory", "shm", "memlock"
-_TABLE = read_table(Path(__file__).with_name("host.toml"))
+_TABLE = read_table(Path(__file__).with_name("host.json"))
 #: From this size on a limit of a cgroup of version 1 is none.
 _NO_LIMIT = 1 << 62
 
@@ -120,7 +120,7 @@ def cgroups(root: Path = _ROOT) -> Iterator[Path]:
 def read_limits(root: Path = _ROOT) -> list[HostLimit]:
     """Return the limits of host memory that apply to this process, those of its own cgroup first.
 
-    Of the machine: memory, swap, huge pages, NUMA nodes (``host.toml``), /dev/shm; of the process:
+    Of the machine: memory, swap, huge pages, NUMA nodes (``host.json``), /dev/shm; of the process:
     memlock.
     """
     found = []
@@ -176,7 +176,7 @@ def mapped(pid: int | str, root: Path = _ROOT) -> dict[str, int]:
 def in_use(root: Path = _ROOT) -> dict[str, int]:
     """Return what the cgroup of this process uses, and what that is made of; empty without one.
 
-    Names and bytes of the files of ``host.toml``; "oom_kill": the processes that the kernel has
+    Names and bytes of the files of ``host.json``; "oom_kill": the processes that the kernel has
     killed there so far.
     """
     found: dict[str, int] = {}

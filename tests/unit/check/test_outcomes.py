@@ -11,7 +11,7 @@ import pytest
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.findings.table import FINDINGS
-from vllm_memprof.accounting.model import Finding, RankReport, Report
+from vllm_memprof.accounting.model import Finding, HostMemory, HostOwner, RankReport, Report
 from vllm_memprof.check.baseline import differences
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.limits import AT_LEAST, BUDGET, FIGURES, KEYS, REGRESSION
@@ -31,12 +31,22 @@ MEASURED = {
     "max_graph": ("graph_tp2", 322_122_752, "TP0"),
     "max_unexplained": ("unexplained", 5, "TP0"),
     "min_headroom": ("recorded_023_tp2", 2_220_426_138, "TP0"),
+    "max_host": ("host", 10, "TP0"),
+    "max_pinned": ("host", 3, "TP0"),
+    "max_shm": ("host", 2, "TP0"),
     "max_rank_skew": ("skewed_tp2", 268_435_456, "TP1"),
 }
+#: Of one worker.
+HOST = HostMemory(
+    [HostOwner("rest", 5), HostOwner("pinned:kv_offload", 3), HostOwner("shm:message_queues", 2)]
+)
 LOG = DATA / "logs" / "recorded_tp2_0.23.0.log"
 
 
 def report_of(name: str) -> Report:
+    if name == "host":
+        report = report_of("graph_tp2")
+        return replace(report, ranks=[replace(report.ranks[0], host_memory=HOST)])
     if name == "unexplained":
         report = report_of("graph_tp2")
         first = report.ranks[0]

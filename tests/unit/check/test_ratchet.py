@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.accounting.model import HostMemory, HostOwner
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.limits import BUDGET, KEYS, TOKENS
 from vllm_memprof.check.outcomes import check_report
@@ -238,7 +239,12 @@ def test_a_forced_turn_is_met_by_its_run(entries: dict[str, int | str], percent:
 
 def report_of_known(cache: dict[str, Report] = {}) -> Report:  # noqa: B006
     """A run in which every figure is known, and something is spare."""
-    return cache.setdefault("recorded_023_tp2", report_of("recorded_023_tp2"))
+    if not cache:
+        report = report_of("recorded_023_tp2")
+        host = HostMemory([HostOwner("rest", 5), HostOwner("pinned:x", 3), HostOwner("shm:x", 2)])
+        ranks = [replace(rank, host_memory=host) for rank in report.ranks]
+        cache["recorded_023_tp2"] = replace(report, ranks=ranks)
+    return cache["recorded_023_tp2"]
 
 
 def test_no_limit_is_made_of_what_is_below_zero() -> None:
