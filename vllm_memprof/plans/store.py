@@ -193,7 +193,14 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
     env, stack = select_env(os.environ if environ is None else environ), load_stack(plan.stack)
     content = (
         __version__,
-        _digest(*(path for path in PACKAGE_DIR.rglob("*") if path.suffix in _SOURCES)),
+        _digest(
+            *(
+                Path(folder, name)
+                for folder, _, names in os.walk(PACKAGE_DIR)
+                for name in names
+                if name.endswith(_SOURCES)
+            )
+        ),
         model,
         normal_form(plan.engine_args),
         {name: value for name, value in plan.own.items() if name not in ("device", "stack")},

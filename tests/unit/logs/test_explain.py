@@ -254,7 +254,7 @@ def test_no_permission(explain, monkeypatch):
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.stat", refuse)
+    monkeypatch.setattr("os.stat", refuse)
     from vllm_memprof.logs.to_record import read_log
 
     with pytest.raises(RunRecordError, match="no permission to read"):

@@ -106,7 +106,7 @@ def test_github_commands_hold_what_a_run_says_as_text() -> None:
         sum(line.startswith("::error") for line in lines) == 4
     )  # status, weights, the finding, the verdict
     assert any(
-        "100%25 | `a` @all #1%0A::error::planted%0D%0A::set-output" in line for line in lines
+        "100%25 | `a` @all #1%0A::error::planted%0A::set-output" in line for line in lines
     )
 
 
