@@ -193,14 +193,7 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
     env, stack = select_env(os.environ if environ is None else environ), load_stack(plan.stack)
     content = (
         __version__,
-        _digest(
-            *(
-                Path(folder, name)
-                for folder, _, names in os.walk(PACKAGE_DIR)
-                for name in names
-                if name.endswith(_SOURCES)
-            )
-        ),
+        _package(),
         model,
         normal_form(plan.engine_args),
         {name: value for name, value in plan.own.items() if name not in ("device", "stack")},
@@ -209,6 +202,13 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
         flat_text(load_profile(profile)),
     )
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@cache
+def _package() -> str:
+    """Return a digest of memprof itself, which is read once by a process."""
+    files = ((Path(folder, name) for name in names) for folder, _, names in os.walk(PACKAGE_DIR))
+    return _digest(*(path for here in files for path in here if path.suffix in _SOURCES))
 
 
 @cache
