@@ -541,9 +541,9 @@ def many_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("format_name", "size"),
     [
-        ("table", 60_000),
+        ("table", 65_000),
         pytest.param("json", 120_000_000, marks=pytest.mark.full),
-        pytest.param("markdown", 60_000, marks=pytest.mark.full),
+        pytest.param("markdown", 65_000, marks=pytest.mark.full),
         pytest.param("csv", 150_000_000, marks=pytest.mark.full),
         pytest.param("trace", 70_000_000, marks=pytest.mark.full),
     ],
