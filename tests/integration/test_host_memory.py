@@ -110,7 +110,7 @@ def test_a_kill_by_the_kernel_has_the_last_reading(sim_stack, tmp_path, group):
     assert "memory" in at_start
     assert "3.80 GiB asked for by --kv-offloading-size 1.9" in at_start
     failure, host = result.report["failure"], result.report["run"]["host_memory"]
-    assert (failure["kind"], failure["confidence"]) == ("host-memory", "certain")
+    assert failure["kind"] == "host-memory"  # likely or certain, by who saw the end first
     assert host["last"]["kills"] >= 1
     assert 0.5 * GIB < host["last"]["last_bytes"] <= 2 * GIB
     assert "worker TP0" in result.report["run"]["exit_reason"]  # killed, or vanished
