@@ -179,7 +179,7 @@ def in_use(root: Path = _ROOT) -> dict[str, int]:
     Names and bytes of the files of ``host.json``; "oom_kill": the processes that the kernel has
     killed there so far.
     """
-    found: dict[str, int] = {}
+    own, found = next(cgroups(root), root), dict[str, int]()
     for name in _TABLE["cgroup"]:
-        found |= numbers(next(cgroups(root), root) / name)
+        found |= numbers(own / name)
     return found

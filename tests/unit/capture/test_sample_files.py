@@ -49,7 +49,10 @@ def test_a_long_run_stays_within_the_bound_and_keeps_lowest_and_highest(
     files = SampleFiles(tmp_path, EventWriter(tmp_path), list)
     most = 0
     for step in range(1, steps + 1):
-        figures: dict[str, int | None] = {"allocated_bytes": 1000 + step % 7, "reserved_bytes": 10**9}
+        figures: dict[str, int | None] = {
+            "allocated_bytes": 1000 + step % 7,
+            "reserved_bytes": 10**9,
+        }
         if step == 777:
             figures["allocated_bytes"] = 10**9
         if step == 1234:

@@ -105,9 +105,7 @@ def test_github_commands_hold_what_a_run_says_as_text() -> None:
     assert (
         sum(line.startswith("::error") for line in lines) == 4
     )  # status, weights, the finding, the verdict
-    assert any(
-        "100%25 | `a` @all #1%0A::error::planted%0A::set-output" in line for line in lines
-    )
+    assert any("100%25 | `a` @all #1%0A::error::planted%0A::set-output" in line for line in lines)
 
 
 def test_junit_is_valid_whatever_a_run_says() -> None:
