@@ -39,6 +39,7 @@ NOT_COMPARED = {
     "start_t_ns",
     "end_t_ns",
     "host_rss_bytes",
+    "host_shared_bytes",
     "other_processes",
     "non_torch_read_after_seconds",
     "ms",

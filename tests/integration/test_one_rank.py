@@ -23,6 +23,7 @@ NOT_COMPARED = {
     "start_t_ns",
     "end_t_ns",
     "host_rss_bytes",
+    "host_shared_bytes",
     "other_processes",
     "non_torch_read_after_seconds",
     "chain",  # callers of empty_cache: an executor in this process, or a worker of its own
