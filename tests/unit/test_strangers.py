@@ -160,11 +160,15 @@ def test_a_line_without_an_end(tmp_path, monkeypatch):
 
 
 def memory_of(path: Path, stdin: bool = False, **env: str) -> tuple[int, str]:
-    """Return the most bytes that ``memprof explain`` has in memory, and what it prints."""
+    """Return the most bytes that ``memprof explain`` has in memory, and what it prints.
+
+    Not ``ru_maxrss``: Linux lets a process begin with that of the one which started it.
+    """
     code = (
-        "import resource, sys; from vllm_memprof.cli import main\n"
+        "import re, sys; from vllm_memprof.cli import main\n"
         "try: main(['explain', *sys.argv[1:]])\n"
-        "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+        "finally: print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1],"
+        " file=sys.stderr)"
     )
     with path.open("rb") as stream:
         done = subprocess.run(
