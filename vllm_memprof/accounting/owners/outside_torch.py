@@ -237,9 +237,9 @@ def _atb(spans: list[Span]) -> Taken | None:
 
     The growth must be the size of the pool at least. Where it is less, an earlier operation had
     allocated the pool: then it is the growth of the process's memory outside torch in the first
-    phase of operators where that is large enough. The second rule needs counters, because
-    communicators appear in the same phases. An engine without that warm-up has the second rule
-    alone.
+    phase of operators where that is large enough; or its task was waiting, and it is the growth
+    until the engine's warm-up ends. Both need counters, because communicators appear in the same
+    phases. An engine without that warm-up has the second rule alone.
     """
     if first_of(spans, "kv_cache_sizing"):
         return _atb_in(spans, _FIRST_OPERATORS)
@@ -249,7 +249,10 @@ def _atb(spans: list[Span]) -> Taken | None:
     size = either(grown(warm_up, app_outside_torch), grown(warm_up, _outside))
     if size is not None and size >= ATB_POOL_BYTES:
         return _pool(EdgeTime.of(warm_up, AFTER), size)
-    return _atb_in(spans, _OPERATOR_PHASES)
+    # where the phase ends its operation may still be in torch_npu's task queue; not so where the
+    # warm-up around it ends
+    around = [replace(each, before=warm_up.before) for each in ancestors(spans, warm_up)]
+    return _atb_in(spans, _OPERATOR_PHASES) or _atb_in([*around, warm_up], ("warm_up",))
 
 
 def _atb_in(spans: list[Span], phases: Collection[str]) -> Taken | None:

@@ -81,6 +81,16 @@ def test_atb_s_pool_is_not_memory_of_nobody() -> None:
     assert not found(report(spans), "allocation-outside-torch")
 
 
+def test_atb_s_pool_may_wait_in_the_task_queue_until_the_warm_up_ends() -> None:
+    atb = span("atb_warm_up", taken(7.2, GIB), taken(7.4, GIB), 4, parent=3, depth=1)
+    assert not found(
+        report([*start_up(warm_up=ATB_POOL_BYTES)[:4], atb]), "allocation-outside-torch"
+    )
+    early = span("atb_warm_up", *[taken(at, GIB, past_torch=LEAK) for at in (7.2, 7.4)], 4,
+                 parent=3, depth=1)  # fmt: skip
+    assert found(report([*start_up(warm_up=LEAK)[:4], early]), "allocation-outside-torch")
+
+
 def communicators(*given: tuple[str, int, str]) -> list[Span]:
     spans, held = [], 0
     for order, (group, size, source) in enumerate(given):
