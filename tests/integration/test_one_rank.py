@@ -22,6 +22,7 @@ NOT_COMPARED = {
     "t_ns",
     "start_t_ns",
     "end_t_ns",
+    "host_memory",
     "host_rss_bytes",
     "host_shared_bytes",
     "other_processes",
@@ -93,8 +94,9 @@ def without(value: Any, names: set[str]) -> Any:
 def rows(result: RunResult) -> dict[str, Any]:
     """What a report says of each rank, by its label."""
     ranks = [without(rank, NOT_COMPARED) for rank in result.report["ranks"]]
-    for rank in ranks:  # vLLM prints its plan for the first rank of a machine, which may not run
+    for rank in ranks:  # vLLM prints its plan for the first rank of a machine, which may not run;
         kv = rank["kv"]
+        del kv["poorest"]  # nor has a rank its label that does not
         kv["checks"] = [check for check in kv["checks"] if "engine printed" not in check["name"]]
     return {rank["label"]: rank for rank in ranks}
 

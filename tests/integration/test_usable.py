@@ -94,7 +94,7 @@ def test_uneven_stages_are_filled_until_the_first_preemption(tmp_path: Path) -> 
     found = fill(
         STACK,
         tmp_path,
-        [1100] * 12,
+        [1270] * 12,  # each is eleven steps before its next block
         hf_overrides={"num_hidden_layers": 4},
         env={"VLLM_PP_LAYER_PARTITION": "3,1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
         pipeline_parallel_size=2,

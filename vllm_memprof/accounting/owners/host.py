@@ -1,8 +1,8 @@
 """Host memory by owner: of the process of each rank, and of all processes of a host.
 
 What torch has pinned is part of the anonymous memory of its process, and taken out of it; the
-remainder is ``rest``, negative where the driver keeps pinned memory elsewhere. What of it a
-connector has is what grew while it registered the KV cache.
+remainder is ``rest``. Where more is pinned than is anonymous the driver keeps it elsewhere. What of
+it a connector has is what grew while it registered the KV cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def host_memory(read: RunReadings, report: Report) -> Report:
             for what, size in known.items():
                 owners = _TABLE["mapped"].items()
                 sizes[next(owner for like, owner in owners if re.search(like, what))] += size
-            if pid in at:
+            if pid in at and sizes:  # nothing is mapped by a process that is ending
                 ranks[at[pid]] = _with_pinned(ranks[at[pid]], sizes)
             who = "worker" if pid in at else "memprof" if pid == "self" else "other"
             for owner, size in sizes.items():
@@ -72,7 +72,8 @@ def _with_pinned(rank: RankReport, sizes: Counter[str]) -> RankReport:
         if (row.place, row.how) == ("host", MEASURED) and row.owner != "pinned_rounding"
     )
     owners = {"pinned:kv_offload": offload, "pinned:other": pinned - offload, **sizes}
-    owners[REST] = sizes[REST] - pinned
+    if pinned <= sizes[REST]:
+        owners[REST] = sizes[REST] - pinned
     rows = [
         HostOwner(owner, size, tensors if owner == "pinned:kv_offload" and tensors else None)
         for owner, size in owners.items()
