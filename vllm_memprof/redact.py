@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ _MEMORY_ENV = _pattern(
 _WORDS = _pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
+@lru_cache(4096)
 def is_secret(name: str) -> bool:
     """Return True where an option, variable or JSON key of this name has a secret value.
 
@@ -141,6 +143,11 @@ def redact_value(name: str, value: str) -> str:
 
 
 def _redact_value(value: str) -> str:
+    # a record has the same short texts again and again
+    return _redact_short(value) if len(value) < 200 else _redact_any(value)
+
+
+def _redact_any(value: str) -> str:
     if value.lstrip().startswith(("{", "[")):
         try:
             data = json.loads(value)
@@ -149,6 +156,9 @@ def _redact_value(value: str) -> str:
             return redact_text(value)
         return value if cleaned == data else json.dumps(cleaned)
     return redact_text(value)
+
+
+_redact_short = lru_cache(4096)(_redact_any)
 
 
 def redact_data(data: Any, name: str = "") -> Any:

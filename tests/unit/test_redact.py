@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 
 import pytest
@@ -14,6 +15,9 @@ from tests.support.secrets import ALL, HARMLESS, KEY, MARK, ORDINARY, marked
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.launch.engine_log import MAX_LINE_BYTES, LogFilter
 from vllm_memprof.redact import (
+    _NEEDLE_WORDS,
+    _NEEDLES,
+    _OF_FORMS,
     REDACTED,
     is_secret,
     redact_command,
@@ -265,3 +269,8 @@ def test_the_cost_is_linear_in_the_length_of_a_line(piece):
     redact_text((piece * (1 << 20))[: 1 << 17] + " token=")
     seconds = time.process_time() - begin
     assert seconds < 10
+
+
+def test_no_word_of_a_secret_is_lost_with_the_numbers_of_a_line():
+    words = [*_NEEDLE_WORDS, *_OF_FORMS, *(needle.pattern for needle in _NEEDLES)]
+    assert not [word for word in words if re.search(r"(?<!\\u)\d{4}", word)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 #: A double holds every integer up to here, and no device has as many bytes.
@@ -36,6 +37,14 @@ def take_out(event: dict[str, Any]) -> list[str]:
     return list(_wrong(event))
 
 
+@lru_cache(4096)
+def _range(name: str) -> tuple[bool, bool]:
+    """Return whether a figure of this name cannot be below zero, and whether it has a most."""
+    size = name.endswith("bytes")
+    low = (size and not _SIGNED.search(name)) or _COUNTS.fullmatch(name) is not None
+    return low, size or low
+
+
 def _wrong(held: dict[str, Any]) -> Iterator[str]:
     for name, value in list(held.items()):
         if isinstance(value, dict):
@@ -44,9 +53,8 @@ def _wrong(held: dict[str, Any]) -> Iterator[str]:
             if said and "peak_bytes" in value:  # a counter is known or not there
                 del held[name]
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            size = name.endswith("bytes")
-            low = (size and not _SIGNED.search(name)) or _COUNTS.fullmatch(name) is not None
-            if (low and value < 0) or ((size or low) and not -_MOST < value < _MOST):
+            low, most = _range(name)
+            if (low and value < 0) or (most and not -_MOST < value < _MOST):
                 held[name] = None
                 yield f"{name} is {value}"
     for less, more in _AT_MOST + (_PEAKS if "t_ns" in held and "kind" not in held else ()):
