@@ -33,7 +33,8 @@ class Rule:
 
     name: str
     #: layers: bytes of the budget over those of a request; pool: the blocks that ``blocks`` of the
-    #: plan names; admission; kernel; requests: as many as run at once, at full length.
+    #: plan names; margin: of these one for each group of layers of type ``per`` stays free;
+    #: admission; kernel; requests: as many as run at once, at full length.
     kind: str
     title: Sentence | tuple[Sentence, ...]  # alternatives
     source: str  # file::symbol with releases, or an issue
@@ -44,7 +45,7 @@ class Rule:
     attention: str | None = None  # backend
     model: str | None = None  # ``model_version`` of a layer
     bits: int = 0
-    per: str = ""  # what a block counts of the kernel's numbers
+    per: str = ""  # what a block counts of the kernel's numbers; type of a layer
 
 
 RULES = [Rule(**row) for row in _TABLE["rules"]]
@@ -129,6 +130,9 @@ def _tokens(rule: Rule, kv: Kv, reserved: int) -> Amount:
         return size * length // needed if size and needed else None
     if rule.kind == "kernel":
         blocks = min(2**rule.bits // (_count(rule.per, group) or 1) for group in kv.groups)
+    if rule.kind == "margin":
+        kept = sum(group.type == rule.per for group in kv.groups)
+        blocks = blocks - kept if kept else None
     if blocks is None:
         return None
     found = 0
