@@ -20,6 +20,8 @@ from vllm_memprof.capture.versions import in_range
 _PLANNERS = ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning")
 #: Replaces vLLM's planner of layers with several page sizes.
 _TUPLES = "vllm_ascend.patch.platform.patch_kv_cache_utils"
+#: Sizes windows for all batches that run at once (0.23.0).
+_WINDOWS = "vllm_ascend.patch.platform.patch_async_swa_kv_lifetime"
 
 
 def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
@@ -53,7 +55,11 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         tokens = blocks // len(first.kv_cache_groups) * block_size * shared_by
     elif not by_blocks and concurrency is not None:
         tokens = int(concurrency * max_model_len)
-    scheduled = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
+    in_flight = reach(vllm_config, "max_in_flight_tokens")
+    if in_flight is None:  # of the batches that run at once, where a patch sizes windows for them
+        batches = reach(vllm_config, "max_concurrent_batches") if _WINDOWS in sys.modules else 1
+        in_flight = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
+        in_flight = in_flight and in_flight * (batches or 1)
     drafts = reach(vllm_config, "speculative_config") is not None
     transfer = reach(vllm_config, "kv_transfer_config")
     return {
@@ -71,7 +77,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         "group_count": len(first.kv_cache_groups),
         "tokens_rule": "blocks" if by_blocks else "concurrency",
         "context_parallel": shared_by,
-        "max_num_batched_tokens": reach(vllm_config, "max_in_flight_tokens") or scheduled,
+        "max_num_batched_tokens": in_flight,
         "kv_transfer": transfer is not None,
         "connectors": described(getattr(transfer, "__dict__", {})) if transfer else [],
         "shared_backing": shares_backing(first.kv_cache_tensors),

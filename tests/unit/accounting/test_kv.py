@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import DATA, gib
 from vllm_memprof.accounting.budget.kv import (
+    blocks_of_request,
     blocks_per_request,
     build_kv,
     is_hybrid,
@@ -241,7 +242,44 @@ def test_pages_and_requests_are_those_of_the_engine_s_own_classes(release: str) 
         if blocks is not None:
             assert blocks * page == row["max_bytes_per_request"], group
             known.add(group.type)
-    assert set(LAYER_TYPES) - {"AscendMLAAttentionSpec"} == known
+    assert {name for name in LAYER_TYPES if not name.startswith("Ascend")} == known
+
+
+def test_layers_of_deepseek_v4() -> None:
+    """Pages and blocks as vllm-ascend 0.23.0 had them: blocks count vectors of four tokens each."""
+    layout = {"num_kv_heads": 1, "head_size": 512, "dtype_bytes": 2, "scale_dim": 0,
+              "cache_sparse_sfa_c8": False, "cache_sparse_li_c8": False,
+              "sfa_dcp_replicated_indexer_size": 1, "compress_ratio": 4}  # fmt: skip
+    group = KvGroup("AscendMLAAttentionSpec", 1, 32, 32_768, layout=layout)
+    kv = Kv(max_model_len=65_536, max_num_batched_tokens=2048)
+    assert (page_bytes(group), request_blocks(group, kv)) == (32_768, 65_536 // 4 // 32)
+    assert [request_blocks(group, kv, length) for length in (128, 131, 132)] == [1, 1, 2]
+    window = {"num_kv_heads": 1, "head_size": 2048, "dtype_bytes": 4, "sliding_window": 8,
+              "page_size_padded": 32_768, "compress_ratio": 1}  # fmt: skip
+    group = KvGroup("AscendSlidingWindowMLASpec", 1, 2, 32_768, layout=window)
+    assert (page_bytes(group), request_blocks(group, kv)) == (32_768, -(-(8 - 1 + 2048) // 2) + 1)
+
+
+def test_a_request_of_deepseek_v4_is_counted_in_blocks_of_the_first_group() -> None:
+    """DeepSeek-V4-Flash W8A8, TP8, 65,536 tokens on vllm-ascend 0.23.0: 509,468 tokens, 7.77 of it."""
+    full, window = "AscendMLAAttentionSpec", "AscendSlidingWindowMLASpec"
+    rows = [(0, full, 21, 32, 4160, {"compress_ratio": 4}), (0, full, 21, 32, 32_768, {"compress_ratio": 4}),
+            (1, full, 20, 32, 32_768, {"compress_ratio": 128}), (2, window, 22, 32, 32_768, {"sliding_window": 128}),
+            (3, window, 21, 32, 32_768, {"sliding_window": 128}), (4, window, 21, 2, 32_768, {"sliding_window": 8}),
+            (4, window, 21, 2, 4160, {"sliding_window": 8}), (5, window, 20, 8, 32_768, {"sliding_window": 128})]  # fmt: skip
+    groups = [
+        {"group": group, "type": kind, "layers": layers, "block_size": block,
+         "page_size_bytes": page, "layout": layout}
+        for group, kind, layers, block, page, layout in rows
+    ]  # fmt: skip
+    given = {"groups": groups, "group_count": 6, "blocks": 25_405, "max_model_len": 65_536,
+             "max_num_batched_tokens": 4096, "max_concurrency": 25_405 / 3268,
+             "tokens": 509_468, "tokens_rule": "concurrency"}  # fmt: skip
+    found = build_kv(plan(**given), 0, None)
+    named = {check.name: check for check in found.checks}
+    blocks = next(check for name, check in named.items() if name.startswith("blocks of a request"))
+    assert (blocks.expected, blocks.found, blocks.ok) == (3268, 3268, True)
+    assert blocks_of_request(found) == 3376
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,10 @@ def test_states_of_a_hybrid_take_blocks_of_the_same_pool() -> None:
     """Each request has three states; the longest requests lose least to them."""
     states = [layers(number, 2048, "MambaSpec", num_speculative_blocks=0) for number in (1, 2, 3)]
     kv = usable(plan(64, layers(0), *states))
-    # three requests of 16 + 3 blocks, and one of the other 6
-    assert (kv.usable_tokens, binding(kv)) == (3 * 2048 + 3 * 128, "own-blocks")
-    assert "shared by 4 groups" in str(kv.usable_why)
+    # three requests of 16 + 3 blocks, and one of the other 6, of which 3 stay free
+    assert (kv.usable_tokens, binding(kv)) == (3 * 2048, "free-for-states")
+    assert [each.tokens for each in kv.limits if each.name == "own-blocks"] == [3 * 2048 + 3 * 128]
+    assert "shared by 4 groups" in str(kv.limits[1].title)
 
 
 def test_a_window_holds_its_own_blocks_only_while_it_decodes() -> None:
@@ -97,7 +98,7 @@ def test_a_prompt_that_is_never_admitted() -> None:
     ]
     kv = usable(plan(690, layers(0, block=4), *states, max_model_len=131_072))
     assert (kv.longest_tokens, kv.needed_blocks, kv.free_blocks) == ((689 - 5) * 4, 690, 689)
-    assert (kv.usable_tokens, binding(kv)) == ((689 - 5) * 4, "own-blocks")
+    assert (kv.usable_tokens, binding(kv)) == ((689 - 5 - 5) * 4, "free-for-states")
 
 
 @pytest.mark.parametrize(("blocks", "longest"), [(16, 15 * 128), (17, None)])

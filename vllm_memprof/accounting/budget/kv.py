@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -336,7 +337,7 @@ def _checks(kv: Kv) -> list[Check]:
         checks.append(Check.of(name, kv.fitting_blocks, kv.blocks))
     else:
         checks.append(Check.of("blocks = --num-gpu-blocks-override", kv.override_blocks, kv.blocks))
-    needed = blocks_of_request(kv)
+    needed = _counted_blocks(kv)
     concurrent = kv.blocks / needed if kv.blocks and needed else None
     tokens = tokens_for_blocks(replace(kv, max_concurrency=concurrent), kv.blocks or 0)
     name = "blocks of a request of max_model_len, by its layers"
@@ -377,11 +378,36 @@ def blocks_of_request(kv: Kv, length: Amount = None) -> Amount:
         kv: the plan.
         length: as of ``layers.request_blocks``.
     """
+    return sum(_blocks_by_group(kv, length).values()) or None
+
+
+def _blocks_by_group(kv: Kv, length: Amount = None) -> dict[int, int]:
+    """Return the blocks of a request by the number of their group; none where one is not known."""
     needed: dict[int, int] = {}
-    for at, group in enumerate(kv.groups):
+    for number, group in _numbered(kv):
         blocks = request_blocks(group, kv, length)
         if blocks is None:
-            return None
-        number = either(group.group, 0 if kv.group_count == 1 else at) or 0
+            return {}
         needed[number] = max(blocks, needed.get(number, 0))
-    return sum(needed.values()) if needed and kv.group_count == len(needed) else None
+    return needed if kv.group_count == len(needed) else {}
+
+
+def _numbered(kv: Kv) -> Iterator[tuple[int, KvGroup]]:
+    for at, group in enumerate(kv.groups):
+        yield either(group.group, 0 if kv.group_count == 1 else at) or 0, group
+
+
+def _counted_blocks(kv: Kv) -> Amount:
+    """Return the blocks of a request as the engine counts them: its bytes over a block's.
+
+    A block is one of the first group, of all its layers where layers of a group differ (their
+    spec is then one for all). (vllm 0.23.0,
+    vllm/v1/core/kv_cache_utils.py::get_max_concurrency_for_kv_cache_config)
+    """
+    pages, differ = Counter[int](), len(kv.groups) > (kv.group_count or 1)
+    for number, group in _numbered(kv):
+        pages[number] += (group.page_size_bytes or 0) * ((group.layers or 0) if differ else 1)
+    needed = _blocks_by_group(kv)
+    if len(needed) < 2 or not all(pages.values()):
+        return sum(needed.values()) or None
+    return -(-sum(pages[number] * blocks for number, blocks in needed.items()) // pages[0])

@@ -26,6 +26,7 @@ class LayerType(NamedTuple):
     #: Keys by which a page holds more than vectors: where one is set, and where one is not so.
     unless: tuple[str, ...] = ()
     plain: Mapping[str, int | bool] = {}
+    stored: bool = False  # a block counts stored vectors, each of ``compress_ratio`` tokens
 
 
 _KEYS_AND_VALUES = ("head_size", "head_size_v")
@@ -42,8 +43,10 @@ LAYER_TYPES = {
             "cache_sparse_sfa_c8": False,
             "cache_sparse_li_c8": False,
             "sfa_dcp_replicated_indexer_size": 1,
-        }
+        },
+        stored=True,  # CompressAttentionManager
     ),
+    "AscendSlidingWindowMLASpec": LayerType(WINDOW, unless=("kv_quant_mode",)),
     "SlidingWindowSpec": LayerType(WINDOW, _KEYS_AND_VALUES, ("kv_quant_mode",)),
     "ChunkedLocalAttentionSpec": LayerType(CHUNK, _KEYS_AND_VALUES, ("kv_quant_mode",)),
     "MambaSpec": LayerType(STATES),
@@ -68,13 +71,14 @@ def page_bytes(group: KvGroup) -> Amount:
         size = layout.get(name, layout.get("head_size") if name in row.vectors else None)
         return None if size is None else int(size)
 
-    tokens = group.block_size // (figure("compress_ratio") or 1)
+    ratio = 1 if row.stored else figure("compress_ratio") or 1
     if row.keeps == STATES:
         size = figure("state_bytes")
     elif layout.get("cache_dtype_str") == _PACKED:
         size = group.block_size * _PACKED_BYTES
     else:
         vectors = sum_or_none(map(figure, row.vectors))
+        tokens = group.block_size // ratio
         size = product_or_none(tokens, vectors, figure("num_kv_heads"), figure("dtype_bytes"))
     return size if size is None else max(size, figure("page_size_padded") or 0)
 
@@ -105,6 +109,7 @@ def request_blocks(group: KvGroup, kv: Kv, length: Amount = None) -> Amount:
     tokens, more = kv.max_model_len, 0
     if row.keeps == WHOLE:
         tokens = -(-(length or tokens) // (kv.context_parallel or 1))
+        tokens //= int(layout.get("compress_ratio") or 1) if row.stored else 1
     else:  # what is kept and the tokens of one step
         kept, step = layout.get(row.keeps), kv.max_num_batched_tokens
         if kept is None or step is None:
@@ -113,7 +118,7 @@ def request_blocks(group: KvGroup, kv: Kv, length: Amount = None) -> Amount:
             kept, more = int(kept) - 1 + int(layout.get("extra_retained_tokens") or 0), 1
         tokens = min(int(kept) + step, tokens)
     blocks = -(-tokens // block) + more
-    return blocks if length is None else min(blocks, -(-length // block))
+    return blocks if length is None or row.keeps == WHOLE else min(blocks, -(-length // block))
 
 
 def _row(group: KvGroup) -> LayerType | None:
