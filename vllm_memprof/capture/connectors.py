@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.capture.attributes import NAMES, Fields, reach
+from vllm_memprof.capture.attributes import NAMES, Fields
 from vllm_memprof.capture.recorder import Recorder
 
 #: Key of a connector's own settings.
@@ -50,9 +50,6 @@ def described(given: Mapping[str, Any]) -> list[Fields]:
             found |= dict(_LINE.findall(Path(os.environ[variable]).read_text()))
     found |= dict(_flat(extra))
     words = {"kv_buffer_device": given.get("kv_buffer_device"), "backend": extra.get("backend")}
-    for name, path in NAMES["connector_attributes"].items():
-        module, _, inside = path.partition(":")
-        found[name] = reach(sys.modules.get(module), inside)
     sizes = {name: value for name, value in found.items() if _SIZE.fullmatch(str(value))}
     return [
         {

@@ -62,10 +62,11 @@ def connector(name: str, role: str = "kv_both", **arguments: object) -> dict[str
         (connector("SimpleCPUOffloadConnector", cpu_bytes_to_use_per_rank=MIB), "kv_offload",
          "host", MIB),
         (connector("NixlConnector", kv_buffer_device="cpu"), "pinned_mirror", "host", KV),
-        (connector("MooncakeLayerwiseConnector", "kv_producer", pd_head_ratio=2), "layer_buffer",
-         "device", KV // 4 + 8 * MIB),
-        (connector("MooncakeLayerwiseConnector", "kv_producer", pd_head_ratio=2,
-                   HCCL_BUFFSIZE="1024"), "resharding_communicator", "device", 2 * GIB),
+        (connector("MooncakeLayerwiseConnector", "kv_producer", prefill_tp_size=2,
+                   decode_tp_size=1), "layer_buffer", "device", KV // 4 + 8 * MIB),
+        (connector("MooncakeLayerwiseConnector", "kv_producer", prefill_tp_size=2,
+                   decode_tp_size=1, HCCL_BUFFSIZE="1024"), "resharding_communicator", "device",
+         2 * GIB),
         (connector("MooncakeConnectorV1", "kv_consumer", prefill_tp_size=2, decode_tp_size=1),
          "pull_buffer", "device", 1_024_000),
         (connector("MooncakeConnectorV1", ASCEND_BUFFER_POOL="4:8"), "buffer_pool", "device",
@@ -77,14 +78,17 @@ def test_sizes_follow_from_arguments(
 ) -> None:
     row = rows_of(given)[given["name"], owner]
     assert (row.place, row.bytes) == (place, size)
-    assert row.how == ("estimated" if owner == "pull_buffer" else "derived")
+    at_most = owner in ("pull_buffer", "layer_buffer", "resharding_communicator")
+    assert row.how == ("estimated" if at_most else "derived")
     assert "::" in row.source or owner in ("pool_client", "ssd_buffer", "buffer_pool")
 
 
 def test_what_does_not_apply_has_no_row() -> None:
     fabric = connector("AscendStoreConnector", ASCEND_ENABLE_USE_FABRIC_MEM="1")
     assert ("AscendStoreConnector", "local_buffer") not in rows_of(fabric)
-    equal = connector("MooncakeLayerwiseConnector", "kv_producer", pd_head_ratio=1)
+    equal = connector(
+        "MooncakeLayerwiseConnector", "kv_producer", prefill_tp_size=2, decode_tp_size=2
+    )
     assert [owner for _, owner in rows_of(equal)] == ["alignment"]
     assert rows_of(connector("NixlConnector"), engine="vllm") == {}
 
