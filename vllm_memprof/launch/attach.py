@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.launch.folder import is_held
 from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress, RankBudget
+from vllm_memprof.record.held import is_held
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.loader import load_info
 from vllm_memprof.record.tail import EventTail

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import itertools
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -15,7 +12,6 @@ from pathlib import Path
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.files import replace_file
 from vllm_memprof.record.codec import to_json
-from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import EVENTS_DIR, RUN_FILE, RunInfo
 from vllm_memprof.redact import redact_data
 
@@ -86,44 +82,3 @@ def write_run_info(run_dir: Path, info: RunInfo) -> None:
     """Write ``run.json`` by atomic replacement, mode 0600, secrets replaced."""
     text = json.dumps(redact_data(to_json(info)), indent=2, ensure_ascii=False)
     replace_file(run_dir / RUN_FILE, text + "\n")
-
-
-@contextlib.contextmanager
-def hold(run_dir: Path) -> Iterator[None]:
-    """Hold a run folder as the one who records it; the kernel lets go when this process ends.
-
-    A shared lock (flock(2)) on the folder itself: no file is added to the run. Where the file
-    system has no locks the folder is not held.
-    """
-    fd = None
-    with contextlib.suppress(OSError):
-        fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    try:
-        yield
-    finally:
-        if fd is not None:
-            os.close(fd)
-
-
-def is_held(run_dir: Path, host: str | None) -> bool | None:
-    """Return whether a process records this run; None where it cannot be told.
-
-    Args:
-        run_dir: the run folder.
-        host: that recorded it; of another host a lock need not be visible here.
-    """
-    try:
-        fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    else:
-        return False if host == host_name() else None
-    finally:
-        os.close(fd)

@@ -23,7 +23,7 @@ from vllm_memprof.launch.checkpoint import find_checkpoint
 from vllm_memprof.launch.deployment import has_others
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.engine_log import LogPump
-from vllm_memprof.launch.folder import hold, write_run_info
+from vllm_memprof.launch.folder import write_run_info
 from vllm_memprof.launch.head_node import HeadNode
 from vllm_memprof.launch.host import HostWatch
 from vllm_memprof.launch.live import View
@@ -42,6 +42,7 @@ from vllm_memprof.launch.verdict import (
 from vllm_memprof.launch.watch import ProcessWatch, adopt_orphans
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.held import hold
 from vllm_memprof.record.host import HostRecord, host_name, numbers
 from vllm_memprof.record.schema import (
     ENGINE_LOG,

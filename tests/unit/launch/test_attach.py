@@ -18,14 +18,15 @@ from typer.testing import CliRunner
 from vllm_memprof.cli import app
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.launch.attach import Attached
-from vllm_memprof.launch.folder import hold, is_held
+from vllm_memprof.record.held import hold, is_held
+from vllm_memprof.sources import build_run
 
 DATA = Path(__file__).parents[2] / "data"
 HOST = os.uname().nodename
 HOLDER = """
 import sys, time
 from pathlib import Path
-from vllm_memprof.launch.folder import hold
+from vllm_memprof.record.held import hold
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -195,3 +196,13 @@ def test_a_run_that_has_ended_in_chinese() -> None:
     assert "推理峰值时的设备" in done.stdout
     refused = CliRunner().invoke(app, ["attach", str(DATA / "graph_tp2"), "--lang", "fr"])
     assert isinstance(refused.exception, UsageError)
+
+
+def test_a_run_whose_launcher_is_gone_has_failed(run_dir: Path) -> None:
+    with hold(run_dir):
+        assert build_run(run_dir).run.status == "running"
+    run = build_run(run_dir).run
+    reason = "the process that recorded this run is gone and did not write its end"
+    assert (run.status, run.exit_reason) == ("failed", reason)
+    set_info(run_dir, host="elsewhere")  # where nothing is known of the process
+    assert build_run(run_dir).run.status == "running"

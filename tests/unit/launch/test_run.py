@@ -20,10 +20,11 @@ import psutil
 import pytest
 
 from vllm_memprof.errors import LaunchError
-from vllm_memprof.launch.folder import create_run_dir, is_held, write_run_info
+from vllm_memprof.launch.folder import create_run_dir, write_run_info
 from vllm_memprof.launch.live import PlainView, Shown
 from vllm_memprof.launch.run import EngineRun, Job, Patience, RunOutcome
 from vllm_memprof.launch.watch import OWN_CHILDREN, ProcessWatch
+from vllm_memprof.record.held import is_held
 from vllm_memprof.record.schema import DeploymentPart, RunInfo
 
 FAKE = Path(__file__).with_name("fake_engine.py")
