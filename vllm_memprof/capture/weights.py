@@ -24,6 +24,10 @@ _HELD = NAMES["weights"]
 _PACKAGES = tuple(f"{name}." for name in _HELD["packages"])
 #: Attributes of a module that torch keeps its tensors in.
 _OF_TORCH = dict(zip(KINDS, ("_parameters", "_buffers"), strict=False))
+#: Steps from a module to a tensor: a table of objects, each with an object that has it.
+_DEEPEST = 4
+#: Entries of a table; one with more is of words or tokens.
+_LONGEST = 4096
 
 
 def tell(recorder: Recorder, holder: Any, before: Iterable[int] = ()) -> None:
@@ -73,7 +77,8 @@ def blocks_of(recorder: Recorder) -> dict[int, int]:
         for segment in recorder.probe.runtime.memory_snapshot():
             address = segment["address"]
             for block in segment["blocks"]:
-                found[address] = block["size"]
+                if block["state"] != "inactive":
+                    found[address] = block["size"]
                 address += block["size"]
     return found
 
@@ -105,9 +110,8 @@ def _tensors(models: dict[str, Any], blocks: dict[int, int], before: set[int]) -
             with suppress(Exception):  # a tensor of a kind that has no storage of its own
                 storage = tensor.untyped_storage()
                 address, size = storage.data_ptr(), storage.nbytes()
-                if tensor.device.type in ("cpu", "meta") or not size or address in seen:
-                    continue
-                if kind == SHARED and address in before:
+                known = address in seen or (kind not in _OF_TORCH and address in before)
+                if tensor.device.type in ("cpu", "meta") or not size or known:
                     continue
                 seen.add(address)
                 facts = _facts(module) if facts is None else facts
@@ -133,23 +137,24 @@ def _held(module: Any, kind: str, own: set[int]) -> Iterator[tuple[str, Any]]:
             each for each in (reach(module, _OF_TORCH[kind]) or {}).items() if each[1] is not None
         )
         return
-    tensor_type, last = sys.modules["torch"].Tensor, 0 if kind == SHARED else 3
+    tensor_type = sys.modules["torch"].Tensor
     waiting = [(name, value, 0) for name, value in list(vars(module).items())]
     while waiting:
         name, value, depth = waiting.pop()
+        inside: Any = {}
         if isinstance(value, tensor_type):
             yield name, value
-        elif depth < last and isinstance(value, (list, tuple, dict)):
-            entries = value.items() if isinstance(value, dict) else enumerate(value)
-            waiting += ((f"{name}.{key}", each, depth + 2) for key, each in entries)
-        elif (
-            depth < min(last, 2)
-            and id(value) not in own
-            and type(value).__module__.startswith(_PACKAGES)
-        ):
+        elif depth == _DEEPEST:
+            continue
+        elif isinstance(value, dict):
+            inside = value
+        elif isinstance(value, (list, tuple)):
+            inside = dict(enumerate(value))
+        elif id(value) not in own and type(value).__module__.startswith(_PACKAGES):
             own.add(id(value))  # an object of the engine's own beside the modules, as attention has
-            inside = getattr(value, "__dict__", {}).items()
-            waiting += ((f"{name}.{key}", each, depth + 1) for key, each in inside)
+            inside = getattr(value, "__dict__", {})
+        if len(inside) <= _LONGEST:
+            waiting += ((f"{name}.{key}", each, depth + 1) for key, each in inside.items())
 
 
 def _facts(module: Any) -> Fields:
