@@ -149,6 +149,19 @@ def test_each_stack(run_memprof, sim_stack, stack, model, arguments, cls, causes
 
 
 @pytest.mark.full
+def test_sglang(run_memprof, sim_stack):
+    stack = ["--engine", "sglang", "--stack", require_stack("sglang-0.5.23")]
+    run = run_memprof("plan", "memprof/tiny-moe", *PLAN[:2], *stack, "--tp-size", "2")
+    both = weights_of(run)
+    assert len(both) == 2
+    for held in both:
+        found = caused(held)
+        assert found.keys() == {"router", "norms", "tables"}
+        assert found["router"] == {"replicated": 2 * 8 * 256 * 2 // 2}
+        assert (held["source"], unnamed(held)) == ("layout", 0)
+
+
+@pytest.mark.full
 def test_a_pipeline_with_a_tied_head(run_memprof, sim_stack):
     tied = "--hf-overrides=" + json.dumps({"tie_word_embeddings": True})
     run = run_memprof("plan", "memprof/tiny", *PLAN, "--pipeline-parallel-size=2", tied)

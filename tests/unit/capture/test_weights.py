@@ -85,11 +85,16 @@ def test_tensors_of_no_module(recorder, monkeypatch):
     dispatcher.ids = Tensor(7000)
     method = type("Method", (), {"__module__": "vllm_ascend.ops"})()
     method.dispatcher = dispatcher
-    code = types.SimpleNamespace(_cos=Tensor(2536), _old=Tensor(1000), methods={"all": method})
+
+    class Lazy(dict):
+        def items(self):
+            raise AssertionError("it imports all that it names")
+
+    code = types.SimpleNamespace(_cos=Tensor(1512), _old=Tensor(1000), methods={"all": method})
+    code.lazy = Lazy()
     monkeypatch.setitem(sys.modules, "vllm_ascend.ops", code)
-    before = weights.blocks_of(recorder)
-    assert sorted(before) == [1000, 1512, 2024]
-    weights.tell(recorder, types.SimpleNamespace(model=Module()), before)
+    assert sorted(weights.blocks_of(recorder)) == [1000, 1512, 2024]
+    weights.tell(recorder, types.SimpleNamespace(model=Module()), {1000})
     rows = {row["name"]: row["kind"] for row in recorder.told["rows"]}
     assert rows == dict.fromkeys(
         ("vllm_ascend.ops._cos", "vllm_ascend.ops.methods.all.dispatcher.ids"), "shared"
