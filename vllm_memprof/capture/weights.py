@@ -24,6 +24,10 @@ _HELD = NAMES["weights"]
 _PACKAGES = tuple(f"{name}." for name in _HELD["packages"])
 #: Attributes of a module that torch keeps its tensors in.
 _OF_TORCH = dict(zip(KINDS, ("_parameters", "_buffers"), strict=False))
+#: Steps from a module to a tensor: a table of objects, each with an object that has it.
+_DEEPEST = 4
+#: Entries of a table; one with more is of words or tokens.
+_LONGEST = 4096
 
 
 def tell(recorder: Recorder, holder: Any, before: Iterable[int] = ()) -> None:
@@ -73,7 +77,8 @@ def blocks_of(recorder: Recorder) -> dict[int, int]:
         for segment in recorder.probe.runtime.memory_snapshot():
             address = segment["address"]
             for block in segment["blocks"]:
-                found[address] = block["size"]
+                if block["state"] != "inactive":
+                    found[address] = block["size"]
                 address += block["size"]
     return found
 
@@ -89,8 +94,9 @@ def _tensors(models: dict[str, Any], blocks: dict[int, int], before: set[int]) -
         if callable(getattr(model, "named_modules", None))
         for name, module in model.named_modules()
     ]
-    own = {id(module) for _, _, module in modules}
+    own = {id(module): 0 for _, _, module in modules}
     seen: set[int] = set()
+    unnamed = blocks.keys() - before
     shared = [
         (SHARED, "", name, module)
         for name, module in list(sys.modules.items())
@@ -100,16 +106,18 @@ def _tensors(models: dict[str, Any], blocks: dict[int, int], before: set[int]) -
         *((kind, *of) for kind in KINDS for of in modules),
         *shared,
     ]:
+        if kind == SHARED and blocks and not unnamed:
+            return
         facts = None
         for name, tensor in _held(module, kind, own):
             with suppress(Exception):  # a tensor of a kind that has no storage of its own
                 storage = tensor.untyped_storage()
                 address, size = storage.data_ptr(), storage.nbytes()
-                if tensor.device.type in ("cpu", "meta") or not size or address in seen:
-                    continue
-                if kind == SHARED and address in before:
+                known = address in seen or (kind not in _OF_TORCH and address in before)
+                if tensor.device.type in ("cpu", "meta") or not size or known:
                     continue
                 seen.add(address)
+                unnamed.discard(address)
                 facts = _facts(module) if facts is None else facts
                 transient = name in getattr(module, "_non_persistent_buffers_set", ())
                 stored = KINDS[0] if kind == KINDS[1] and not transient else kind
@@ -126,35 +134,49 @@ def _tensors(models: dict[str, Any], blocks: dict[int, int], before: set[int]) -
                 )
 
 
-def _held(module: Any, kind: str, own: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of one kind that a module has, by name."""
+def _held(module: Any, kind: str, own: dict[int, int]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of one kind that a module has, by name.
+
+    Args:
+        module: of torch, or one of the engine's code.
+        kind: of the tensors.
+        own: objects that were looked into, by address: steps to each from what has it.
+    """
     if kind in _OF_TORCH:
         yield from (
             each for each in (reach(module, _OF_TORCH[kind]) or {}).items() if each[1] is not None
         )
         return
-    tensor_type, last = sys.modules["torch"].Tensor, 0 if kind == SHARED else 3
+    tensor_type = sys.modules["torch"].Tensor
     waiting = [(name, value, 0) for name, value in list(vars(module).items())]
     while waiting:
         name, value, depth = waiting.pop()
-        if isinstance(value, tensor_type):
+        cls = type(value)  # asked for no more than that: a lazy table imports what it is asked for
+        if issubclass(cls, tensor_type):
             yield name, value
-        elif depth < last and isinstance(value, (list, tuple, dict)):
-            entries = value.items() if isinstance(value, dict) else enumerate(value)
-            waiting += ((f"{name}.{key}", each, depth + 2) for key, each in entries)
-        elif (
-            depth < min(last, 2)
-            and id(value) not in own
-            and type(value).__module__.startswith(_PACKAGES)
-        ):
-            own.add(id(value))  # an object of the engine's own beside the modules, as attention has
-            inside = getattr(value, "__dict__", {}).items()
-            waiting += ((f"{name}.{key}", each, depth + 1) for key, each in inside)
+            continue
+        if cls is dict:
+            inside = value
+        elif cls in (list, tuple):
+            inside = dict(enumerate(value))
+        elif str(cls.__module__).startswith(_PACKAGES):
+            inside = getattr(value, "__dict__", {})  # of the engine's own, as attention has
+        else:
+            continue
+        if depth < own.get(id(value), _DEEPEST) and len(inside) <= _LONGEST:
+            own[id(value)] = depth
+            waiting += ((f"{name}.{key}", each, depth + 1) for key, each in inside.items())
 
 
 def _facts(module: Any) -> Fields:
     """Return the integers of a module that say how the engine divides what it holds."""
-    found = {name: getattr(module, name, None) for name in _HELD["facts"]}
+    found = {
+        name: next((size for of in paths if type(size := reach(module, of)) is int), None)
+        for name, paths in _HELD["facts"].items()
+    }
+    for whole, part in _HELD["divided"].items():
+        if found["tp_size"] is None and (size := reach(module, part)):
+            found["tp_size"] = reach(module, whole) // size
     if any(base.__name__ in _HELD["whole"] for base in type(module).__mro__):
         found["tp_size"] = 1
-    return {name: value for name, value in found.items() if type(value) is int}
+    return {name: value for name, value in found.items() if value is not None}

@@ -38,7 +38,8 @@ class Events:
     def __init__(self):
         self.told = {}
         blocks = [{"size": 512, "state": "active_allocated"}] * 3
-        segments = [{"address": 1000, "blocks": blocks}]
+        free = [{"size": 512, "state": "inactive"}]
+        segments = [{"address": 1000, "blocks": blocks + free}]
         runtime = types.SimpleNamespace(memory_snapshot=lambda: segments)
         self.probe = types.SimpleNamespace(runtime=runtime)
 
@@ -75,6 +76,28 @@ def test_each_storage_once_under_its_first_name(recorder):
     assert (
         rows["layers.*.kept.*"] | {"kind": "attribute", "block_bytes": None}
         == rows["layers.*.kept.*"]
+    )
+
+
+def test_tensors_of_no_module(recorder, monkeypatch):
+    """Those of the engine's own code, also in its objects, that were not there before."""
+    dispatcher = type("Dispatcher", (), {"__module__": "vllm_ascend.ops"})()
+    dispatcher.ids = Tensor(7000)
+    method = type("Method", (), {"__module__": "vllm_ascend.ops"})()
+    method.dispatcher = dispatcher
+
+    class Lazy(dict):
+        def items(self):
+            raise AssertionError("it imports all that it names")
+
+    code = types.SimpleNamespace(_cos=Tensor(1512), _old=Tensor(1000), methods={"all": method})
+    code.lazy = Lazy()
+    monkeypatch.setitem(sys.modules, "vllm_ascend.ops", code)
+    assert sorted(weights.blocks_of(recorder)) == [1000, 1512, 2024]
+    weights.tell(recorder, types.SimpleNamespace(model=Module()), {1000})
+    rows = {row["name"]: row["kind"] for row in recorder.told["rows"]}
+    assert rows == dict.fromkeys(
+        ("vllm_ascend.ops._cos", "vllm_ascend.ops.methods.all.dispatcher.ids"), "shared"
     )
 
 
