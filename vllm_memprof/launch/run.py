@@ -75,6 +75,7 @@ class Patience:
     before_note_s: float = 1.5  # an engine that ends well meanwhile needs no alarm
     before_note_at_end_s: float = 6.0  # when workers had begun to shut down: vLLM gives them 4 s
     after_interrupt_s: float = 30.0  # plus vLLM's own --shutdown-timeout
+    in_start_s: float = 2.0  # each, of SIGTERM before it is ready: there is nothing to finish
     after_head_s: float = 5.0  # without a connection with the head: it has ended
     after_peer_s: float = 10.0  # for the head to end, after the engine lost one of its peers
     after_main_exit_s: float = 5.0  # for children of a main process that has ended
@@ -309,8 +310,12 @@ class EngineRun:
             self._view.note(
                 f"memprof: {signal_name(forwarded)} sent to the engine; again to hasten"
             )
-            patience_s = self._job.patience.after_interrupt_s + self._job.shutdown_timeout_s
-            self._end("the engine did not end", patience_s)
+            patience = self._job.patience
+            self._end(
+                "the engine did not end", patience.after_interrupt_s + self._job.shutdown_timeout_s
+            )
+            if forwarded == signal.SIGTERM and not seen.ready:
+                self._steps = [(patience.in_start_s, step) for _, step in self._steps]
 
     def _note_losses(self) -> None:
         """Take over what died; what is after the user's signal belongs to it."""

@@ -114,10 +114,10 @@ def interrupt_soon(number: int = signal.SIGINT, times: int = 1, pause_s: float =
     return send
 
 
-def interrupt_after(seconds: float) -> subprocess.Popen[bytes]:
-    """SIGINT to this process, from another one: a thread here would be forked along with the
+def interrupt_after(seconds: float, name: str = "INT") -> subprocess.Popen[bytes]:
+    """A signal to this process, from another one: a thread here would be forked along with the
     engine."""
-    return subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -INT {os.getpid()}"])
+    return subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -{name} {os.getpid()}"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -286,6 +286,17 @@ def test_an_interrupt_during_start_up_is_a_failed_run(tmp_path):
     assert outcome.verdict.status == "failed"
     assert "interrupted by SIGINT" in str(outcome.verdict.reason)
     assert "TP1 in weight_load" in str(outcome.verdict.reason)
+
+
+def test_sigterm_during_start_up_ends_it_within_five_seconds(tmp_path):
+    job = make_job(tmp_path, "--hang-in=weight_load", "--stubborn")
+    job.patience = Patience()
+    began_s = time.monotonic()
+    with interrupt_after(1.5, "TERM"):
+        outcome, _ = run(job)
+    assert time.monotonic() - began_s < 1.5 + 5
+    assert outcome.verdict.exit_code == 143
+    assert outcome.left_behind == []
 
 
 def test_the_engines_own_status_and_message(tmp_path):
