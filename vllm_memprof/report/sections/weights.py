@@ -41,6 +41,5 @@ def weights(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         **vars(held),
         str(held.source or "unknown"): True,
         "fixed": held.expandable is False,
-        "grows": held.expandable,
     }
     yield draw(sheet, "weights", rows, figures)
