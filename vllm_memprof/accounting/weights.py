@@ -80,8 +80,8 @@ def _accounts(held: Loaded, rows: list[TensorRow], files: bool, later: bool) -> 
             for cause, more in _beyond(row, cls, sizes[_end(row)], divided.get(cls, tp)):
                 account[cause] += more
         elif cls in ("embedding", "lm_head") and (row.draft or tied):
-            ends = "draft_ends" if row.draft else "tied"
-            account["stages" if later and tied else ends] += row.bytes
+            ends = "stages" if later and tied else "draft_ends" if row.draft else "tied"
+            account[ends] += row.bytes
     for (name, dtype), account in book.items():  # what is left of the differences
         account["copies"] += max(-account["copies"], min(Fraction(0), _rest(account)))
         for (other, wide), wider in book.items():  # of what another dtype of the class lacks
@@ -188,8 +188,7 @@ def _printed(read: RankReadings, rank: RankReport, engine: int | None) -> RankRe
     if 2 * engine > 3 * share:  # padding, copies and what is not divided are less
         account["dtype"] = engine - share
     row = _row(("model", ""), account, True)
-    weights = Weights(row["expected_bytes"], None, engine, [row], "checkpoint")
-    return replace(rank, weights=weights)
+    return replace(rank, weights=Weights(row["expected_bytes"], None, engine, [row], "checkpoint"))
 
 
 def _row(key: Key, account: Account, known: object) -> WeightRow:

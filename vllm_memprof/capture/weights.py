@@ -43,18 +43,16 @@ def tell(recorder: Recorder, holder: Any, before: Iterable[int] = ()) -> None:
         return
     blocks = blocks_of(recorder)
     config = _first(holder, "config")
-    described = _first(holder, "quantized")
     types: dict[str, dict[str, list[int]]] = {}
-    for full, kind in (described if isinstance(described, dict) else {}).items():
-        if isinstance(kind, str) and kind != "FLOAT" and full.endswith("weight"):
+    for full, kind in (_first(holder, "quantized") or {}).items():
+        if kind != "FLOAT" and full.endswith("weight"):
             name, layer = folded(full)
             types.setdefault(name, {}).setdefault(kind, []).extend(layer)
-    known = {name: _first(holder, name) for name in ("tp", "pp", "dp")}
     recorder.emit(
         "weights",
         rows=fold(_tensors(models, blocks, {*before})),
         config=json.loads(json.dumps(config.to_dict(), default=str)) if config else {},
-        ranks={name: int(size) for name, size in known.items() if isinstance(size, int)},
+        ranks={name: size for name in ("tp", "pp", "dp") if (size := _first(holder, name))},
         quantized=types,
         expandable="expandable_segments:True" in allocator_settings(),
     )
