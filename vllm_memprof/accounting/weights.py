@@ -51,17 +51,16 @@ def _accounts(held: Loaded, rows: list[TensorRow], files: bool, later: bool) -> 
     #: Values of a tensor, by the end of its name.
     sizes: dict[str, set[int]] = defaultdict(set)
     places = {place for row in held.rows for place in _places(row)}
-    last = config.get("num_hidden_layers", math.inf)
     for row in rows:
         cls, of_row = class_of(row.name), _places(row)
         dtype = "int4" if re.search(TABLE["packed"], row.name) else row.dtype
         size = Fraction(row.bytes, divided.get(cls, tp) * len(of_row))
         sizes[_end(row)].add(math.prod(row.shape))
         for place in of_row:
-            draft = isinstance(place, int) and place >= last
+            draft = isinstance(place, int) and place >= config.get("num_hidden_layers", math.inf)
             name = "draft" if draft or re.search(TABLE["draft"], row.name) else cls
-            mine = (name if name == "draft" else place) in places
-            if mine and not (later and tied and cls == "embedding"):
+            there = (name if name == "draft" else place) in places
+            if there and not (later and tied and cls == "embedding"):
                 shared.add((name, cls))
             elif files and pp == 1:
                 book[name, dtype]["not_loaded"] -= size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from vllm_memprof.accounting.findings.rules import Context, Found
@@ -19,17 +20,17 @@ _LISTED = 3  # classes
 def beyond(causes: Sequence[str], rank: RankReport, _: Context) -> Iterator[Found]:
     """Find weights beyond a rank's share of the checkpoint, by some causes or by all."""
     held = rank.weights or Weights()
-    named: dict[str, int] = {}
+    named: Counter[str] = Counter()
     for row in held.rows:
         of = row["causes"]
         size = sum(of.get(name, 0) for name in causes) if causes else row["difference_bytes"]
         if size:
-            named[row["class"]] = named.get(row["class"], 0) + size
+            named[row["class"]] += size
     total = sum(named.values()) if causes else minus(held.engine_bytes, held.expected_bytes)
     if total is None or total < max(_LEAST_BYTES, _LEAST_SHARE * (held.engine_bytes or 0)):
         return
-    largest = sorted(named.items(), key=lambda each: -each[1])[:_LISTED]
-    said = (text("{title} {size:size}", title=TITLES["weights"][of], size=n) for of, n in largest)
+    titles, largest = TITLES["weights"], named.most_common(_LISTED)
+    said = (text("{title} {size:size}", title=titles[of], size=size) for of, size in largest)
     figures = {"expected": held.expected_bytes, "held": held.engine_bytes}
     where = {each: each in named for each in ("tables", "vision", "attention", "shared_experts")}
     yield Found(total, {**where, **figures, "classes": join(", ", said)})
