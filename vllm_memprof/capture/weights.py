@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -18,12 +17,12 @@ from typing import Any
 from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.failure import allocator_settings
 from vllm_memprof.capture.recorder import Recorder
-from vllm_memprof.record.weights import KINDS, SHARED, fold, folded
+from vllm_memprof.record.weights import BUFFER, KINDS, PARAMETER, SHARED, fold, folded
 
 _HELD = NAMES["weights"]
 _PACKAGES = tuple(f"{name}." for name in _HELD["packages"])
 #: Attributes of a module that torch keeps its tensors in.
-_OF_TORCH = dict(zip(KINDS, ("_parameters", "_buffers"), strict=False))
+_OF_TORCH = {PARAMETER: "_parameters", BUFFER: "_buffers"}
 #: Steps from a module to a tensor: a table of objects, each with an object that has it.
 _DEEPEST = 4
 #: Entries of a table; one with more is of words or tokens.
@@ -38,36 +37,31 @@ def tell(recorder: Recorder, holder: Any, before: Iterable[int] = ()) -> None:
         holder: of the models: a worker, or a model runner.
         before: addresses of blocks that were in use before the model was loaded.
     """
-    begun = time.monotonic()
-    models = {draft: _first(holder, f"models.{draft}") for draft in ("target", "draft")}
-    if not callable(getattr(models["target"], "named_modules", None)):
+    found = {which: _first(holder, which) for which in ("target", "draft")}
+    models = {which: model for which, model in found.items() if hasattr(model, "named_modules")}
+    if "target" not in models:
         return
     blocks = blocks_of(recorder)
     config = _first(holder, "config")
-    described = _first(holder, "quantized")
     types: dict[str, dict[str, list[int]]] = {}
-    for full, kind in (described if isinstance(described, dict) else {}).items():
-        if isinstance(kind, str) and kind != "FLOAT" and full.endswith("weight"):
+    for full, kind in (_first(holder, "quantized") or {}).items():
+        if kind != "FLOAT" and full.endswith("weight"):
             name, layer = folded(full)
             types.setdefault(name, {}).setdefault(kind, []).extend(layer)
-    known = {name: _first(holder, f"ranks.{name}") for name in _HELD["ranks"]}
     recorder.emit(
         "weights",
         rows=fold(_tensors(models, blocks, {*before})),
         config=json.loads(json.dumps(config.to_dict(), default=str)) if config else {},
-        ranks={name: int(size) for name, size in known.items() if isinstance(size, int)},
+        ranks={name: size for name in ("tp", "pp", "dp") if (size := _first(holder, name))},
         quantized=types,
         expandable="expandable_segments:True" in allocator_settings(),
-        seconds=time.monotonic() - begun,
     )
 
 
 def _first(holder: Any, of: str) -> Any:
     """Return what lies at the first of some paths that has something."""
-    paths: Any = _HELD
-    for name in of.split("."):
-        paths = paths[name]
-    return next((value for path in paths if (value := reach(holder, path)) is not None), None)
+    values = (reach(holder, path) for path in _HELD[of])
+    return next((value for value in values if value is not None), None)
 
 
 def blocks_of(recorder: Recorder) -> dict[int, int]:
@@ -91,7 +85,6 @@ def _tensors(models: dict[str, Any], blocks: dict[int, int], before: set[int]) -
     modules = [
         (which, name, module)
         for which, model in models.items()
-        if callable(getattr(model, "named_modules", None))
         for name, module in model.named_modules()
     ]
     own = {id(module): 0 for _, _, module in modules}
@@ -100,7 +93,7 @@ def _tensors(models: dict[str, Any], blocks: dict[int, int], before: set[int]) -
     shared = [
         (SHARED, "", name, module)
         for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in _HELD["shared"] and module is not None
+        if name.partition(".")[0] in _HELD["shared"] and module
     ]
     for kind, which, prefix, module in [
         *((kind, *of) for kind in KINDS for of in modules),
@@ -119,14 +112,13 @@ def _tensors(models: dict[str, Any], blocks: dict[int, int], before: set[int]) -
                 seen.add(address)
                 unnamed.discard(address)
                 facts = _facts(module) if facts is None else facts
-                transient = name in getattr(module, "_non_persistent_buffers_set", ())
-                stored = KINDS[0] if kind == KINDS[1] and not transient else kind
+                stored = kind == BUFFER and name not in module._non_persistent_buffers_set
                 yield (
                     f"{prefix}.{name}" if prefix else name,
                     {
                         "dtype": str(tensor.dtype).removeprefix("torch."),
                         "shape": list(tensor.shape),
-                        "kind": stored,
+                        "kind": PARAMETER if stored else kind,
                         "draft": which == "draft",
                         "facts": facts,
                     },
@@ -143,9 +135,7 @@ def _held(module: Any, kind: str, own: dict[int, int]) -> Iterator[tuple[str, An
         own: objects that were looked into, by address: steps to each from what has it.
     """
     if kind in _OF_TORCH:
-        yield from (
-            each for each in (reach(module, _OF_TORCH[kind]) or {}).items() if each[1] is not None
-        )
+        yield from reach(module, _OF_TORCH[kind]).items()
         return
     tensor_type = sys.modules["torch"].Tensor
     waiting = [(name, value, 0) for name, value in list(vars(module).items())]

@@ -42,19 +42,16 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
 
     Of a folder with an index, files that it does not name are another copy of the same weights.
     """
-    stated, files = None, sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors"))
     try:
         if (index := folder / _INDEX).is_file():
             content = json.loads(index.read_text(encoding="utf-8"))
-            stated = content.get("metadata", {}).get("total_size")
             named = {folder / name for name in content.get("weight_map", {}).values()}
             files = [path for path in files if path in named] or files
         rows = fold(entry for path in files for entry in _header(path))
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None  # damaged, or not to be read: the engine says so better
-    if not rows:
-        return None
-    return Checkpoint([from_json(TensorRow, row) for row in rows], len(files), stated)
+    return Checkpoint([from_json(TensorRow, row) for row in rows]) if rows else None
 
 
 def _header(path: Path) -> Iterator[tuple[str, Any, Any]]:

@@ -42,8 +42,6 @@ class Checkpoint:
     """The tensors of a model's files, by their headers."""
 
     rows: list[TensorRow] = field(default_factory=list)
-    files: int = 0
-    stated_bytes: int | None = None  # total_size of the index: a check alone
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,6 @@ class Loaded:
     ranks: dict[str, int] = field(default_factory=dict)
     #: Weights that a description quantises: name with * -> type -> layers.
     quantized: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    seconds: float | None = None  # that the reading took
     expandable: bool | None = None  # the allocator's segments grow; None: it was not read
 
 

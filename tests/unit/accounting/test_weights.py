@@ -88,6 +88,19 @@ def test_an_output_projection_on_every_rank():
     assert round(whole.bytes / GIB, 1) == 7.3
 
 
+def test_nothing_is_claimed_of_a_layer_that_says_nothing():
+    """Neither its facts nor a tensor of its shape tell over how many ranks it is divided."""
+    fused = row("model.layers.*.mlp.fused.weight", (96, 64))
+    files = [row("model.layers.*.mlp.up_proj.weight", (64, 64))]
+    assert causes_of(report_of([fused], files, {"tp": 2})) == {
+        ("dense_mlp", "bfloat16"): {"unexplained": fused.bytes - 64 * 64 * 2 // 2}
+    }
+    norm = row("model.layers.*.input_layernorm.weight", (64,))
+    assert causes_of(report_of([norm], [norm], {"tp": 2})) == {
+        ("norms", "bfloat16"): {"replicated": norm.bytes // 2}
+    }
+
+
 def test_kv_b_proj_beside_what_is_made_of_it():
     """vllm-ascend#17104, sglang#28876: latent attention keeps what it has absorbed, here TP8."""
     name, layers = "model.layers.*.self_attn.", range(61)
@@ -127,7 +140,8 @@ INFO [gpu_worker.py:298] Available KV cache memory: 10.00 GiB
 
 def test_padding_ties_stages_and_dtypes():
     embed = row("model.embed_tokens.weight", (1000, 64))
-    padded = row("model.embed_tokens.weight", (512, 64), facts={"tp_size": 2})
+    facts = {"tp_size": 2, "org_vocab_size": 1000, "num_embeddings_padded": 1024}
+    padded = row("model.embed_tokens.weight", (512, 64), facts=facts)
     assert causes_of(report_of([padded], [embed], {"tp": 2})) == {
         ("embedding", "bfloat16"): {"padding": 24 / 2 * 64 * 2}
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from vllm_memprof.accounting.findings.rules import Context, Found
 from vllm_memprof.accounting.model import RankReport, Weights
+from vllm_memprof.accounting.tensors import size_of
 from vllm_memprof.accounting.titles import TITLES
-from vllm_memprof.accounting.weights import NARROW, WIDE
 from vllm_memprof.text import join, text
 from vllm_memprof.units import MIB, minus
 
@@ -19,27 +20,20 @@ _LISTED = 3  # classes
 def beyond(causes: Sequence[str], rank: RankReport, _: Context) -> Iterator[Found]:
     """Find weights beyond a rank's share of the checkpoint, by some causes or by all."""
     held = rank.weights or Weights()
-    named: dict[str, int] = {}
+    named: Counter[str] = Counter()
     for row in held.rows:
         of = row["causes"]
         size = sum(of.get(name, 0) for name in causes) if causes else row["difference_bytes"]
         if size:
-            named[row["class"]] = named.get(row["class"], 0) + size
+            named[row["class"]] += size
     total = sum(named.values()) if causes else minus(held.engine_bytes, held.expected_bytes)
     if total is None or total < max(_LEAST_BYTES, _LEAST_SHARE * (held.engine_bytes or 0)):
         return
-    largest = sorted(named.items(), key=lambda each: -each[1])[:_LISTED]
-    said = (text("{title} {size:size}", title=TITLES["weights"][of], size=n) for of, n in largest)
-    figures = {
-        "classes": join(", ", said),
-        "expected": held.expected_bytes,
-        "held": held.engine_bytes,
-        "tables": "tables" in named,
-        "vision": "vision" in named,
-        "attention": "attention" in named,
-        "shared_experts": "shared_experts" in named,
-    }
-    yield Found(total, figures)
+    titles, largest = TITLES["weights"], named.most_common(_LISTED)
+    said = (text("{title} {size:size}", title=titles[of], size=size) for of, size in largest)
+    figures = {"expected": held.expected_bytes, "held": held.engine_bytes}
+    where = {each: each in named for each in ("tables", "vision", "attention", "shared_experts")}
+    yield Found(total, {**where, **figures, "classes": join(", ", said)})
 
 
 def dequantised(rank: RankReport, _: Context) -> Iterator[Found]:
@@ -47,8 +41,8 @@ def dequantised(rank: RankReport, _: Context) -> Iterator[Found]:
     rows = [row for row in (rank.weights or Weights()).rows if row["causes"].get("dtype")]
     for cls in dict.fromkeys(row["class"] for row in rows):
         own = [row for row in rows if row["class"] == cls]
-        lost = [row for row in own if row["causes"]["dtype"] < 0 and row["dtype"] in NARROW]
-        more = [row for row in own if row["causes"]["dtype"] > 0 and row["dtype"] in WIDE]
+        lost = [row for row in own if row["causes"]["dtype"] < 0 and size_of(row["dtype"]) <= 1]
+        more = [row for row in own if row["causes"]["dtype"] > 0 and size_of(row["dtype"]) > 1]
         if (size := sum(row["causes"]["dtype"] for row in (*lost, *more))) > 0 and lost and more:
             types = {"narrow": lost[0]["dtype"], "wide": more[0]["dtype"]}
             yield Found(size, types | {"class": TITLES["weights"][cls]})

@@ -24,14 +24,15 @@ def weights(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
 
     def of(row: WeightRow) -> list[str]:
         size = row["loaded_bytes"]
-        cells = [
+        return [
             TITLES["weights"][row["class"]],
             row["dtype"],
             GIB4(row["expected_bytes"]),
             GIB4(size),
+            signed(row["difference_bytes"]),
+            row["why"],
+            *[bar_of(max(size, 0) / longest, _CELLS)] * sheet.wide,
         ]
-        cells += [signed(row["difference_bytes"]), row["why"]]
-        return [*cells, *([bar_of(max(size, 0) / longest, _CELLS)] * sheet.wide)]
 
     total = [text("weights (engine)"), "", GIB4(held.expected_bytes), GIB4(held.engine_bytes)]
     over = minus(held.engine_bytes, held.expected_bytes)
@@ -41,6 +42,5 @@ def weights(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         **vars(held),
         str(held.source or "unknown"): True,
         "fixed": held.expandable is False,
-        "grows": held.expandable,
     }
     yield draw(sheet, "weights", rows, figures)
