@@ -21,6 +21,7 @@ from vllm_memprof.capture import (
     weights,
 )
 from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.connectors import storages_of
 from vllm_memprof.capture.hook import Call, StopAfterPlan
 from vllm_memprof.capture.items import of_kwargs
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
@@ -162,7 +163,8 @@ def leave_kv_alloc(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     if call.error is None:
         caches = reach(call.subject, "model_runner.kv_caches")
-        recorder.figures["kv_storage_bytes"] = kv_plan.storage_bytes(caches)
+        found = {at: tensor.untyped_storage().nbytes() for _, at, tensor in storages_of("", caches)}
+        recorder.figures["kv_storage_bytes"] = sum(found.values()) or None
         recorder.emit_figures("initialize_from_config")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -110,20 +109,19 @@ def tensors_of(connector: object, known: set[int]) -> list[Fields]:
     return [{"attribute": path, "place": place, **row} for (path, place), row in found.items()]
 
 
-def storages_of(path: str, begin: object) -> Iterator[tuple[str, int, Any]]:
+def storages_of(path: str, begin: Any) -> Iterator[tuple[str, int, Any]]:
     """Yield the tensors below an object with the addresses of their storages.
 
     Objects of the connectors' packages are entered, and containers; configurations, which lead to
     the model, are not.
     """
-    torch: Any = sys.modules["torch"]
     todo, met = deque([(path, begin)]), set[int]()
     while todo and len(met) < _MOST_OBJECTS:
         path, each = todo.popleft()
         if id(each) in met:
             continue
         met.add(id(each))
-        if isinstance(each, torch.Tensor):
+        if hasattr(type(each), "untyped_storage"):
             yield path, each.untyped_storage().data_ptr(), each
         elif isinstance(each, Mapping):
             todo += [(path, value) for value in list(each.values())]
@@ -134,5 +132,5 @@ def storages_of(path: str, begin: object) -> Iterator[tuple[str, int, Any]]:
                 (f"{path}.{name}".lstrip("."), value)
                 for name, value in list(getattr(each, "__dict__", {}).items())
                 if not name.endswith(tuple(NAMES["connector_others"]))
-                and not isinstance(value, torch.nn.Module)
+                and not hasattr(type(value), "named_parameters")
             ]

@@ -96,23 +96,6 @@ def rows_of(config: Any) -> list[Fields]:
     ]
 
 
-def storage_bytes(caches: Any) -> int | None:
-    """Return the bytes of the storages of KV caches, each once; None: there are none.
-
-    Args:
-        caches: tensors, or lists, tuples and tables of them, as model runners keep them.
-    """
-    found: dict[int, int] = {}
-    left = [caches]
-    while left:
-        each = left.pop()
-        if isinstance(each, (list, tuple, dict)):
-            left += each.values() if isinstance(each, dict) else each
-        elif (storage := getattr(each, "untyped_storage", None)) is not None:
-            found[storage().data_ptr()] = storage().nbytes()
-    return sum(found.values()) or None
-
-
 def specs_of(group: Any) -> Fields:
     """Return the spec of each layer of a group, which may hold layers of several page sizes."""
     members = reach(group, "kv_cache_spec.kv_cache_specs")
