@@ -55,11 +55,9 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         tokens = blocks // len(first.kv_cache_groups) * block_size * shared_by
     elif not by_blocks and concurrency is not None:
         tokens = int(concurrency * max_model_len)
-    in_flight = reach(vllm_config, "max_in_flight_tokens")
-    if in_flight is None:  # of the batches that run at once, where a patch sizes windows for them
-        batches = reach(vllm_config, "max_concurrent_batches") if _WINDOWS in sys.modules else 1
-        in_flight = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
-        in_flight = in_flight and in_flight * (batches or 1)
+    scheduled = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
+    if scheduled and _WINDOWS in sys.modules:
+        scheduled *= vllm_config.max_concurrent_batches
     drafts = reach(vllm_config, "speculative_config") is not None
     transfer = reach(vllm_config, "kv_transfer_config")
     return {
@@ -77,7 +75,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> Fields:
         "group_count": len(first.kv_cache_groups),
         "tokens_rule": "blocks" if by_blocks else "concurrency",
         "context_parallel": shared_by,
-        "max_num_batched_tokens": in_flight,
+        "max_num_batched_tokens": reach(vllm_config, "max_in_flight_tokens") or scheduled,
         "kv_transfer": transfer is not None,
         "connectors": described(getattr(transfer, "__dict__", {})) if transfer else [],
         "shared_backing": shares_backing(first.kv_cache_tensors),
