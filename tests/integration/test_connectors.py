@@ -19,7 +19,7 @@ from tests.support.engine import OLD_STACK, STACK, require_stack
 from tests.support.hosts import Deployment
 from tests.support.pd_proxy import proxy
 
-pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 MIB = 1 << 20
 READY_S = 300.0
