@@ -2,8 +2,9 @@
 
 Runs alternate (without, with, with, without, …) so that a drifting machine does not favour one
 side. Each pair gives a ratio; the result is the median ratio with its smallest and largest value,
-beside the spread of the runs without memprof, which is what the machine's own noise looks like. The
-engine's figures in bytes must agree in every run.
+beside the spread of the runs without memprof, which is what the machine's own noise looks like.
+Processor time, of all threads of the engine's process, has less of it. The engine's figures in
+bytes must agree in every run.
 
 With --attribution a third side is run in each turn: memprof without the readings of memory outside
 torch (the runtime's counters, the driver's list of processes), so that their own cost can be told.
@@ -36,12 +37,12 @@ from vllm import LLM
 if __name__ == "__main__":
     eager = sys.argv[2] == "eager"
     llm = LLM(sys.argv[1], load_format="dummy", max_model_len=4096, enforce_eager=eager)
-    seconds = time.perf_counter() - begin
+    seconds, processor = time.perf_counter() - begin, time.process_time()
     core = llm.llm_engine.engine_core.engine_core
     worker = core.model_executor.driver_worker.worker
     available = int(worker.available_kv_cache_memory_bytes)
     blocks = core.vllm_config.cache_config.num_gpu_blocks
-    found = {"seconds": seconds, "available": available, "blocks": blocks}
+    found = {"seconds": seconds, "processor": processor, "available": available, "blocks": blocks}
     print("START " + json.dumps(found), flush=True)
     begin = time.perf_counter()
     from vllm import SamplingParams
@@ -54,8 +55,8 @@ if __name__ == "__main__":
 def run_once(
     python: Path, env: dict[str, str], script: Path, model: str, mode: str
 ) -> dict[str, float]:
-    """One engine start in a fresh process. Returns seconds, seconds_per_token, available (bytes)
-    and blocks.
+    """One engine start in a fresh process. Returns seconds, processor (seconds), seconds_per_token,
+    available (bytes) and blocks.
     """
     begin = time.perf_counter()
     done = subprocess.run(
@@ -156,6 +157,7 @@ def main() -> int:
     print("|---|---|---|---|---|")
     for name, key, unit, label in (
         ("start-up", "seconds", 1.0, "s"),
+        ("start-up, processor", "processor", 1.0, "s"),
         ("one token", "seconds_per_token", 1000.0, "ms"),
     ):
         taken = {side: [run[key] for run in results[side]] for side in sides}
