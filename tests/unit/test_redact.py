@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from tests.support.secrets import ALL, HARMLESS, KEY, MARK, ORDINARY, marked
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.launch.engine_log import MAX_LINE_BYTES, LogFilter
+from vllm_memprof.record.lines import _NUMBER
 from vllm_memprof.redact import (
     _NEEDLE_WORDS,
     _NEEDLES,
     _OF_FORMS,
     REDACTED,
     is_secret,
+    may_hold_secret,
     redact_command,
     redact_data,
     redact_text,
@@ -274,3 +276,6 @@ def test_the_cost_is_linear_in_the_length_of_a_line(piece):
 def test_no_word_of_a_secret_is_lost_with_the_numbers_of_a_line():
     words = [*_NEEDLE_WORDS, *_OF_FORMS, *(needle.pattern for needle in _NEEDLES)]
     assert not [word for word in words if re.search(r"(?<!\\u)\d{4}", word)]
+    for word in filter(lambda each: each[-1].isdigit(), words):
+        line = json.dumps({"a": f"{word}1234{KEY}"}).encode()
+        assert may_hold_secret(_NUMBER.sub(b"0", line).decode()) == may_hold_secret(line.decode())

@@ -13,9 +13,9 @@ from vllm_memprof.redact import may_hold_secret, redact_data
 from vllm_memprof.text import plain_data
 
 Event = dict[str, Any]
-#: What lines of one kind differ by. No word by which secrets are found has so many digits, unless
-#: it is escaped.
-_NUMBER = re.compile(rb"\d{4,}")
+#: What lines of one kind differ by: numbers, not digits at the end of a word. No word by which
+#: secrets are found has so many digits, unless it is escaped.
+_NUMBER = re.compile(rb"(?<=[:,\[ ])\d{4,}")
 _MOST_KEPT = 8192  # bytes of a line
 
 

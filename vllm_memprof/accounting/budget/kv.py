@@ -410,4 +410,4 @@ def _counted_blocks(kv: Kv) -> Amount:
     needed = _blocks_by_group(kv)
     if len(needed) < 2 or not all(pages.values()):
         return sum(needed.values()) or None
-    return -(-sum(pages[number] * blocks for number, blocks in needed.items()) // pages[0])
+    return -(-sum(pages[number] * blocks for number, blocks in needed.items()) // pages[min(pages)])
