@@ -3,7 +3,7 @@
 Runs alternate (without, with, with, without, …) so that a drifting machine does not favour one
 side. Each pair gives a ratio; the result is the median ratio with its smallest and largest value,
 beside the spread of the runs without memprof, which is what the machine's own noise looks like.
-Processor time, of all threads of the engine's process, has less of it. The engine's figures in
+Processor time, of all threads of the engine's process, stands beside it. The engine's figures in
 bytes must agree in every run.
 
 With --attribution a third side is run in each turn: memprof without the readings of memory outside
