@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
 PLAN = ["--device", "sim:910b", "--enforce-eager", "--max-model-len=2048"]
 ONE = ["--ranks", "one"]
+ROUTER = {"replicated", "made"}  # 0.30 keeps it in fp32 as well
 WIDTHS = {"BF16": 2, "F8_E4M3": 1}
 
 
@@ -129,14 +130,16 @@ def test_a_draft_and_copies_of_latent_attention(run_memprof, sim_stack, tmp_path
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("stack", [None, OLD_STACK])
+@pytest.mark.parametrize(
+    "stack", [None, OLD_STACK, "vllm-ascend-0.18.0", "vllm-ascend-0.30.0rc2"]
+)
 @pytest.mark.parametrize(
     ("model", "arguments", "cls", "causes"),
     [
         ("memprof/tiny", [], "tables", {"tables"}),
         ("memprof/tiny", ["--quantization=ascend"], "scales", {"made", "copies"}),
         ("memprof/tiny-vl", ["--tensor-parallel-size=2", *ONE], "norms", {"replicated"}),
-        ("memprof/tiny-moe", ["--tensor-parallel-size=2", *ONE], "router", {"replicated"}),
+        ("memprof/tiny-moe", ["--tensor-parallel-size=2", *ONE], "router", ROUTER),
         ("memprof/tiny-mla", [], "attention", {"copies"}),
     ],
 )
@@ -149,16 +152,41 @@ def test_each_stack(run_memprof, sim_stack, stack, model, arguments, cls, causes
 
 
 @pytest.mark.full
-def test_sglang(run_memprof, sim_stack):
-    stack = ["--engine", "sglang", "--stack", require_stack("sglang-0.5.23")]
-    run = run_memprof("plan", "memprof/tiny-moe", *PLAN[:2], *stack, "--tp-size", "2")
-    both = weights_of(run)
+def test_redundant_experts_of_sglang(run_memprof, sim_stack):
+    expert = ["--ep-size=2", "--enable-eplb", "--ep-num-redundant-experts=4", "--tp-size=2"]
+    both = weights_of(run_memprof("plan", "memprof/tiny-moe", *PLAN[:2], *_sglang(), *expert))
     assert len(both) == 2
     for held in both:
         found = caused(held)
-        assert found.keys() == {"router", "norms", "tables"}
+        assert found.keys() == {"experts", "router", "norms", "tables"}
+        assert found["experts"] == {"redundant": 2 * 2 * 3 * 128 * 256 * 2}
         assert found["router"] == {"replicated": 2 * 8 * 256 * 2 // 2}
         assert (held["source"], unnamed(held)) == ("layout", 0)
+
+
+@pytest.mark.full
+def test_a_draft_of_sglang_has_its_own_ends(run_memprof, sim_stack, tmp_path):
+    """It is loaded after the model, and takes the model's ends only later."""
+    model = model_folder(tmp_path / "mtp", "memprof/tiny-mla", num_nextn_predict_layers=1)
+    drafts = ["--speculative-algorithm=NEXTN", "--speculative-num-steps=1"]
+    drafts += ["--speculative-eagle-topk=1", "--speculative-num-draft-tokens=2"]
+    run = run_memprof(
+        "plan", str(model), *PLAN[:2], *_sglang(), *drafts, "--skip-tokenizer-init"
+    )
+    (held,) = weights_of(run)
+    found = caused(held)
+    assert found["draft"]["draft_ends"] == 2 * 2 * 1024 * 256
+    assert found["draft"].keys() <= {"draft_ends", "copies", "made"}
+    grown = sum(
+        phase["after"]["allocated_bytes"] - phase["before"]["allocated_bytes"]
+        for phase in run.report["ranks"][0]["phases"]
+        if phase["phase"] in ("weight_load", "draft_load")
+    )
+    assert (held["engine_bytes"], unnamed(held)) == (grown, 0)
+
+
+def _sglang() -> list[str]:
+    return ["--engine", "sglang", "--stack", require_stack("sglang-0.5.23")]
 
 
 @pytest.mark.full

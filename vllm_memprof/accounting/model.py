@@ -848,6 +848,7 @@ class HostOwner:
     bytes: int
     #: What its tensors need; the rest is rounding. None: not known, or no tensors.
     tensor_bytes: Amount = None
+    grown_bytes: Amount = None  # since the engine was ready; None: it was not read again
 
     @property
     @computed

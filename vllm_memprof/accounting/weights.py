@@ -19,13 +19,14 @@ from typing import Any
 
 from vllm_memprof.accounting.model import RankReport, WeightRow, Weights
 from vllm_memprof.accounting.readings.run import RankReadings
-from vllm_memprof.accounting.readings.startup import after
+from vllm_memprof.accounting.readings.startup import after, grown_by
 from vllm_memprof.accounting.tensors import TABLE, class_of, laid_out, size_of
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.layout import text_config
+from vllm_memprof.record.spans import is_within
 from vllm_memprof.record.weights import ATTRIBUTE, PARAMETER, Loaded, TensorRow
 from vllm_memprof.text import join, text
-from vllm_memprof.units import minus
+from vllm_memprof.units import minus, sum_or_none
 
 #: A class and a dtype.
 Key = tuple[str, str]
@@ -45,6 +46,7 @@ def _accounts(held: Loaded, rows: list[TensorRow], files: bool, later: bool) -> 
     book: dict[Key, Account] = defaultdict(lambda: Account(Fraction))
     config = text_config(held.config)
     tied = config.get("tie_word_embeddings")
+    experts = next((config[name] for name in TABLE["experts"] if config.get(name)), None)
     tp, dp, pp = (held.ranks.get(name, 1) for name in ("tp", "dp", "pp"))
     divided = {"experts": tp * dp}  # over other ranks than tp
     shared: set[Key] = set()  # classes that it has a share of, those of a draft by themselves
@@ -76,7 +78,8 @@ def _accounts(held: Loaded, rows: list[TensorRow], files: bool, later: bool) -> 
         elif row.kind == ATTRIBUTE:
             account["copies"] += row.bytes  # as far as there is a difference: see below
         elif not rows or (name, cls) in shared:
-            for cause, more in _beyond(row, cls, sizes[_end(row)], divided.get(cls, tp)):
+            ranks = divided.get(cls, tp)
+            for cause, more in _beyond(row, cls, sizes[_end(row)], ranks, experts):
                 account[cause] += more
         elif cls in ("embedding", "lm_head") and (row.draft or tied):
             ends = "stages" if later and tied else "draft_ends" if row.draft else "tied"
@@ -94,7 +97,7 @@ def _accounts(held: Loaded, rows: list[TensorRow], files: bool, later: bool) -> 
 
 
 def _beyond(
-    row: TensorRow, cls: str, values: set[int], ranks: int
+    row: TensorRow, cls: str, values: set[int], ranks: int, experts: int | None
 ) -> Iterator[tuple[str, Fraction]]:
     """Yield why a parameter is more than the rank's share of it, as far as that is known.
 
@@ -103,6 +106,7 @@ def _beyond(
         cls: its class.
         values: of tensors of the checkpoint with its name.
         ranks: over how many an even division divides it.
+        experts: of the checkpoint, in a layer.
     """
     get, count = row.facts.get, math.prod(row.shape)
     filled = Fraction(get("org_vocab_size", 1), get("num_embeddings_padded", 1))
@@ -112,7 +116,7 @@ def _beyond(
     of_files = [n for n in range(1, ranks + 1) if n * count in values]
     if cls == "experts" and (every := get("global_num_experts")):
         by *= Fraction(every, get("local_num_experts", every))
-        yield "redundant", held * (1 - Fraction(get("logical_num_experts", every), every))
+        yield "redundant", held * (1 - Fraction(experts or every, every))
     elif of_files and by not in of_files:  # e.g. whole, whatever its layer divides
         by = Fraction(of_files[0])
     if by:
@@ -151,6 +155,9 @@ def weighed(read: RankReadings, rank: RankReport) -> RankReport:
     engine = read.startup.quantities["weights"].bytes
     if loaded is None:
         return _printed(read, rank, engine)
+    draft = read.startup.last("draft_load")
+    if draft and not is_within(read.startup.spans, draft, "weight_load"):  # after the model
+        engine = sum_or_none([engine, grown_by(draft)])
     of_model = files.rows if files else laid_out(json.dumps([loaded.config, loaded.quantized]))
     book = _accounts(loaded, of_model, bool(files), bool(rank.pp_rank))
     rows = [  # a configuration does not tell which scales its checkpoint has

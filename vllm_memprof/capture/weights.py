@@ -29,17 +29,22 @@ _DEEPEST = 4
 _LONGEST = 4096
 
 
-def tell(recorder: Recorder, holder: Any, before: Iterable[int] = ()) -> None:
+def tell(
+    recorder: Recorder, holder: Any, before: Iterable[int] = (), drafts: bool = False
+) -> None:
     """Write a ``weights`` event.
 
     Args:
         recorder: of a worker.
         holder: of the models: a worker, or a model runner.
         before: addresses of blocks that were in use before the model was loaded.
+        drafts: the holder's only model drafts.
     """
     found = {which: _first(holder, which) for which in ("target", "draft")}
+    if drafts:
+        found = {"draft": found["target"]}
     models = {which: model for which, model in found.items() if hasattr(model, "named_modules")}
-    if "target" not in models:
+    if "target" not in models and not (drafts and models):
         return
     blocks = blocks_of(recorder)
     config = _first(holder, "config")
@@ -106,7 +111,8 @@ def _tensors(models: dict[str, Any], blocks: dict[int, int], before: set[int]) -
             with suppress(Exception):  # a tensor of a kind that has no storage of its own
                 storage = tensor.untyped_storage()
                 address, size = storage.data_ptr(), storage.nbytes()
-                known = address in seen or (kind not in _OF_TORCH and address in before)
+                others = address in before and (kind not in _OF_TORCH or "target" not in models)
+                known = address in seen or others
                 if tensor.device.type in ("cpu", "meta") or not size or known:
                     continue
                 seen.add(address)

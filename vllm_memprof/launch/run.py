@@ -169,7 +169,7 @@ class EngineRun:
                 interrupted = (lambda: bool(self._signals)) if job.warm else None
                 self._engine = EngineProcess(job.command, job.env, self._pump, interrupted)
                 self._watch = ProcessWatch(self._engine.pid)
-                self._host = HostWatch(info.host_memory or HostRecord())
+                self._host = HostWatch(info.host_memory or HostRecord(), bool(info.sample))
                 stack.callback(self._close)
                 left = self._supervise()
             except Exception as error:

@@ -75,6 +75,7 @@ class HostRecord:
     asks: list[HostAsk] = field(default_factory=list)
     #: When the engine was ready. Process id, "self" for the launcher -> what it has (``mapped``).
     processes: dict[str, dict[str, int]] = field(default_factory=dict)
+    later: dict[str, dict[str, int]] = field(default_factory=dict)  # the last time, with --sample
     cgroup: dict[str, int] = field(default_factory=dict)  # ``in_use``
     ready: list[HostLimit] = field(default_factory=list)
     #: Of the cgroup: last_bytes before a kill, grown_bytes in the seconds of the run, the process

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -403,8 +403,15 @@ def _build_process(file: str, events: list[Event], dropped: int, served: Served)
         failures=every("failure", Failure),
         losses=[losses[since] for since in sorted(losses)],
         allocations=every("allocations", AllocationTrace),
-        weights=next(reversed(every("weights", Loaded)), None),
+        weights=reduce(_with_draft, every("weights", Loaded), None),
     )
+
+
+def _with_draft(before: Loaded | None, loaded: Loaded) -> Loaded:
+    """Return the models that were loaded last: a draft comes beside a model, or after it."""
+    if before is None or not all(row.draft for row in loaded.rows):
+        return loaded
+    return replace(before, rows=[*before.rows, *loaded.rows])
 
 
 def _pair_phases(edges: list[_PhaseEdge]) -> list[Span]:

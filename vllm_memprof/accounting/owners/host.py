@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from vllm_memprof.record.spans import edges_of
 from vllm_memprof.units import largest
 
 _TABLE = read_table(Path(__file__).with_name("host.toml"))
-REST = "rest"
+REST, OFFLOAD = "rest", "pinned:kv_offload"
 
 
 def host_memory(read: RunReadings, report: Report) -> Report:
@@ -30,17 +31,16 @@ def host_memory(read: RunReadings, report: Report) -> Report:
         if record is None:
             continue
         at = {str(rank.pid): place for place, rank in enumerate(ranks) if rank.host == host}
-        total = Counter[str]()
+        total, grown = Counter[str](), Counter[str]()
         for pid, known in record.processes.items():
-            sizes = Counter[str]()
-            for what, size in known.items():
-                owners = _TABLE["mapped"].items()
-                sizes[next(owner for like, owner in owners if re.search(like, what))] += size
+            sizes, later = (_by_owner(each) for each in (known, record.later.get(pid, {})))
+            more = {owner: later[owner] - sizes[owner] for owner in later | sizes} if later else {}
             if pid in at and sizes:  # nothing is mapped by a process that is ending
-                ranks[at[pid]] = _with_pinned(ranks[at[pid]], sizes)
+                ranks[at[pid]] = _with_pinned(ranks[at[pid]], sizes, more)
             who = "worker" if pid in at else "memprof" if pid == "self" else "other"
-            for owner, size in sizes.items():
-                total[f"{REST}:{who}" if owner == REST else owner] += size
+            for all_of, own in ((total, sizes), (grown, more)):
+                for owner, size in own.items():
+                    all_of[f"{REST}:{who}" if owner == REST else owner] += size
         cache, shared, kernel, used = (
             next((record.cgroup[name] for name in names if name in record.cgroup), None)
             for names in _TABLE["cgroup"]
@@ -48,19 +48,28 @@ def host_memory(read: RunReadings, report: Report) -> Report:
         if cache is not None and shared is not None:
             shm = sum(size for owner, size in total.items() if owner.startswith("shm:"))
             kept = {owner: size for owner, size in total.items() if owner[:5] != "file:"}
-            more = {
+            others = {
                 "shm:unmapped": shared - shm,
                 "file:cache": cache - shared,
                 "kernel": kernel or 0,
             }
-            total = Counter({**kept, **more})
-        rows = [HostOwner(owner, size) for owner, size in total.items() if size]
+            total = Counter({**kept, **others})
+        rows = [HostOwner(*each, None, grown.get(each[0])) for each in total.items() if each[1]]
         hosts.append(HostMemory(rows, record.ready or record.limits, host, record.asks, used))
     return replace(report, ranks=ranks, host_memory=hosts)
 
 
-def _with_pinned(rank: RankReport, sizes: Counter[str]) -> RankReport:
-    """Return a rank with the owners of its process; sizes: as they are mapped."""
+def _by_owner(known: Mapping[str, int]) -> Counter[str]:
+    """Return what a process has mapped by its owner."""
+    sizes = Counter[str]()
+    for what, size in known.items():
+        owners = _TABLE["mapped"].items()
+        sizes[next(owner for like, owner in owners if re.search(like, what))] += size
+    return sizes
+
+
+def _with_pinned(rank: RankReport, sizes: Counter[str], grown: Mapping[str, int]) -> RankReport:
+    """Return a rank with the owners of its process; sizes, grown: as they are mapped."""
     pinned = largest(edge.snapshot.host_pinned_bytes for _, edge in edges_of(rank.phases)) or 0
     offload = 0
     for span in rank.phases:
@@ -71,11 +80,11 @@ def _with_pinned(rank: RankReport, sizes: Counter[str]) -> RankReport:
         for row in rank.connectors
         if (row.place, row.how) == ("host", MEASURED) and row.owner != "pinned_rounding"
     )
-    owners = {"pinned:kv_offload": offload, "pinned:other": pinned - offload, **sizes}
+    owners = {OFFLOAD: offload, "pinned:other": pinned - offload, **sizes}
     if pinned <= sizes[REST]:
         owners[REST] = sizes[REST] - pinned
     rows = [
-        HostOwner(owner, size, tensors if owner == "pinned:kv_offload" and tensors else None)
+        HostOwner(owner, size, tensors if owner == OFFLOAD and tensors else None, grown.get(owner))
         for owner, size in owners.items()
         if size
     ]

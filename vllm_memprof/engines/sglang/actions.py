@@ -166,9 +166,11 @@ def begin_load(recorder: Recorder, call: Call) -> None:
 
 def leave_load(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
-    if call.error is None and not _is_draft(call.subject):
+    if call.error is not None:
+        return
+    weights.tell(recorder, call.subject, call.kept or (), _is_draft(call.subject))
+    if not _is_draft(call.subject):
         recorder.hooks.bind_instance(call.subject)
-        weights.tell(recorder, call.subject, call.kept or ())
         recorder.hooks.bind_model(call.subject)
 
 
