@@ -16,22 +16,26 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
 PLAN = ["--device", "sim:910b", "--enforce-eager", "--max-model-len=2048"]
 ONE = ["--ranks", "one"]
+DATA = Path(__file__).parents[1] / "data"
 ROUTER = {"replicated", "made"}  # 0.30 keeps it in fp32 as well
 WIDTHS = {"BF16": 2, "F8_E4M3": 1}
 
 
 def model_folder(path, preset, dtype=None, extra=(), tied=None, **config):
     """A preset's files in a folder, with weights of zeros where a dtype is given."""
-    found = find_preset(preset)
-    content = {**found.config, **config}
+    content = {**find_preset(preset).config, **config}
     if tied is not None:
         content["tie_word_embeddings"] = tied
+    shapes = {} if dtype is None else {**list_weights(content), **dict(extra)}
+    return write_model(path, content, shapes, dtype)
+
+
+def write_model(path, content, shapes, dtype="BF16"):
     path.mkdir()
     (path / "config.json").write_text(json.dumps(content))
-    if dtype is None:
+    if not shapes:
         return path
     header, end = {}, 0
-    shapes = {**list_weights(content), **dict(extra)}
     for name, shape in shapes.items():
         # norms, embeddings and the head stay as they are
         own = dtype if "proj" in name else "BF16"
@@ -183,6 +187,19 @@ def test_a_draft_of_sglang_has_its_own_ends(run_memprof, sim_stack, tmp_path):
         if phase["phase"] in ("weight_load", "draft_load")
     )
     assert (held["engine_bytes"], unnamed(held)) == (grown, 0)
+
+
+@pytest.mark.full
+def test_padding_of_heads(run_memprof, sim_stack, tmp_path):
+    """A vision tower of three heads over two ranks: four heads."""
+    table = json.loads((DATA / "glm4v_three_heads.json").read_text())
+    model = write_model(tmp_path / "glm4v", table["config"], table["shapes"])
+    tp = ["--tp-size=2", "--skip-tokenizer-init", "--disable-cuda-graph"]
+    for held in weights_of(run_memprof("plan", str(model), *PLAN[:2], *_sglang(), *tp)):
+        vision = caused(held)["vision"]
+        # queries, keys, values, and what they are projected by: half a head a rank is of none
+        assert vision["padding"] == 2 * 4 * (64 // 2) * 192 * 2
+        assert (held["source"], unnamed(held)) == ("checkpoint", 0)
 
 
 def _sglang() -> list[str]:

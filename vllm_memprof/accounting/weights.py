@@ -46,7 +46,6 @@ def _accounts(held: Loaded, rows: list[TensorRow], files: bool, later: bool) -> 
     book: dict[Key, Account] = defaultdict(lambda: Account(Fraction))
     config = text_config(held.config)
     tied = config.get("tie_word_embeddings")
-    experts = next((config[name] for name in TABLE["experts"] if config.get(name)), None)
     tp, dp, pp = (held.ranks.get(name, 1) for name in ("tp", "dp", "pp"))
     divided = {"experts": tp * dp}  # over other ranks than tp
     shared: set[Key] = set()  # classes that it has a share of, those of a draft by themselves
@@ -79,7 +78,7 @@ def _accounts(held: Loaded, rows: list[TensorRow], files: bool, later: bool) -> 
             account["copies"] += row.bytes  # as far as there is a difference: see below
         elif not rows or (name, cls) in shared:
             ranks = divided.get(cls, tp)
-            for cause, more in _beyond(row, cls, sizes[_end(row)], ranks, experts):
+            for cause, more in _beyond(row, cls, sizes[_end(row)], ranks, config):
                 account[cause] += more
         elif cls in ("embedding", "lm_head") and (row.draft or tied):
             ends = "stages" if later and tied else "draft_ends" if row.draft else "tied"
@@ -97,7 +96,7 @@ def _accounts(held: Loaded, rows: list[TensorRow], files: bool, later: bool) -> 
 
 
 def _beyond(
-    row: TensorRow, cls: str, values: set[int], ranks: int, experts: int | None
+    row: TensorRow, cls: str, values: set[int], ranks: int, config: dict[str, Any]
 ) -> Iterator[tuple[str, Fraction]]:
     """Yield why a parameter is more than the rank's share of it, as far as that is known.
 
@@ -106,14 +105,24 @@ def _beyond(
         cls: its class.
         values: of tensors of the checkpoint with its name.
         ranks: over how many an even division divides it.
-        experts: of the checkpoint, in a layer.
+        config: of the text model, and what lies beside it.
     """
     get, count = row.facts.get, math.prod(row.shape)
     filled = Fraction(get("org_vocab_size", 1), get("num_embeddings_padded", 1))
     held = row.count * count * size_of(row.dtype) * filled
-    yield "padding", row.bytes - held
     by = Fraction(get("tp_size", 0))  # 0: nothing tells over how many it is divided
+    replicas = get("num_kv_head_replicas", 1)
+    heads, experts = (
+        next((each[name] for name in TABLE[of] if each.get(name)), None)
+        for of, each in (("heads", config.get("vision_config", {})), ("experts", config))
+    )
     of_files = [n for n in range(1, ranks + 1) if n * count in values]
+    whole = 0 if of_files or cls == "experts" else max(values, default=0)
+    if cls == "vision" and heads and (every := get("num_kv_heads", 0) * by / replicas) > heads:
+        held *= heads / every  # of those that no file has
+    elif 0 < whole < count * filled * by:
+        held *= whole / (count * filled * by)
+    yield "padding", row.bytes - held
     if cls == "experts" and (every := get("global_num_experts")):
         by *= Fraction(every, get("local_num_experts", every))
         yield "redundant", held * (1 - Fraction(experts or every, every))
@@ -121,10 +130,10 @@ def _beyond(
         by = Fraction(of_files[0])
     if by:
         yield "replicated", held * (1 - by / ranks)
-    if (copies := get("num_kv_head_replicas", 1)) > 1:
+    if replicas > 1:
         width = row.facts["head_size"] + row.facts["v_head_size"]
         part = Fraction(row.facts["num_kv_heads"] * width, row.facts["output_size_per_partition"])
-        yield "kv_heads", held * part * (1 - Fraction(1, copies))
+        yield "kv_heads", held * part * (1 - Fraction(1, replicas))
 
 
 def _rest(account: Account) -> Fraction:
