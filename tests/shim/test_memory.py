@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from tests.shim.conftest import Sim
@@ -219,3 +220,85 @@ acl.result(first=first, refused=refused, said=said, again=pinned(1 << 16)[0])
     assert (figures["first"], figures["refused"], figures["again"]) == (0, 207001, 0)
     assert "rtMallocHost execution failed, reason=driver error:out of memory" in figures["said"]
     assert sim.run(code)["refused"] == 0, "nobody asked for a limit"
+
+
+def test_pinned_memory_says_so(sim: Sim) -> None:
+    """``is_pinned`` asks for it, for every address of a block."""
+    code = """
+import acl, ctypes
+acl.set_device(0)
+class Attributes(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_uint32), ("type", ctypes.c_int), ("page", ctypes.c_uint32),
+                ("rest", ctypes.c_uint32 * 4)]
+def place(address):
+    found = Attributes()
+    acl.call("aclrtPointerGetAttributes", ctypes.c_void_p(address), ctypes.byref(found))
+    return ["host", "device", "unregistered"][found.type]
+pinned = ctypes.c_void_p()
+acl.call("aclrtMallocHost", ctypes.byref(pinned), ctypes.c_size_t(4096))
+own = ctypes.create_string_buffer(8192)
+at, device = ctypes.addressof(own), acl.malloc(1 << 20)
+seen = [place(pinned.value), place(pinned.value + 4095), place(at), place(device + 100)]
+acl.call("aclrtHostRegisterV2", ctypes.c_void_p(at), ctypes.c_uint64(4096), 0)
+seen += [place(at + 4095), place(at + 4096)]
+acl.call("aclrtHostUnregister", ctypes.c_void_p(at))
+address = pinned.value
+acl.call("aclrtFreeHost", pinned)
+acl.result(seen=[*seen, place(at), place(address)])
+"""
+    unknown = "unregistered"
+    assert sim.run(code)["seen"] == [
+        "host", "host", unknown, "device", "host", unknown, unknown, unknown,
+    ]  # fmt: skip
+
+
+IPC = """
+import acl, ctypes
+acl.set_device(0)
+def imported(key):
+    pointer = ctypes.c_void_p()
+    acl.call("aclrtIpcMemImportByKey", ctypes.byref(pointer), key, ctypes.c_uint64(0))
+    return pointer.value
+"""
+
+
+def test_memory_of_another_process_counts_once(sim: Sim) -> None:
+    exporter = sim.start(
+        IPC
+        + """
+first, pointer = acl.malloc(4 << 20), acl.malloc(2 << 20)
+acl.copy(pointer, b"hello", 5, acl.H2D)
+key = ctypes.create_string_buffer(65)
+acl.call("aclrtIpcMemGetExportKey", ctypes.c_void_p(pointer), ctypes.c_size_t(2 << 20), key, 65,
+         ctypes.c_uint64(0))
+acl.result(key=key.value.decode())
+input()
+said = acl.read(pointer, 5).decode(), acl.read(first, 5).decode("latin1")
+acl.call("aclrtIpcMemClose", key)
+acl.result(said=said, closed=acl.error_of("aclrtIpcMemClose", key))
+"""
+    )
+    assert exporter.stdout is not None
+    key = json.loads(exporter.stdout.readline().removeprefix("RESULT "))["key"]
+    seen = sim.run(
+        IPC
+        + f"""
+before = acl.used()
+pointer = imported(b"{key}")
+text = acl.read(pointer, 5).decode()
+acl.copy(pointer, b"world", 5, acl.H2D)
+charged = acl.used() - before
+freed = acl.error_of("aclrtFree", ctypes.c_void_p(pointer))
+acl.call("aclrtIpcMemClose", b"{key}")
+acl.result(text=text, charged=charged, freed=freed, left=acl.used() - before,
+           foreign=acl.error_of("aclrtIpcMemImportByKey", ctypes.byref(ctypes.c_void_p()), b"1f",
+                                ctypes.c_uint64(0)))
+"""
+    )
+    out, _ = exporter.communicate("\n", timeout=30)
+    last = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
+    assert last["said"] == ["world", "\0" * 5]
+    assert last["closed"] != 0
+    assert (seen["text"], seen["charged"], seen["left"]) == ("hello", 0, 0)
+    assert seen["freed"] != 0, "memory of another process is closed, not freed"
+    assert seen["foreign"] != 0

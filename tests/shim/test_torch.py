@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -258,3 +259,41 @@ def test_torch_names_the_cann_of_the_profile(sim: Sim) -> None:
     )
     # The engine parses it as a version (vllm_ascend/attention/sfa_v1.py).
     assert figures == {"cann": profile.device.cann_version}
+
+
+def test_a_tensor_is_shared_with_another_process(sim: Sim) -> None:
+    """As a trainer hands weights to a server on its own NPU; and pinned tensors are known."""
+    exporter = sim.start(
+        """
+import base64, json, pickle, torch, torch_npu
+from torch.multiprocessing.reductions import reduce_tensor
+pinned = torch.arange(8).pin_memory()
+tensor = torch.arange(1 << 20, dtype=torch.int32).npu()[4:]
+print(base64.b64encode(pickle.dumps(reduce_tensor(tensor))).decode(), flush=True)
+input()
+print("RESULT", json.dumps({
+    "pinned": [pinned.is_pinned(), pinned[3:].is_pinned(), torch.arange(8).is_pinned(),
+               pinned.pin_memory().data_ptr() == pinned.data_ptr()],
+    "written": tensor[0].item()}))
+""",
+        sim.engine_python,
+    )
+    assert exporter.stdout is not None
+    words = next(line for line in exporter.stdout if "arning" not in line)
+    seen = sim.run_torch(f"""
+import base64, pickle
+torch.zeros(1, device="npu")
+before = torch.npu.mem_get_info()[0]
+rebuild, arguments = pickle.loads(base64.b64decode({words!r}))
+tensor = rebuild(*arguments)
+values = tensor[:3].tolist()
+charged = before - torch.npu.mem_get_info()[0]
+tensor[0] = 77
+torch.npu.synchronize()
+print("RESULT", json.dumps([values, charged, torch.npu.memory_allocated()]))
+""")
+    out, err = exporter.communicate("\n", timeout=60)
+    figures = json.loads(out.split("RESULT ")[1])
+    assert figures == {"pinned": [True, True, False, True], "written": 77}, err
+    assert seen[:2] == [[4, 5, 6], 0]
+    assert seen[2] < 4 << 20

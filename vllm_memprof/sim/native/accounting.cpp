@@ -22,6 +22,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <random>
 
 #include "error.h"
 #include "pages.h"
@@ -387,6 +388,17 @@ std::vector<ProcessUsage> account_processes(int device) {
     result.push_back({slot.pid, bytes});
   }
   return result;
+}
+
+uint64_t share_key() {
+  std::random_device source;
+  return (static_cast<uint64_t>(source()) << 32 | source()) | 1;
+}
+
+int share_open(const SharedHandle &handle) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.fd);
+  return open(path, O_RDWR | O_CLOEXEC);
 }
 
 bool share_publish(const SharedHandle &handle) {

@@ -68,6 +68,8 @@ struct SharedHandle {
   uint64_t offset;
   uint64_t bytes;
 };
+uint64_t share_key();                        // a new one, never 0
+int share_open(const SharedHandle &handle);  // a descriptor of the file it lies in; negative: errno
 bool share_publish(const SharedHandle &handle);
 bool share_find(uint64_t key, SharedHandle *handle);
 void share_forget(uint64_t key);

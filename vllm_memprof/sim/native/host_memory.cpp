@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "error.h"
+#include "memory.h"
 #include "ownership.h"
 #include "pages.h"
 #include "profile.h"
@@ -31,6 +32,14 @@ struct HostState {
 };
 
 HostState &host() { return process_state<HostState>(); }
+
+// Whether one of those that begin at or before an address reaches beyond it.
+template <typename Map, typename Size>
+bool covers(const Map &ranges, const char *address, Size size) {
+  auto next = ranges.upper_bound(const_cast<char *>(address));
+  return next != ranges.begin() &&
+         address < static_cast<char *>(std::prev(next)->first) + size(std::prev(next)->second);
+}
 
 // Whether the limit of locked memory leaves no room for that many bytes more.
 bool refused(uint64_t bytes) {
@@ -77,6 +86,14 @@ aclError register_host(const char *function, void *pointer, uint64_t bytes) {
 }
 
 }  // namespace
+
+bool host_known(const void *pointer) {
+  auto address = static_cast<const char *>(pointer);
+  std::lock_guard<std::mutex> guard(host().mutex);
+  return covers(host().allocated, address, [](const Pinned &each) { return each.bytes; }) ||
+         covers(host().registered, address, [](uint64_t bytes) { return bytes; });
+}
+
 }  // namespace memprof_sim
 
 using namespace memprof_sim;

@@ -2,9 +2,13 @@
 // when it is touched.
 #include "memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -26,29 +30,54 @@ struct Block {
   uint64_t bytes;  // charged and mapped
   int device;
   Component component;
+  uint64_t offset;      // in the file of its process
+  uint64_t shared_key;  // by which other processes import it, or this one has; 0: none
+  bool imported;
 };
 
+// All device memory that a process allocates lies in one sparse anonymous file, which others may
+// map.
 struct Blocks {
   std::mutex mutex;
   std::map<uintptr_t, Block> by_address;
+  int file = -1;
+  uint64_t end = 0;  // of what the file has had so far
 };
 
 Blocks &blocks() { return forked_state<Blocks>(); }
 
-// Mapped at a multiple of the huge page, as the device hands out addresses. Shared, so that the
-// kernel counts its pages apart from the host memory of the process (/proc/self/statm).
-void *map_lazily(uint64_t bytes, uint64_t alignment) {
+// Maps a file at a multiple of the huge page, as the device hands out addresses. Shared, so that
+// the kernel counts its pages apart from the host memory of the process (/proc/self/statm).
+void *map_lazily(int file, uint64_t offset, uint64_t bytes, uint64_t alignment) {
   uint64_t room = bytes + alignment;
-  void *mapped = mmap(nullptr, room, PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void *mapped = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   uintptr_t start = reinterpret_cast<uintptr_t>(mapped), aligned = round_up(start, alignment);
   if (aligned > start) munmap(mapped, aligned - start);
   uintptr_t end = start + room, wanted_end = aligned + round_up(bytes, kHostPageBytes);
   if (end > wanted_end) munmap(reinterpret_cast<void *>(wanted_end), end - wanted_end);
-  madvise(reinterpret_cast<void *>(aligned), bytes,
-          MADV_NOHUGEPAGE);  // one touched byte must not cost 2 MiB of host
-  return reinterpret_cast<void *>(aligned);
+  void *block = mmap(reinterpret_cast<void *>(aligned), bytes, PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file, static_cast<off_t>(offset));
+  if (block == MAP_FAILED) {
+    munmap(reinterpret_cast<void *>(aligned), bytes);
+    return nullptr;
+  }
+  madvise(block, bytes, MADV_NOHUGEPAGE);  // one touched byte must not cost 2 MiB of host
+  return block;
+}
+
+void unmap(uintptr_t address, const Block &block) {
+  munmap(reinterpret_cast<void *>(address), block.bytes);
+  if (block.imported) return;
+  fallocate(blocks().file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+            static_cast<off_t>(block.offset), static_cast<off_t>(block.bytes));
+  if (block.shared_key) share_forget(block.shared_key);
+}
+
+// The block that begins here; the caller holds the lock.
+Block *block_at(const void *pointer) {
+  auto found = blocks().by_address.find(reinterpret_cast<uintptr_t>(pointer));
+  return found == blocks().by_address.end() ? nullptr : &found->second;
 }
 
 uint64_t page_bytes(uint64_t bytes, aclrtMemMallocPolicy policy) {
@@ -79,15 +108,23 @@ aclError allocate(void **pointer, uint64_t bytes, uint64_t page, Component compo
                     std::min(profile().total_bytes, account_device_used(physical_device(device)))),
                 static_cast<unsigned long long>(profile().total_bytes),
                 static_cast<unsigned long long>(charged));
-  void *mapped = map_lazily(charged, std::min<uint64_t>(page, profile().huge_page_bytes));
+  std::lock_guard<std::mutex> guard(blocks().mutex);
+  int &file = blocks().file;
+  uint64_t offset = blocks().end;
+  if (file < 0) file = memfd_create("memprof-sim-device", MFD_CLOEXEC);
+  void *mapped =
+      ftruncate(file, static_cast<off_t>(offset + charged)) != 0
+          ? nullptr
+          : map_lazily(file, offset, charged, std::min<uint64_t>(page, profile().huge_page_bytes));
   if (!mapped) {
     account_release(physical_device(device), component, charged);
     return fail(ACL_ERROR_BAD_ALLOC,
                 "the host refused to map %llu bytes (see vm.overcommit_memory and ulimit -v)",
                 static_cast<unsigned long long>(charged));
   }
-  std::lock_guard<std::mutex> guard(blocks().mutex);
-  blocks().by_address[reinterpret_cast<uintptr_t>(mapped)] = {charged, device, component};
+  blocks().end = offset + charged;
+  blocks().by_address[reinterpret_cast<uintptr_t>(mapped)] = {charged, device, component,
+                                                              offset,  0,      false};
   poison_fresh(mapped, charged);
   *pointer = mapped;
   trace("malloc %s %llu -> %p", component_name(component), static_cast<unsigned long long>(charged),
@@ -114,14 +151,14 @@ aclError device_free(void *pointer) {
   Block block;
   {
     std::lock_guard<std::mutex> guard(blocks().mutex);
-    auto found = blocks().by_address.find(reinterpret_cast<uintptr_t>(pointer));
-    if (found == blocks().by_address.end())
+    Block *found = block_at(pointer);
+    if (!found || found->imported)
       return fail(ACL_ERROR_RT_PARAM_INVALID, "%p is not the start of a device allocation",
                   pointer);
-    block = found->second;
-    blocks().by_address.erase(found);
+    block = *found;
+    blocks().by_address.erase(reinterpret_cast<uintptr_t>(pointer));
+    unmap(reinterpret_cast<uintptr_t>(pointer), block);
   }
-  munmap(pointer, block.bytes);
   account_release(physical_device(block.device), block.component, block.bytes);
   trace("free %s %llu at %p", component_name(block.component),
         static_cast<unsigned long long>(block.bytes), pointer);
@@ -138,7 +175,7 @@ void memory_forget_device(int device) {
       ++it;
       continue;
     }
-    munmap(reinterpret_cast<void *>(it->first), it->second.bytes);
+    unmap(it->first, it->second);
     it = by_address.erase(it);
   }
 }
@@ -226,10 +263,79 @@ SHIM_API aclError aclrtPointerGetAttributes(const void *pointer, aclrtPtrAttribu
   *attributes = aclrtPtrAttributes{};
   int device = 0;
   bool on_device = device_range(pointer, nullptr, &device);
-  attributes->location.type =
-      on_device ? ACL_MEM_LOCATION_TYPE_DEVICE : ACL_MEM_LOCATION_TYPE_UNREGISTERED;
+  attributes->location.type = on_device             ? ACL_MEM_LOCATION_TYPE_DEVICE
+                              : host_known(pointer) ? ACL_MEM_LOCATION_TYPE_HOST
+                                                    : ACL_MEM_LOCATION_TYPE_UNREGISTERED;
   attributes->location.id = on_device ? static_cast<uint32_t>(device) : 0;
   attributes->pageSize =
       static_cast<uint32_t>(on_device ? profile().huge_page_bytes : profile().normal_page_bytes);
+  return ACL_SUCCESS;
+}
+
+// Memory that another process imports counts in the process that exports it, and nowhere else.
+SHIM_API aclError aclrtIpcMemGetExportKey(void *pointer, size_t, char *key, size_t room, uint64_t) {
+  if (!pointer || !key)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtIpcMemGetExportKey: bad argument");
+  std::lock_guard<std::mutex> guard(blocks().mutex);
+  Block *block = block_at(pointer);
+  if (!block || block->imported)
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "%p is not the start of a device allocation", pointer);
+  if (!block->shared_key) {
+    uint64_t fresh = share_key();
+    if (!share_publish({fresh, getpid(), blocks().file, physical_device(block->device),
+                        block->offset, block->bytes}))
+      return fail(ACL_ERROR_RT_RESOURCE_ALLOC_FAIL, "no room for another exported allocation");
+    block->shared_key = fresh;
+  }
+  snprintf(key, room, "%016" PRIx64, block->shared_key);
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtIpcMemSetImportPid(const char *key, int32_t *, size_t) {
+  SharedHandle shared{};
+  if (!key || !share_find(strtoull(key, nullptr, 16), &shared))
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "no process exports this memory");
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtIpcMemImportByKey(void **pointer, const char *key, uint64_t) {
+  SharedHandle shared{};
+  int device = current_device();
+  if (!pointer || !key || device < 0)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtIpcMemImportByKey: bad argument, or no context");
+  if (!share_find(strtoull(key, nullptr, 16), &shared))
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "no process exports this memory");
+  int file = share_open(shared);
+  if (file < 0)
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "cannot open the memory of process %d: %s", shared.pid,
+                strerror(errno));
+  std::lock_guard<std::mutex> guard(blocks().mutex);
+  void *mapped = map_lazily(file, shared.offset, shared.bytes, profile().huge_page_bytes);
+  close(file);
+  if (!mapped) return fail(ACL_ERROR_BAD_ALLOC, "the host refused to map the imported memory");
+  blocks().by_address[reinterpret_cast<uintptr_t>(mapped)] = {shared.bytes,  device,     kApp,
+                                                              shared.offset, shared.key, true};
+  *pointer = mapped;
+  return ACL_SUCCESS;
+}
+
+// Called by those who import and by those who export.
+SHIM_API aclError aclrtIpcMemClose(const char *key) {
+  if (!key) return fail(ACL_ERROR_INVALID_PARAM, "aclrtIpcMemClose: null argument");
+  uint64_t wanted = strtoull(key, nullptr, 16);
+  std::lock_guard<std::mutex> guard(blocks().mutex);
+  auto &by_address = blocks().by_address;
+  auto found = std::find_if(by_address.begin(), by_address.end(), [&](const auto &entry) {
+    return wanted && entry.second.shared_key == wanted;
+  });
+  if (found == by_address.end())
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtIpcMemClose: unknown key");
+  if (found->second.imported) {
+    unmap(found->first, found->second);
+    by_address.erase(found);
+  } else {
+    share_forget(wanted);
+    found->second.shared_key = 0;
+  }
   return ACL_SUCCESS;
 }

@@ -9,12 +9,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <random>
 
 #include "accounting.h"
 #include "device.h"
@@ -71,11 +69,6 @@ void release_locked(const std::shared_ptr<Physical> &physical) {
 void unreserve_pages(uintptr_t address, uint64_t bytes) {
   mmap(reinterpret_cast<void *>(address), bytes, PROT_NONE,
        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-}
-
-uint64_t random_key() {
-  std::random_device source;
-  return (static_cast<uint64_t>(source()) << 32 | source()) | 1;
 }
 
 }  // namespace
@@ -247,7 +240,7 @@ SHIM_API aclError aclrtMemExportToShareableHandle(aclrtDrvMemHandle handle, aclr
   if (!physical || !shareable)
     return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtMemExportToShareableHandle: unknown handle");
   if (!physical->shared_key) {
-    uint64_t key = random_key();
+    uint64_t key = share_key();
     if (!share_publish({key, getpid(), physical->file, physical_device(physical->device),
                         physical->offset, physical->bytes}))
       return fail(ACL_ERROR_RT_RESOURCE_ALLOC_FAIL, "no room for another exported handle");
@@ -264,9 +257,7 @@ SHIM_API aclError aclrtMemImportFromShareableHandle(uint64_t shareable, int32_t 
     return fail(ACL_ERROR_INVALID_PARAM, "aclrtMemImportFromShareableHandle: bad argument");
   if (!share_find(shareable, &shared))
     return fail(ACL_ERROR_RT_INVALID_HANDLE, "no process exports this memory handle");
-  char path[64];
-  snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.pid, shared.fd);
-  int file = open(path, O_RDWR | O_CLOEXEC);
+  int file = share_open(shared);
   if (file < 0)
     return fail(ACL_ERROR_RT_INVALID_HANDLE, "cannot open the memory of process %d: %s", shared.pid,
                 strerror(errno));
