@@ -22,12 +22,18 @@ def cached_folder(model: str) -> Path | None:
         names = (f"models/{model}", model, f"models/{model.replace('.', '___')}")
         configs = [path for name in names if (path := root / name / "config.json").is_file()]
     else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        home = os.environ.get("HF_HOME") or f"{base}/huggingface"
-        hub = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
-        configs = [*hub.glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json")]
+        folders = cached_models(f"models--{model.replace('/', '--')}")
+        configs = [file for folder in folders for file in folder.glob("snapshots/*/config.json")]
         configs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     return configs[0].parent if configs else None
+
+
+def cached_models(like: str = "models--*") -> list[Path]:
+    """Return the folders of models in the cache of Hugging Face's hub, by their names."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{base}/huggingface"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+    return [*hub.glob(like)]
 
 
 def hub_answers(model: str, timeout_s: float = HUB_TIMEOUT_S) -> bool:

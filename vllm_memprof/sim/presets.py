@@ -46,7 +46,7 @@ PRESETS_DIR = Path(__file__).parent / "data" / "presets"
 #: Part of the key of a generated folder; raise it when the generator writes something else.
 GENERATOR = 3
 #: A folder of the cache is complete: nothing is asked of a hub.
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
 #: Keys of a preprocessor -> keys of the vision encoder's configuration that give their values.
 _OF_THE_ENCODER = {
     "patch_size": "patch_size",
@@ -216,7 +216,7 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
     if path == typed:
         return ResolvedModel(str(path), extra, {}, tuple(stand_ins))
     named = [] if "--served-model-name" in given else ["--served-model-name", model]
-    return ResolvedModel(str(path), [*extra, *named], _OFFLINE, tuple(stand_ins))
+    return ResolvedModel(str(path), [*extra, *named], OFFLINE, tuple(stand_ins))
 
 
 def generate_model(preset: Preset) -> Path:

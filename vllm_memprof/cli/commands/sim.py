@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,7 @@ from vllm_memprof.launch.warm import list_warm, stop_all
 from vllm_memprof.sim.poison import UNWRITTEN
 from vllm_memprof.sim.presets import list_presets
 from vllm_memprof.sim.profiles import list_profiles
-from vllm_memprof.sim.runtime import stack_state
+from vllm_memprof.sim.runtime import prepare_runtime, stack_state
 from vllm_memprof.sim.selftest import run_selftest
 from vllm_memprof.sim.setup import add_extra, setup_stack
 from vllm_memprof.sim.stacks import default_prefix, list_stacks, load_extra
@@ -45,7 +46,10 @@ app = typer.Typer(
 def _command(function: Callable[..., None]) -> Callable[..., None]:
     """Make a function the command of its name below ``sim``."""
     name = function.__name__.strip("_")
-    return app.command(name, cls=HelpCommand)(with_options(function, f"sim {name}"))
+    # what follows the name of a program is the program's
+    settings = {"allow_interspersed_args": name != "run"}
+    described = with_options(function, f"sim {name}")
+    return app.command(name, cls=HelpCommand, context_settings=settings)(described)
 
 
 @_command
@@ -120,6 +124,37 @@ def list_() -> None:
     if running := list_warm():
         pids = ", ".join(str(process.pid) for process in running)
         console.print(f"Warm processes for plans: {pids} (`memprof sim stop` ends them)")
+
+
+@_command
+def run(
+    command: list[str],
+    device: str = "910b",
+    stack: str | None = None,
+    dummy_weights: bool = False,
+    share_device: bool = False,
+) -> None:
+    """Run any program on a simulated device: python, pytest, a server, a shell.
+
+    It finds the stack's Python, pytest and vllm first, and presets by their names on a hub.
+    """
+    from vllm_memprof.sim.guest import run_guest
+
+    runtime = prepare_runtime(device, stack)
+    for note in runtime.notes:
+        typer.echo(f"memprof: {note}", err=True)
+    raise typer.Exit(run_guest(runtime, command, dummy_weights, share_device))
+
+
+@_command
+def shell(
+    device: str = "910b",
+    stack: str | None = None,
+    dummy_weights: bool = False,
+    share_device: bool = False,
+) -> None:
+    """Open a shell in which every program runs on a simulated device, as with `sim run`."""
+    run([os.environ.get("SHELL", "/bin/sh")], device, stack, dummy_weights, share_device)
 
 
 @_command

@@ -1,0 +1,129 @@
+"""Run the tests that torch_npu's authors wrote on a simulated device, and compare with a table.
+
+``python -m scripts.peer_suites CHECKOUT`` runs the files of ``test/npu`` and ``test/allocator`` of a
+checkout of torch_npu, each in a process of its own. ``tests/data/peer_suites.toml`` says of each test
+that does not pass which kind of reason it has; a test that fails without a row is a defect, and so
+is a row whose test passes. Status 1 if there is one. Nothing of the checkout is kept here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "tests/data/peer_suites.toml"
+FOLDERS = ("test/npu", "test/allocator")
+MARK = "PEER "
+#: Runs in the stack's Python: a line for each test that has ended.
+RUNNER = r"""
+import json, os, sys, unittest
+path = sys.argv[1]
+os.chdir(os.path.dirname(path))
+sys.path.insert(0, os.getcwd())
+sys.argv = [path]
+class Told(unittest.TestResult):
+    def say(self, test, outcome, why=""):
+        lines = [line for line in str(why).splitlines() if line.strip()]
+        name = test.id().removeprefix(module) if hasattr(test, "id") else str(test)
+        print("PEER " + json.dumps([name, outcome, " | ".join(lines[-3:])[-400:]]), flush=True)
+    def addSuccess(self, test): self.say(test, "passed")
+    def addSkip(self, test, why): self.say(test, "skipped", why)
+    def addFailure(self, test, err): self.say(test, "failed", self._exc_info_to_string(err, test))
+    def addError(self, test, err): self.say(test, "failed", self._exc_info_to_string(err, test))
+    def addExpectedFailure(self, test, err): self.say(test, "passed")
+    def addUnexpectedSuccess(self, test): self.say(test, "failed", "unexpected success")
+    def addSubTest(self, test, sub, err):
+        if err: self.say(sub, "failed", self._exc_info_to_string(err, test))
+module = os.path.basename(path)[:-3] + "."
+suite = unittest.defaultTestLoader.loadTestsFromName(module[:-1])
+suite.run(Told())
+"""
+
+
+def run_file(path: Path, stack: str | None, timeout_s: float) -> list[list[str]]:
+    """Return a file's tests: name, outcome (passed, skipped, failed) and the end of its message.
+
+    A file that ends otherwise, or not in time, has one more "test" that says so.
+    """
+    named = ["--stack", stack] if stack else []
+    command = [sys.executable, "-m", "vllm_memprof", "sim", "run", *named]
+    command += ["python", "-c", RUNNER, str(path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", start_new_session=True, cwd=ROOT,
+    ) as process:  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+            ended = f"status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=False)
+            output, _ = process.communicate()
+            ended = f"no end within {timeout_s:g} s"
+    told = [json.loads(line[len(MARK) :]) for line in output.splitlines() if MARK in line[:5]]
+    if ended != "status 0":
+        last = [line for line in output.splitlines() if line.strip() and MARK not in line[:5]]
+        told.append(["(end of the file)", "failed", f"{ended}: {' | '.join(last[-2:])[-300:]}"])
+    return told
+
+
+def classify(test: str, message: str, rows: list[dict[str, str]]) -> str | None:
+    """Return the reason that the table has for a test; None: it is a defect."""
+    for row in rows:
+        if re.search(row.get("test", ""), test) and re.search(row.get("says", ""), message):
+            return row["reason"]
+    return None
+
+
+def main() -> int:
+    """Run, print the table, and compare."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("checkout", type=Path, help="a checkout of torch_npu, of the stack's release")
+    parser.add_argument("--only", default="", help="files whose path this expression is found in")
+    parser.add_argument("--stack", help="default: the one of `memprof plan`")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each file")
+    parser.add_argument("--output", type=Path, help="all outcomes, as lines of JSON")
+    given = parser.parse_args()
+    with TABLE.open("rb") as file:
+        rows = tomllib.load(file)["row"]
+    counts, defects, reasons = Counter[str](), [], defaultdict[str, int](int)
+    files = sorted(
+        path for folder in FOLDERS for path in (given.checkout / folder).rglob("test_*.py")
+    )
+    for path in files:
+        name = str(path.relative_to(given.checkout))
+        if not re.search(given.only, name):
+            continue
+        start_s = time.monotonic()
+        own = Counter[str]()
+        for test, outcome, message in run_file(path.resolve(), given.stack, given.timeout):
+            own[outcome] += 1
+            full = f"{name}::{test}"
+            reason = None if outcome != "failed" else classify(full, message, rows)
+            if outcome == "failed":
+                reasons[reason or "defect"] += 1
+                defects += [] if reason else [f"{full}: {message}"]
+            if given.output:
+                with given.output.open("a") as lines:
+                    lines.write(json.dumps([full, outcome, reason, message]) + "\n")
+        counts += own
+        print(f"{name:60} {dict(own)} {time.monotonic() - start_s:.0f} s", flush=True)
+    print(f"\n{dict(counts)}; failed by reason: {dict(reasons)}")
+    for defect in defects:
+        print(f"defect: {defect}", file=sys.stderr)
+    return 1 if defects else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

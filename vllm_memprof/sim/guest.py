@@ -1,0 +1,108 @@
+"""Any program on a simulated device: its environment, and the presets by their names on a hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from vllm_memprof.errors import LaunchError
+from vllm_memprof.layout import list_weights, text_config
+from vllm_memprof.sim import hubs
+from vllm_memprof.sim.folders import new_folder
+from vllm_memprof.sim.presets import OFFLINE, Preset, generate_model, list_presets
+from vllm_memprof.sim.runtime import ENV_STATE, SimRuntime, own_state_file
+
+#: Of a checkpoint's values, by the model's dtype: name in its header, bytes.
+_DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
+
+
+def run_guest(runtime: SimRuntime, command: Sequence[str], weights: bool, share: bool) -> int:
+    """Run a program that sees simulated devices and the stack's packages; return its exit status.
+
+    What the engine's Python is called there (``python``, ``pytest``, ``vllm``) comes first on PATH.
+    Ctrl-C reaches the program by itself; other signals that end this process are handed on.
+
+    Args:
+        runtime: of the device and the stack.
+        command: the program and its arguments.
+        weights: models by a hub's name have weights, all of them 0.
+        share: on the devices of MEMPROF_SIM_STATE, with other runs.
+
+    Raises:
+        LaunchError: there is no such program.
+    """
+    state = own_state_file()
+    with tempfile.TemporaryDirectory(prefix="memprof-hub-") as hub:
+        _fill(Path(hub), weights)
+        path = os.pathsep.join([str(runtime.python.parent), os.environ.get("PATH", os.defpath)])
+        env = {**os.environ, **runtime.env, **OFFLINE, "PATH": path}
+        env |= {"HF_HUB_CACHE": hub, "MODELSCOPE_CACHE": hub}
+        if not share:
+            env[ENV_STATE] = str(state)
+        try:
+            with subprocess.Popen(command, env=env) as program:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, lambda n, frame: program.send_signal(n))
+                code = program.wait()
+        except OSError as error:
+            hint = "a program on PATH, or below the stack's own bin"
+            raise LaunchError(f"cannot run {command[0]}: {error.strerror}", hint=hint) from error
+        finally:
+            state.unlink(missing_ok=True)
+    return code if code >= 0 else 128 - code
+
+
+def _fill(hub: Path, weights: bool) -> None:
+    """Make a folder as caches of hubs are: this machine's own models, then presets."""
+    for folder in hubs.cached_models():
+        (hub / folder.name).symlink_to(folder)
+    (hub / "models").mkdir()
+    for preset in list_presets():
+        named = hub / f"models--{preset.name.replace('/', '--')}"
+        if named.exists():
+            continue
+        made = generate_model(preset)
+        folder = _with_weights(preset, made) if weights else made
+        revision = hashlib.sha1(folder.name.encode()).hexdigest()
+        for inside in ("refs", "snapshots"):
+            (named / inside).mkdir(parents=True)
+        (named / "refs/main").write_text(revision)
+        (named / "snapshots" / revision).symlink_to(folder)
+        scoped = hub / "models" / preset.name  # as ModelScope's cache has it
+        scoped.parent.mkdir(exist_ok=True)
+        scoped.symlink_to(folder)
+
+
+def _with_weights(preset: Preset, made: Path) -> Path:
+    """Return a folder beside a preset's, with weights of zeros that take no room on a disk.
+
+    The preset's own folder where its weights are quantized, or of a kind that no layout is known of.
+    """
+    text = text_config(preset.config)
+    known = _DTYPES.get(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
+    shapes = list_weights(preset.config)
+    if known is None or not shapes or "quantization_config" in preset.config:
+        return made
+    target = made.with_name(f"{made.name}-zeros")
+    if target.is_dir():
+        return target
+    (name, size), header, end = known, {}, 0
+    for tensor, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * size
+        header[tensor] = {"dtype": name, "shape": list(shape), "data_offsets": [begin, end]}
+    described = json.dumps(header).encode()
+    with new_folder(target) as folder:
+        for entry in made.iterdir():
+            (folder / entry.name).symlink_to(entry)
+        with (folder / "model.safetensors").open("wb") as file:
+            file.write(len(described).to_bytes(8, "little") + described)
+            file.truncate(8 + len(described) + end)
+    return target
