@@ -436,4 +436,4 @@ def test_packages_that_an_engine_can_do_without_are_added_once(prefix):
     assert machine.commands == []
     with pytest.raises(UsageError, match="nothing named 'rays'") as refused:
         add_extra(result, "rays", recorder, machine)
-    assert refused.value.hint == "known: ray"
+    assert refused.value.hint == "known: ray, tests"

@@ -11,6 +11,7 @@
 #include "memory.h"
 #include "ownership.h"
 #include "pages.h"
+#include "physical.h"
 #include "profile.h"
 
 namespace memprof_sim {
@@ -90,7 +91,8 @@ aclError register_host(const char *function, void *pointer, uint64_t bytes) {
 bool host_known(const void *pointer) {
   auto address = static_cast<const char *>(pointer);
   std::lock_guard<std::mutex> guard(host().mutex);
-  return covers(host().allocated, address, [](const Pinned &each) { return each.bytes; }) ||
+  return physical_of_host(pointer) ||
+         covers(host().allocated, address, [](const Pinned &each) { return each.bytes; }) ||
          covers(host().registered, address, [](uint64_t bytes) { return bytes; });
 }
 

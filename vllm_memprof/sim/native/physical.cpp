@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,8 +26,10 @@
 namespace memprof_sim {
 namespace {
 
+constexpr int kHost = kMaxDevices;  // the place of physical memory that is the host's
+
 struct Physical {
-  int device;
+  int device;  // or kHost
   int file;
   bool imported;
   uint64_t offset;  // in the file
@@ -43,11 +46,11 @@ struct Mapping {
 
 struct PhysicalState {
   std::mutex mutex;
-  int file[kMaxDevices];
-  uint64_t next_offset[kMaxDevices] = {};
+  int file[kMaxDevices + 1];
+  uint64_t next_offset[kMaxDevices + 1] = {};
   std::map<uintptr_t, uint64_t> reserved;  // address -> bytes
   std::map<uintptr_t, Mapping> mapped;
-  PhysicalState() { std::fill(file, file + kMaxDevices, -1); }
+  PhysicalState() { std::fill(std::begin(file), std::end(file), -1); }
 };
 
 PhysicalState &state() { return forked_state<PhysicalState>(); }
@@ -61,7 +64,8 @@ void release_locked(const std::shared_ptr<Physical> &physical) {
   } else {
     fallocate(physical->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
               static_cast<off_t>(physical->offset), static_cast<off_t>(physical->bytes));
-    account_release(physical_device(physical->device), kApp, physical->bytes);
+    if (physical->device != kHost)
+      account_release(physical_device(physical->device), kApp, physical->bytes);
   }
   handles().take(physical.get());
 }
@@ -82,11 +86,17 @@ bool physical_range(const void *pointer, uint64_t *bytes_left, int *device) {
   auto found = std::prev(next);
   uintptr_t end = found->first + found->second.bytes;
   if (address >= end) return false;
-  if (device) *device = found->second.physical->device;
+  int place = found->second.physical->device;
+  if (device) *device = place;
   for (; next != mapped.end() && next->first == end; ++next)
     end = next->first + next->second.bytes;  // neighbours form one range
   if (bytes_left) *bytes_left = end - address;
-  return true;
+  return place != kHost;
+}
+
+bool physical_of_host(const void *pointer) {
+  int place = 0;
+  return !physical_range(pointer, nullptr, &place) && place == kHost;
 }
 
 void physical_forget_device(int device) {
@@ -159,22 +169,20 @@ SHIM_API aclError aclrtMallocPhysical(aclrtDrvMemHandle *handle, size_t bytes,
   if (!handle || !properties || bytes == 0)
     return fail(ACL_ERROR_INVALID_PARAM, "aclrtMallocPhysical: bad argument");
   bool on_host = properties->location.type != ACL_MEM_LOCATION_TYPE_DEVICE;
-  int device = on_host ? current_device() : static_cast<int>(properties->location.id);
-  if (!device_valid(device))
+  int device = on_host ? kHost : static_cast<int>(properties->location.id);
+  if (!on_host && !device_valid(device))
     return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtMallocPhysical: no device %d", device);
-  if (on_host)
-    return fail(ACL_ERROR_FEATURE_UNSUPPORTED, "aclrtMallocPhysical: host memory is not simulated");
   uint64_t charged = round_up(bytes, profile().huge_page_bytes);
-  if (!account_charge(physical_device(device), kApp, charged))
+  if (!on_host && !account_charge(physical_device(device), kApp, charged))
     return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
                 "device %d has no %llu bytes of physical memory left", device,
                 static_cast<unsigned long long>(charged));
   std::lock_guard<std::mutex> guard(state().mutex);
   int &file = state().file[device];
-  if (file < 0) file = memfd_create("memprof-sim-device", MFD_CLOEXEC);
+  if (file < 0) file = memfd_create(on_host ? "pinned-host" : "memprof-sim-device", MFD_CLOEXEC);
   uint64_t offset = state().next_offset[device];
   if (file < 0 || ftruncate(file, static_cast<off_t>(offset + charged)) != 0) {
-    account_release(physical_device(device), kApp, charged);
+    if (!on_host) account_release(physical_device(device), kApp, charged);
     return fail(ACL_ERROR_BAD_ALLOC, "the host refused %llu bytes of sparse memory: %s",
                 static_cast<unsigned long long>(charged), strerror(errno));
   }
@@ -215,7 +223,7 @@ SHIM_API aclError aclrtMapMem(void *address, size_t bytes, size_t offset, aclrtD
     return fail(ACL_ERROR_BAD_ALLOC, "the host refused to map %zu bytes: %s", bytes,
                 strerror(errno));
   ++physical->mappings;
-  poison_fresh(address, bytes);
+  if (physical->device != kHost) poison_fresh(address, bytes);
   state().mapped[start] = {bytes, physical};
   return ACL_SUCCESS;
 }
@@ -241,8 +249,8 @@ SHIM_API aclError aclrtMemExportToShareableHandle(aclrtDrvMemHandle handle, aclr
     return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtMemExportToShareableHandle: unknown handle");
   if (!physical->shared_key) {
     uint64_t key = share_key();
-    if (!share_publish({key, getpid(), physical->file, physical_device(physical->device),
-                        physical->offset, physical->bytes}))
+    int device = physical->device == kHost ? kHost : physical_device(physical->device);
+    if (!share_publish({key, getpid(), physical->file, device, physical->offset, physical->bytes}))
       return fail(ACL_ERROR_RT_RESOURCE_ALLOC_FAIL, "no room for another exported handle");
     physical->shared_key = key;
   }
@@ -261,6 +269,7 @@ SHIM_API aclError aclrtMemImportFromShareableHandle(uint64_t shareable, int32_t 
   if (file < 0)
     return fail(ACL_ERROR_RT_INVALID_HANDLE, "cannot open the memory of process %d: %s", shared.pid,
                 strerror(errno));
+  if (shared.device == kHost) device = kHost;
   *handle = handles().add(std::make_unique<Physical>(
       Physical{device, file, true, shared.offset, shared.bytes}));  // its owner accounts for it
   return ACL_SUCCESS;
