@@ -21,6 +21,7 @@ from vllm_memprof.engines.line_format import (
     OOM,
     PLAN,
 )
+from vllm_memprof.files import limit
 from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
 from vllm_memprof.logs.engine_start import EngineStart, Worker
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
@@ -69,6 +70,7 @@ class StartSorter:
         self._document = Config()  # of the whole log, as far as nothing else is said
         self._loading = ""  # the model whose weights are being loaded
         self._tracebacks = Tracebacks()
+        self._most_workers = limit("workers")
 
     @property
     def config(self) -> Config:
@@ -269,7 +271,8 @@ class StartSorter:
         if pending is self._pending:
             self._pending = None
         self._section = False
-        if len(self.starts) >= MAX_STARTS:
+        full = sum(len(each.workers) for each in self.starts) >= self._most_workers
+        if self.starts and (full or len(self.starts) >= MAX_STARTS):
             self.left_out += 1
             self.starts.pop()
         self.starts.append(start)

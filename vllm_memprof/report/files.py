@@ -11,7 +11,7 @@ from vllm_memprof.files import write_atomically
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import REPORT_JSON, REPORT_MD
 from vllm_memprof.report.documents.first_screen import FirstScreen
-from vllm_memprof.report.json_text import json_pieces
+from vllm_memprof.report.json_text import LEVELS, json_pieces
 from vllm_memprof.report.markdown import render_markdown
 
 
@@ -20,9 +20,12 @@ def render_json(report: Report) -> str:
     return "".join(report_json(report))
 
 
-def report_json(report: Report) -> Iterator[str]:
-    """The same piece by piece, one rank at a time: for files."""
-    return json_pieces({**to_json(replace(report, ranks=[])), "ranks": map(to_json, report.ranks)})
+def report_json(*reports: Report) -> Iterator[str]:
+    """The same piece by piece, one rank at a time: for files. Of several reports a list."""
+    each = [
+        {**to_json(replace(one, ranks=[])), "ranks": map(to_json, one.ranks)} for one in reports
+    ]
+    return json_pieces(each[0]) if len(each) == 1 else json_pieces(each, LEVELS + 1)
 
 
 def write_reports(report: Report, run_dir: Path) -> None:
