@@ -241,7 +241,13 @@ def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[r
 
 
 _FORMS, _COMMANDS = _read_forms()
-_OF_FORMS = tuple(dict.fromkeys(word for words, _ in _FORMS for word in words))
+#: Without those that a needle finds.
+_OF_FORMS = tuple(
+    word
+    for word in dict.fromkeys(word for words, _ in _FORMS for word in words)
+    if not any(map(word.__contains__, _NEEDLE_WORDS))
+    and not any(needle.search(word) for needle in _NEEDLES)
+)
 
 #: A private key, or a word that may be a name.
 _NAME = _pattern(
