@@ -86,7 +86,9 @@ def is_secret(name: str) -> bool:
         if _SECRET_VARIABLE.fullmatch(name):
             return True
     words = [word.lower() for word in _WORDS.findall(name)]
-    if words and (words[-1] in _SHORT_WORDS or (name.isupper() and words[1:] and words[-1] == "pat")):
+    if words and (
+        words[-1] in _SHORT_WORDS or (name.isupper() and words[1:] and words[-1] == "pat")
+    ):
         return True
     if words[1:] and words[-1] in ("pass", "pwd", "pw"):
         return words[-2] == "pass" or _WHOSE.fullmatch(words[-2]) is not None
@@ -261,7 +263,8 @@ _KEY_LINE = _pattern(r"(?<=[\s>|])(?P<word>[A-Za-z0-9+/]{4,}={0,2})\s*$")
 #: ``environ['NAME'] = value``, ``name: str = value``, ``"name": "X", "value": "..."``.
 _SEPARATOR = _pattern(
     r"""(?i)(?:\\*["'])?\]?\s*(?::\s*(?:str|bytes|SecretStr|Optional\[\w+\])\s*=(?!=)|=>|:="""
-    r"""|(?<!=)=(?!=)|:(?!:|//)|\uff1a|\xef\xbc\x9a)\s*(?:(?:!!?\w+|&\w+)[ \t]+)?|\\*["']\s*,?\s*\\*["']?value\\*["']?\s*[:=]\s*"""
+    r"""|(?<!=)=(?!=)|:(?!:|//)|\uff1a|\xef\xbc\x9a)\s*(?:(?:!!?\w+|&\w+)[ \t]+)?"""
+    r"""|\\*["']\s*,?\s*\\*["']?value\\*["']?\s*[:=]\s*"""
 )
 _GAP = _pattern(r"(?:\s+(?:- (?=[^\s-]))?|$)(?!-)")
 #: What precedes a name: the quote that it stands in; what an option stands behind; ``ENV``; the
@@ -332,7 +335,12 @@ _GOES_ON = {
     "items": (_pattern(r"\s*- "), 40),
     "named": (_pattern(r"""\W{0,20}value["']?\s*[:=]"""), 2),
     "key": (_pattern(""), 200),
-    "data": (_pattern(rf"{_ENTRY}(?=[a-z\d+/]*[A-Z])(?=[A-Z\d+/]*[a-z])(?:[A-Za-z\d+/]{{6,}}={{0,2}}|[A-Za-z\d+/]{{2,5}}={{1,2}}))\W*$"), 40),
+    "data": (
+        _pattern(
+            rf"{_ENTRY}(?=[a-z\d+/]*[A-Z])(?=[A-Z\d+/]*[a-z])(?:[A-Za-z\d+/]{{6,}}={{0,2}}|[A-Za-z\d+/]{{2,5}}={{1,2}}))\W*$"
+        ),
+        40,
+    ),
     "stringData": (_pattern(rf"{_ENTRY}[^\s*|>\"'][^\"']*)\W*$"), 40),
 }
 #: Where the entries of a Secret of Kubernetes begin, and the name of one.
@@ -411,7 +419,8 @@ class Redactor:
             self._open = known
             return line
         if known is not None and known.kind.endswith("ata"):
-            if entry := _GOES_ON[known.kind][0].match(line):
+            entry = _GOES_ON[known.kind][0].match(line)
+            if entry:
                 self._open = known
                 return f"{line[: entry.start('secret')]}{REDACTED}{line[entry.end('secret') :]}"
         before = "" if known is None else known.before_line(line)

@@ -25,14 +25,14 @@ from vllm_memprof.engines.line_format import (
     CUDA,
 )
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.files import ENV_LIMITS, check_limit, limit, open_file, reading
+from vllm_memprof.files import ENV_LIMITS, check_limit, open_file, reading
 from vllm_memprof.logs.config import Config
 from vllm_memprof.logs.engine_start import EngineStart, Worker
 from vllm_memprof.logs.figures import ParsedLine, parse_lines
 from vllm_memprof.logs.formats import LOGS, words
 from vllm_memprof.logs.lines import CHUNK_BYTES, oldest_first, read_chunks, read_lines
 from vllm_memprof.logs.packed import logs_in
-from vllm_memprof.logs.starts import MAX_STARTS, StartSorter
+from vllm_memprof.logs.starts import StartSorter
 from vllm_memprof.logs.workers import core_processes, worker_processes
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.loader import Run
@@ -200,9 +200,10 @@ def to_runs(
             text("the log is newest first: its lines are counted from the last one")
         )
     if sorter.left_out:
-        more = f"{sorter.left_out} more starts in the log were left out"
-        raised = f"; {ENV_LIMITS}=workers={2 * limit('workers')} reads more"
-        runs[-1].notes.append(more + (raised if len(runs) < MAX_STARTS else ""))
+        runs[-1].notes.append(f"{sorter.left_out} more starts in the log were left out")
+    if sorter.full:
+        more = f"{ENV_LIMITS}=workers={2 * sorter.most_workers} reads more"
+        runs[-1].notes.append(f"further starts in the log were left out: {more}")
     return runs
 
 

@@ -21,9 +21,19 @@ def render_json(report: Report) -> str:
 
 
 def report_json(*reports: Report) -> Iterator[str]:
-    """The same piece by piece, one rank at a time: for files. Of several reports a list."""
+    """The same piece by piece, one phase at a time: for files. Of several reports a list."""
     each = [
-        {**to_json(replace(one, ranks=[])), "ranks": map(to_json, one.ranks)} for one in reports
+        {
+            **to_json(replace(one, ranks=[])),
+            "ranks": (
+                {
+                    **to_json(replace(rank, phases=[])),
+                    "phases": map(to_json, rank.phases),
+                }
+                for rank in one.ranks
+            ),
+        }
+        for one in reports
     ]
     return json_pieces(each[0]) if len(each) == 1 else json_pieces(each, LEVELS + 1)
 
