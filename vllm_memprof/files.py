@@ -29,7 +29,6 @@ ENV_LIMITS = "MEMPROF_LIMITS"
 #: events and samples of a run folder, of which memory takes the tenfold.
 _LIMITS = {"unpacked": 1 << 30, "line": 256 << 20, "file": 256 << 20, "pipe": 256 << 20,
            "files": 5_000, "workers": 10_000, "folder": 32 << 20}  # fmt: skip
-_COUNTS = ("files", "workers")
 #: What is no text, or may wait for ever or never end.
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -65,7 +64,7 @@ def check_limit(name: str, size: int, what: str) -> None:
         RunRecordError: ``what`` it is, the limit, and what raises it.
     """
     if size > (most := limit(name)):
-        told = f"{most:,} {name}" if name in _COUNTS else format_size(most)
+        told = f"{most:,} {name}" if name in ("files", "workers") else format_size(most)
         hint = f"if it is to be trusted: {ENV_LIMITS}={name}={2 * most}"
         raise RunRecordError(f"{what} more than {told}, the limit", hint)
 

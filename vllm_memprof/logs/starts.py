@@ -71,8 +71,7 @@ class StartSorter:
         self._document = Config()  # of the whole log, as far as nothing else is said
         self._loading = ""  # the model whose weights are being loaded
         self._tracebacks = Tracebacks()
-        self.most_workers = limit("workers")
-        self.full = False  # with as many: further starts are not read
+        self.full = False  # with as many workers as may be: further starts are not read
 
     @property
     def config(self) -> Config:
@@ -273,7 +272,7 @@ class StartSorter:
         if pending is self._pending:
             self._pending = None
         self._section = False
-        if sum(len(each.workers) for each in self.starts) >= self.most_workers:
+        if sum(len(each.workers) for each in self.starts) >= limit("workers"):
             self.full = True
             return start
         if len(self.starts) >= MAX_STARTS:

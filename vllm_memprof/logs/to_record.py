@@ -25,7 +25,7 @@ from vllm_memprof.engines.line_format import (
     CUDA,
 )
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.files import ENV_LIMITS, check_limit, open_file, reading
+from vllm_memprof.files import ENV_LIMITS, check_limit, limit, open_file, reading
 from vllm_memprof.logs.config import Config
 from vllm_memprof.logs.engine_start import EngineStart, Worker
 from vllm_memprof.logs.figures import ParsedLine, parse_lines
@@ -202,8 +202,9 @@ def to_runs(
     if sorter.left_out:
         runs[-1].notes.append(f"{sorter.left_out} more starts in the log were left out")
     if sorter.full:
-        more = f"{ENV_LIMITS}=workers={2 * sorter.most_workers} reads more"
-        runs[-1].notes.append(f"further starts in the log were left out: {more}")
+        runs[-1].notes.append(
+            f"further starts were left out: {ENV_LIMITS}=workers={2 * limit('workers')} reads more"
+        )
     return runs
 
 

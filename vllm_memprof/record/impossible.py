@@ -66,9 +66,11 @@ def _wrong(held: dict[str, Any], signed: str = "") -> Iterator[str]:
             if (low and value < 0) or (most and not -_MOST < value < _MOST):
                 held[name] = None
                 yield f"{name} is {value}"
-    if signed == "delta":
-        return
-    for less, more in _AT_MOST + (_PEAKS if "t_ns" in held and "kind" not in held else ()):
+    for less, more in (
+        ()
+        if signed == "delta"
+        else _AT_MOST + (_PEAKS if "t_ns" in held and "kind" not in held else ())
+    ):
         one, other = held.get(less), held.get(more)
         if isinstance(one, (int, float)) and isinstance(other, (int, float)) and one > other:
             held[less] = held[more] = None

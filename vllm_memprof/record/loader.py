@@ -224,8 +224,8 @@ def load_run(run_dir: Path) -> Run:
     with reading(run_dir / EVENTS_DIR):
         # none where the engine died before any process reported
         paths = listed(run_dir / EVENTS_DIR, "*.jsonl")
-        paths_of_samples = listed(run_dir / SAMPLES_DIR, "*/*.jsonl")
-    size = sum(path.lstat().st_size for path in (*paths, *paths_of_samples))
+        every = [*paths, *listed(run_dir / SAMPLES_DIR, "*/*.jsonl")]
+    size = sum(path.lstat().st_size for path in every)
     check_limit("folder", size, f"{run_dir} has")
     for path in paths:
         process = _load_process(run_dir, path)

@@ -15,13 +15,12 @@ from vllm_memprof.report.json_text import LEVELS, json_pieces
 from vllm_memprof.report.markdown import render_markdown
 
 
-def render_json(report: Report) -> str:
-    """Return the report as JSON text; refuse figures that JSON cannot hold (NaN)."""
-    return "".join(report_json(report))
-
-
 def report_json(*reports: Report) -> Iterator[str]:
-    """The same piece by piece, one phase at a time: for files. Of several reports a list."""
+    """Yield a report as JSON text, one phase at a time; of several reports a list.
+
+    Raises:
+        ValueError: a figure that JSON cannot hold (NaN).
+    """
     each = [
         {
             **to_json(replace(one, ranks=[])),

@@ -34,7 +34,7 @@ from vllm_memprof.units import MIB, Amount, either, floor_zero, minus
 ATB_POOL_BYTES = 32 * 3 * MIB
 _ATB_POOL_MOST_BYTES = 32 * 4 * MIB
 #: Communicators of a process that have a row; engines make some tens.
-_MOST_COMMUNICATORS = 256
+_MOST_COMMUNICATORS = 128
 #: Phases in which operators run: where ATB's first operation may be.
 _OPERATOR_PHASES = ("profile_run", "graph_capture")
 #: The same of an engine that runs no profile, and warms up no operation of ATB alone.
