@@ -28,7 +28,7 @@ ENV_LIMITS = "MEMPROF_LIMITS"
 #: archive or of a run folder; workers of a log, which take 4 ms and 30 kB each;
 #: events and samples of a run folder, of which memory takes the tenfold.
 _LIMITS = {"unpacked": 1 << 30, "line": 256 << 20, "file": 256 << 20, "pipe": 256 << 20,
-           "files": 5_000, "workers": 10_000, "folder": 32 << 20}  # fmt: skip
+           "files": 5_000, "workers": 10_000, "folder": 64 << 20}  # fmt: skip
 #: What is no text, or may wait for ever or never end.
 _KINDS = {
     stat.S_IFDIR: "a folder",
