@@ -53,7 +53,7 @@ _MORE_NAME = _pattern(
 _SECRET_VARIABLE = _pattern(
     ".*(?:SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?)_(?!.*(?:FILE|PATH|DIR|NAME|URL|COUNT|TYPE"
     "|LEN(?:GTH)?)$).*|.*(?<!CACHE)(?<!PUBLIC)(?<!PRIMARY)(?<!SORT)(?<!HASH)(?<!GROUP)(?<!ROUTE)"
-    "(?<!INDEX)(?<!LOOKUP)(?<!BLOCK)(?<!DICT)(?<!FOREIGN)(?<!PARTITION)(?<!SHARD)_KEY"
+    "(?<!INDEX)(?<!LOOKUP)(?<!BLOCK)(?<!DICT)(?<!FOREIGN)(?<!PARTITION)(?<!SHARD)_KEY|.+_PAT"
 )
 #: Ends of names whose numbers are counts: ``token: 12``, ``sk=128``.
 _COUNTED = ("token", "tokens", *_SHORT_WORDS)
@@ -86,9 +86,7 @@ def is_secret(name: str) -> bool:
         if _SECRET_VARIABLE.fullmatch(name):
             return True
     words = [word.lower() for word in _WORDS.findall(name)]
-    if words and (
-        words[-1] in _SHORT_WORDS or (name.isupper() and words[1:] and words[-1] == "pat")
-    ):
+    if words and words[-1] in _SHORT_WORDS:
         return True
     if words[1:] and words[-1] in ("pass", "pwd", "pw"):
         return words[-2] == "pass" or _WHOSE.fullmatch(words[-2]) is not None

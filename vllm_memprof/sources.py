@@ -234,7 +234,6 @@ def _read_json(path: Path) -> Any:
         raise RunRecordError(f"{path} has {constant}, which is not a figure", "was it edited?")
 
     try:
-        data = json.loads(text, parse_constant=refuse) if len(text) < most else None
-        return plain_data(data)
+        return plain_data(json.loads(text, parse_constant=refuse)) if len(text) < most else None
     except (ValueError, RecursionError):
         return None
