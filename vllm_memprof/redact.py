@@ -30,10 +30,11 @@ def _pattern(text: str) -> re.Pattern[str]:
 #: A name is secret when it ends with one of these, whatever joins the words.
 _SECRET_ENDING = _pattern(
     r"(?:(?:api|access)keys?|accesskeyid|secretid"
-    r"|(?:account|app|auth|encryption|license|master|private|secret|shared|signing|ssh"
-    r"|subscription)key"
-    r"|token|(?:api|access|auth|hf)tokens|secrets?|passwords?|passwd|passphrase|credentials?"
-    r"|authorization|cookie)$(?<!eostoken|bostoken|padtoken)(?<!perstoken)(?<!pertoken)"
+    r"|(?:account|aes|app|auth|deploy|encrypt|encryption|hmac|license|master|private|secret|shared|signing"
+    r"|ssh|subscription)key|privatekeyid|clientkeydata|dockerconfigjson|dockercfg"
+    r"|token|(?:api|access|auth|hf)tokens|secrets?|passwords?|passwordhash|passwd"
+    r"|passphrase|(?:ssh|store|key|require)pass|masterauth|rootpw|credentials?"
+    r"|authorization|cookies?)$(?<!eostoken|bostoken|padtoken)(?<!perstoken)(?<!pertoken)"
     r"(?<!keepsecrets)"
 )
 #: Last words of names of Huawei Cloud (HUAWEICLOUD_SDK_AK, obs_sk).
@@ -41,7 +42,7 @@ _SHORT_WORDS = ("ak", "sk")
 #: What ``pass`` and ``pwd`` stand behind: a pass of a model is none.
 _WHOSE = _pattern(
     "user|db|database|admin|login|auth|smtp|mail|email|imap|ftp|ssh|sudo|proxy|redis|mq|mongo|mysql"
-    "|pg|postgres|rabbitmq|registry|harbor|nexus|git|http|root|vnc|ldap|wifi|key|keystore"
+    "|pg|postgres|default|become|service|client|tls|ssl|store|rabbitmq|registry|harbor|nexus|git|http|root|vnc|ldap|wifi|key|keystore"
 )
 #: Names of variables, in capitals: what may follow the name; what holds a secret anywhere in its
 #: name, but for what tells where it is; a KEY of something else.
@@ -52,7 +53,7 @@ _MORE_NAME = _pattern(
 _SECRET_VARIABLE = _pattern(
     ".*(?:SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?)_(?!.*(?:FILE|PATH|DIR|NAME|URL|COUNT|TYPE"
     "|LEN(?:GTH)?)$).*|.*(?<!CACHE)(?<!PUBLIC)(?<!PRIMARY)(?<!SORT)(?<!HASH)(?<!GROUP)(?<!ROUTE)"
-    "(?<!INDEX)(?<!LOOKUP)(?<!BLOCK)(?<!DICT)(?<!FOREIGN)(?<!PARTITION)(?<!SHARD)_KEY"
+    "(?<!INDEX)(?<!LOOKUP)(?<!BLOCK)(?<!DICT)(?<!FOREIGN)(?<!PARTITION)(?<!SHARD)_KEY|.+_PAT"
 )
 #: Ends of names whose numbers are counts: ``token: 12``, ``sk=128``.
 _COUNTED = ("token", "tokens", *_SHORT_WORDS)
@@ -87,7 +88,7 @@ def is_secret(name: str) -> bool:
     words = [word.lower() for word in _WORDS.findall(name)]
     if words and words[-1] in _SHORT_WORDS:
         return True
-    if words[1:] and words[-1] in ("pass", "pwd"):
+    if words[1:] and words[-1] in ("pass", "pwd", "pw"):
         return words[-2] == "pass" or _WHOSE.fullmatch(words[-2]) is not None
     if not _SECRET_ENDING.search(re.sub(r"[^a-z0-9]", "", name.lower())):
         return False
@@ -169,6 +170,8 @@ def redact_data(data: Any, name: str = "") -> Any:
         name: the key that the data stands under.
     """
     if isinstance(data, dict):
+        if data.get("kind") == "Secret":
+            data = {**data, **{key: REDACTED for key in ("data", "stringData") if data.get(key)}}
         beside = (data.get(key) for key in ("name", "Name", "key", "Key"))
         # {"name": "HF_TOKEN", "value": ...}
         named = next((each for each in beside if isinstance(each, str)), "value")
@@ -203,6 +206,7 @@ _NEEDLES = tuple(
         r"w(?<=passw)",
         r"z(?<=uthoriz)",
         r"pass(?![a-z])",
+        r"data(?:\\*['\"])?:\s*\{?\s*(?:\\+[nr]|[\r\n]|$)",
     )
 )
 
@@ -217,6 +221,7 @@ def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[r
         form = rf"(?<![A-Za-z0-9]){re.escape(prefix)}{tails.get(tail, tail)}"
         found.append(((prefix.lower(),), form))
     for words, form in table["forms"].values():
+        form = form.replace("<mixed>", tails["mixed"])
         # as it is, as bytes that are read as latin-1, and escaped within JSON
         raw = [each.encode().decode("latin-1") for each in (*words, form)]
         escaped = [json.dumps(each)[1:-1] for each in words]
@@ -228,7 +233,7 @@ def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[r
     for program, (words, options) in table["commands"].items():
         form = (
             rf"(?<![\w-]){program}(?![\w-])[^|;&\n]{{0,300}}?[\s'\",](?:{options})"
-            r"""['"]?[\s=,]*['"]?(?P<secret>[^\s'",;|]+)"""
+            r"""['"]?[\s=,]*['"]?(?P<secret>(?!\*\*\*)[^\s'",;|]+)"""
         )
         commands.append(_pattern(form))
         found.append((words, form))
@@ -236,7 +241,13 @@ def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[r
 
 
 _FORMS, _COMMANDS = _read_forms()
-_OF_FORMS = tuple(dict.fromkeys(word for words, _ in _FORMS for word in words))
+#: Without those that a needle finds.
+_OF_FORMS = tuple(
+    word
+    for word in dict.fromkeys(word for words, _ in _FORMS for word in words)
+    if not any(map(word.__contains__, _NEEDLE_WORDS))
+    and not any(needle.search(word) for needle in _NEEDLES)
+)
 
 #: A private key, or a word that may be a name.
 _NAME = _pattern(
@@ -250,14 +261,15 @@ _KEY_LINE = _pattern(r"(?<=[\s>|])(?P<word>[A-Za-z0-9+/]{4,}={0,2})\s*$")
 #: ``environ['NAME'] = value``, ``name: str = value``, ``"name": "X", "value": "..."``.
 _SEPARATOR = _pattern(
     r"""(?i)(?:\\*["'])?\]?\s*(?::\s*(?:str|bytes|SecretStr|Optional\[\w+\])\s*=(?!=)|=>|:="""
-    r"""|(?<!=)=(?!=)|:(?!:|//)|\uff1a|\xef\xbc\x9a)\s*|\\*["']\s*,?\s*\\*["']?value\\*["']?\s*[:=]\s*"""
+    r"""|(?<!=)=(?!=)|:(?!:|//)|\uff1a|\xef\xbc\x9a)\s*(?:(?:!!?\w+|&\w+)[ \t]+)?"""
+    r"""|\\*["']\s*,?\s*\\*["']?value\\*["']?\s*[:=]\s*"""
 )
-_GAP = _pattern(r"(?:\s+|$)(?!-)")
+_GAP = _pattern(r"(?:\s+(?:- (?=[^\s-]))?|$)(?!-)")
 #: What precedes a name: the quote that it stands in; what an option stands behind; ``ENV``; the
 #: ``name:`` beside whose value it stands; the margin of a line of YAML.
 _OPENING = _pattern(r"(?:\\*[\"'])?$")
 _OPTION = _pattern("(?:^|[ \t\"'`([{,=|;&>/])-$|[\u2013\u2014\x93\x94]$")
-_ENV_WORD = _pattern(r"\b(?:ENV|setenv|setx|configure set|config set)\s$")
+_ENV_WORD = _pattern(r"\b(?:ENV|setenv|setx|configure set|config set|set -\w+)\s$")
 _NAMED = _pattern(r"""\bname["']?\s*[:=]\s*["']?$""")
 _MARGIN = _pattern(r"[ \t>|-]*")
 _MOST_BEFORE = 32
@@ -284,7 +296,7 @@ _LINE = _pattern(
 _COOKIE = _pattern(r"(?P<word>[^\"'`]+)")
 _REST = _pattern(r"(?P<word>.+)")
 _ARGUMENT = _pattern(rf"""(?:\\*["'])?\s*,\s*(?!\\*["']-)(?=\\*["']){_QUOTED}""")
-_MORE = _pattern(rf"\s+(?P<word>(?![-#)\]}},]){_BARE})")
+_MORE = _pattern(rf"\s+(?!\\*[\"'`]-)(?:{_QUOTED}|(?P<word>(?![-#)\]}},]){_BARE}))")
 #: Values that hold no secret: none at all, a reference to a variable, a secret that was replaced.
 _REFERENCE = _pattern(
     r"(?:None|null|nil|True|False|true|false|\$\{?\w+\}?|\$\([^)]*\)|%\w+%|\**|\.\.\.)"
@@ -302,11 +314,12 @@ _RECORD = _pattern(
 #: capitals among others.
 _OF_IT = "[A-Za-z0-9_+/=.~-]"
 _WRAPPED = _pattern(
-    rf"(?:(?={_OF_IT}{{16}})|(?={_OF_IT}{{4}})(?:(?={_OF_IT}*[A-Za-z])(?={_OF_IT}*\d)"
+    rf"(?!--?[a-z]|\w+=[^=\s])(?:(?={_OF_IT}{{16}})|(?={_OF_IT}{{4}})(?:(?={_OF_IT}*[A-Za-z])(?={_OF_IT}*\d)"
     rf"|(?={_OF_IT}+[A-Z])(?={_OF_IT}*[a-z]))){_OF_IT}+(?=$|[\s\"'`,;)}}\]\\&|])(?!\s*[=:])"
 )
 #: Lines shorter than this were not wrapped by a terminal.
 _LEAST_WRAPPED = 36
+_ENTRY = r"""\W{1,24}[\w.-]+["']?:\s+["']?(?P<secret>"""
 #: How a value goes on -> the next line of it; lines over which it may. It is cut off; it stands
 #: below its name, or its option, or behind the end of a line of a shell; it is a list, one of YAML,
 #: what stands beside ``name:``, or a private key.
@@ -314,13 +327,22 @@ _BELOW = rf"""\s*(?:{_PREFIX}\\*["'`]|(?![-|&;<>#]|.*\*\*\*){_BARE}[ \t\\,;)\]}}
 _GOES_ON = {
     "cut": (_pattern(r"(?!)"), 2),
     "below": (_pattern(rf"\s*- |{_BELOW}"), 2),
-    "option": (_pattern(_BELOW), 2),
+    "option": (_pattern(rf"\s*- (?!-)|{_BELOW}"), 2),
     "shell": (_pattern(r"\s*(?![-|&;<>#])"), 40),
     "list": (_pattern(""), 40),
     "items": (_pattern(r"\s*- "), 40),
     "named": (_pattern(r"""\W{0,20}value["']?\s*[:=]"""), 2),
     "key": (_pattern(""), 200),
+    "data": (
+        _pattern(
+            rf"{_ENTRY}(?=[a-z\d+/]*[A-Z])(?=[A-Z\d+/]*[a-z])(?:[A-Za-z\d+/]{{6,}}={{0,2}}|[A-Za-z\d+/]{{2,5}}={{1,2}}))\W*$"
+        ),
+        40,
+    ),
+    "stringData": (_pattern(rf"{_ENTRY}[^\s*|>\"'][^\"']*)\W*$"), 40),
 }
+#: Where the entries of a Secret of Kubernetes begin, and the name of one.
+_DATA = _pattern(r"(?:.*\s)?[\"']?(data|stringData)[\"']?:\s*\{?\s*$")
 
 
 def may_hold_secret(text: str) -> bool:
@@ -394,14 +416,22 @@ class Redactor:
                 known = replace(known, lines=known.lines - 1)
             self._open = known
             return line
+        if known is not None and known.kind.endswith("ata"):
+            entry = _GOES_ON[known.kind][0].match(line)
+            if entry:
+                self._open = known
+                return f"{line[: entry.start('secret')]}{REDACTED}{line[entry.end('secret') :]}"
         before = "" if known is None else known.before_line(line)
+        if data := _DATA.match(line):
+            self._keep(data[1], "")
+            return line
         if not before and not may_hold_secret(line):
             return line
         wide, cut, lower = len(line) >= _LEAST_WRAPPED, False, line.lower()
 
         def replace_form(match: re.Match[str]) -> str:
             nonlocal cut
-            whole, (begin, end) = match[0], match.span(match.re.groups and "secret")
+            whole, (begin, end) = match[0], match.span(match.lastgroup or 0)
             cut = cut or end == len(match.string)
             return f"{whole[: begin - match.start()]}{REDACTED}{whole[end - match.start() :]}"
 
@@ -476,7 +506,7 @@ class Redactor:
                 kind = "shell" if shell else "option" if option else "below"
                 self._keep(kind, text[begin:at] + ("" if separator else " "))
                 return limit
-            if name.lower().endswith("authorization"):
+            if name.lower().endswith("authorization") and text[at] not in "\"'":
                 scheme = _SCHEME.match(text, at)
                 at, form = (at, _COOKIE) if scheme is None else (scheme.end(), _SCHEMED)
             if name.lower().endswith("cookie") and text[at] not in "\"'":

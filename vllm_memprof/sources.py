@@ -61,17 +61,26 @@ def read_reports(path: str) -> list[Report]:
         return [build_report(run) for run in read_log(path)]
     try:
         rows = data if isinstance(data, list) else [data]
-        return [from_json(Report, _redacted(row)) for row in rows]
+        return [from_json(Report, _sound(path, row)) for row in rows]
     except ValueError as exc:
         hint = "give the run folder, or the report.json in it"
         raise RunRecordError(f"{path} is not a report of memprof: {exc}", hint=hint) from exc
 
 
-def _redacted(row: Any) -> Any:
-    """Replace secrets where a report of another release may hold them: the run, the findings."""
+def _sound(path: str, row: Any) -> Any:
+    """Replace secrets where a report of another release may hold them: the run, the findings.
+
+    Raises:
+        RunRecordError: a figure of a rank cannot be.
+    """
     if not isinstance(row, dict):
         return row
+    from vllm_memprof.record.impossible import take_out
     from vllm_memprof.redact import redact_data  # its patterns take a tenth of --help
+
+    if wrong := take_out({"ranks": row.get("ranks")}):
+        what = f"{path} has a figure that cannot be: {wrong[0]}"
+        raise RunRecordError(what, "was it edited? give the run folder")
 
     held = {key: redact_data(row[key]) for key in ("run", "findings") if key in row}
     return {**row, **held}
@@ -220,7 +229,11 @@ def _read_json(path: Path) -> Any:
         if stream.peek(256)[:256].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"["):
             return None
         text = stream.read(most)
+
+    def refuse(constant: str) -> None:
+        raise RunRecordError(f"{path} has {constant}, which is not a figure", "was it edited?")
+
     try:
-        return plain_data(json.loads(text)) if len(text) < most else None
+        return plain_data(json.loads(text, parse_constant=refuse)) if len(text) < most else None
     except (ValueError, RecursionError):
         return None

@@ -14,12 +14,12 @@ import tomlkit
 
 from tests.golden.update import CHECKS, DIFFS
 from tests.support.record import Worker, read_record
+from tests.support.render import render_json
 from tests.support.runs import DATA, LOGS, RUNS, check_result, diff_of, reports_of
 from tests.unit.accounting.builders import device_memory
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.frames.csv import report_csv
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.report.files import render_json
 from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.report.trace import report_trace
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from tests.shim.conftest import Sim, result_of
 
@@ -202,3 +206,30 @@ def test_a_missing_profile_is_an_error(sim: Sim) -> None:
     out, err = process.communicate(timeout=30)
     assert result_of(out)["code"] != 0
     assert "cannot read the device profile /nonexistent" in err
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "device"])
+def test_a_state_file_of_somebody_else_is_refused(sim: Sim, tmp_path: Path, kind: str) -> None:
+    """Its folder may be one that everybody writes to, such as /dev/shm."""
+    state, target = tmp_path / "state", tmp_path / "target"
+    if kind == "pipe":
+        os.mkfifo(state)
+    elif kind == "device":
+        state = Path("/dev/null")
+    else:
+        state.symlink_to(target)
+        if kind == "link":
+            target.write_bytes(b"not to be lost")
+    process = sim.start("import acl\nacl.set_device(0)\n", MEMPROF_SIM_STATE=str(state))
+    _, error = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "link" in error or "not a regular file of this user" in error
+    assert not target.exists() or target.read_bytes() == b"not to be lost"
+
+
+def test_a_state_file_is_its_owners_alone(sim: Sim, tmp_path: Path) -> None:
+    (tmp_path / "state").touch(0o666)
+    (tmp_path / "state").chmod(0o666)
+    with_holder = hold(sim, GIB)
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o600
+    with_holder.kill()

@@ -13,12 +13,18 @@ from vllm_memprof.check.document import check_document
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.compare.document import diff_document
+from vllm_memprof.report.files import report_json
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.table import render_table
 
 
 def table(report: Report, width: int, encoding: str = "utf-8", lang: str = "en") -> str:
     return printed(render_table(report, lang=lang), width, encoding)
+
+
+def render_json(report: Report) -> str:
+    """Return the report as JSON text; refuse figures that JSON cannot hold (NaN)."""
+    return "".join(report_json(report))
 
 
 def diff_table(diff: Diff, width: int, encoding: str = "utf-8") -> str:

@@ -4,6 +4,9 @@ fuzz target share.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 #: In every secret below. It has the form of none, so that a name or a form must give it away.
 MARK = "Mk7QzSEEDx9"
 #: The same for secrets of hexadecimal digits.
@@ -219,7 +222,16 @@ PROBES = (
     f"snapshot_download('m', token='{KEY}')",
     f"huggingface-cli login --token={KEY}",
 )  # fmt: skip
-ALL = (*BY_NAME, *BY_FORM, *OVER_LINES, *PROBES)
+#: A second set, by somebody who had not read the first; 175 of these 708 passed when it was written.
+_FILLED = {"{hex64}": _HEX64, "{hex40}": _HEX40, "{hex32}": _HEX32, "{uuid}": _UUID, "{hex}": HEX,
+           "{key}": KEY, "{mark}": MARK, "\\n": "\n", "\\t": "\t", "\\0": "\0",
+           "\\\\": "\\"}  # fmt: skip
+_TO_FILL = re.compile(r"\{(?:hex\d*|uuid|key|mark)\}|\\.")
+SECOND = tuple(
+    _TO_FILL.sub(lambda match: _FILLED[match[0]], line)
+    for line in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+)
+ALL = (*BY_NAME, *BY_FORM, *OVER_LINES, *PROBES, *SECOND)
 
 
 def marked(text: str) -> bool:

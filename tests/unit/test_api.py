@@ -15,12 +15,13 @@ import pandas as pd
 import pytest
 
 import vllm_memprof as mp
+from tests.support.render import render_json
 from vllm_memprof.cli import main
 from vllm_memprof.errors import LaunchError, RunRecordError, UsageError
 from vllm_memprof.options import value_of, words_of
 from vllm_memprof.plans import runner
 from vllm_memprof.plans.model import Plan, PlanRow
-from vllm_memprof.report.files import render_json, write_reports
+from vllm_memprof.report.files import write_reports
 from vllm_memprof.sources import build_run
 
 ROOT = Path(__file__).parent.parent.parent

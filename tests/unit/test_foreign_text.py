@@ -191,3 +191,62 @@ def test_nan_is_a_line_that_is_dropped(record):
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in DATA.glob("*/run.json")))
 def test_no_record_of_the_tests_has_one(folder):
     assert not [note for note in load_run(DATA / folder).notes if "damaged" in note]
+
+
+def of_a_phase(report):
+    phases = report["ranks"][1]["phases"]
+    return next(phase for phase in phases if (phase["after"] or {}).get("reserved_bytes"))
+
+
+#: What is changed in a report.json -> what its refusal says.
+IMPOSSIBLE_IN_A_REPORT = {
+    "allocated above reserved": (
+        lambda report: of_a_phase(report)["after"].update(allocated_bytes=9 << 40),
+        "allocated_bytes 9,895,604,649,984 is above reserved_bytes"),
+    "free above total": (
+        lambda report: of_a_phase(report)["before"].update(device_free_bytes=9 << 40),
+        "is above device_total_bytes"),
+    "negative": (
+        lambda report: of_a_phase(report)["after"].update(reserved_bytes=-1), "reserved_bytes is -1"),
+    "a size of the budget": (
+        lambda report: report["ranks"][1]["budget"].update(engine_kv_cache_bytes=1 << 60),
+        "engine_kv_cache_bytes is"),
+    "a term": (
+        lambda report: report["ranks"][1]["budget"]["terms"][0].update(bytes=1 << 60),
+        "terms 0, bytes is"),
+    "a difference": (
+        lambda report: of_a_phase(report)["delta"].update(reserved_bytes=-1 << 60),
+        "reserved_bytes is"),
+    "tokens": (lambda report: report["ranks"][1]["kv"].update(tokens=-5), "tokens is -5"),
+    "infinite": (
+        lambda report: of_a_phase(report).update(seconds=float("inf")),
+        "Infinity, which is not a figure"),
+    "not a number": (
+        lambda report: report["ranks"][1]["kv"].update(tokens=float("nan")),
+        "NaN, which is not a figure"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE_IN_A_REPORT)
+@pytest.mark.parametrize("command", ["diff", "check"])
+def test_a_figure_that_cannot_be_is_refused_in_a_report_json(tmp_path, command, name):
+    change, said = IMPOSSIBLE_IN_A_REPORT[name]
+    run = DATA / "graph_tp2"
+    report = json.loads(memprof("report", run, "--format", "json")[1])
+    change(report)
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report))
+    options = [run] if command == "diff" else ["--min-kv-cache", "1GiB"]
+    code, printed = memprof(command, path, *options)
+    assert code == 3
+    assert said in " ".join(printed.split())
+    assert "report.json" in printed
+    if "not a figure" not in said:
+        assert "ranks 1, " in printed
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in DATA.glob("*/run.json")))
+def test_every_report_json_of_the_tests_is_read(folder, tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text(memprof("report", DATA / folder, "--format", "json")[1])
+    assert memprof("diff", path, path)[0] == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.render import render_json
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
@@ -19,7 +20,6 @@ from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.options import normal_form, words_of
 from vllm_memprof.plans.model import Plan
 from vllm_memprof.record.loader import load_run
-from vllm_memprof.report.files import render_json
 from vllm_memprof.sim.presets import resolve_model
 
 PLAIN = ["--enforce-eager", "--max-num-batched-tokens", "4096", "--gpu-memory-utilization", "0.8"]

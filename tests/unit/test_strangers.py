@@ -5,7 +5,9 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -159,21 +161,23 @@ def test_a_line_without_an_end(tmp_path, monkeypatch):
 # --- memory
 
 
-def memory_of(path: Path, stdin: bool = False, **env: str) -> tuple[int, str]:
-    """Return the most bytes that ``memprof explain`` has in memory, and what it prints.
+def memory_of(
+    path: Path, stdin: bool = False, command: str = "explain", form: str = "table", **env: str
+) -> tuple[int, str]:
+    """Return the most bytes that a command has in memory, and what it prints.
 
     Not ``ru_maxrss``: Linux lets a process begin with that of the one which started it.
     """
     code = (
         "import re, sys; from vllm_memprof.cli import main\n"
-        "try: main(['explain', *sys.argv[1:]])\n"
+        "try: main(sys.argv[1:])\n"
         "finally: print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1],"
         " file=sys.stderr)"
     )
-    with path.open("rb") as stream:
+    with open(os.devnull if path.is_dir() else path, "rb") as stream:
         done = subprocess.run(
-            [sys.executable, "-c", code, "-" if stdin else str(path)], stdin=stream,
-            capture_output=True, text=True, timeout=300, env={**os.environ, **env},
+            [sys.executable, "-c", code, command, "-" if stdin else str(path), "--format", form],
+            stdin=stream, capture_output=True, text=True, timeout=300, env={**os.environ, **env},
         )  # fmt: skip
     *said, kib = done.stderr.splitlines()
     return int(kib) << 10, "\n".join([done.stdout, *said])
@@ -249,10 +253,25 @@ def nested(path: Path) -> None:
     path.write_bytes(bz2.compress(inner.read_bytes()))
 
 
+def a_million_lines(path: Path) -> None:
+    """Real lines, each one spoilt in some place: cut, doubled, with a byte changed."""
+    logs = [each for each in (DATA / "logs").rglob("*") if each.is_file()]
+    lines = b"\n".join(each.read_bytes() for each in logs).split(b"\n")
+    rng = random.Random(29)
+    with path.open("wb") as stream:
+        for _ in range(1_000_000):
+            line = rng.choice(lines)[:2000]
+            at = rng.randrange(len(line) + 1)
+            piece = rng.choice((b"", b"\xff", b"\x1b[2J", b"9" * 30, b"-", b"\r", b"=", line))
+            stream.write(line[:at] + piece + line[at + rng.randrange(3) :] + b"\n")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "make", [zeros, a_long_line, newest_first, many_files, failures, workers, steps, nested]
-)
+    "make",
+    [zeros, a_long_line, newest_first, many_files, failures, workers, steps, nested,
+     a_million_lines],
+)  # fmt: skip
 @pytest.mark.parametrize("stdin", [False, True], ids=["file", "stdin"])
 def test_memory_of_explain(tmp_path, make, stdin):
     signal.setitimer(signal.ITIMER_REAL, 300)
@@ -260,5 +279,66 @@ def test_memory_of_explain(tmp_path, make, stdin):
     make(path)
     held, said = memory_of(path, stdin)
     print(f"{make.__name__}: {held >> 20} MiB: {said[:200]}")
+    assert "Traceback (most" not in said
+    assert held < MOST_MEMORY
+
+
+def starts_of(path: Path, starts: int, ranks: int) -> None:
+    with path.open("w") as stream:
+        for start in range(starts):
+            stream.write(f"vLLM API server version 0.{start}\n")
+            for said in ("Loading model weights took 9.1948 GB",
+                         f"Available KV cache memory: {start + 1}.30 GiB"):  # fmt: skip
+                for rank in range(ranks):
+                    stream.write(f"(Worker_TP{rank} pid={300 + rank}) INFO 01-01 00:00:00 "
+                                 f"[worker.py:1] {said}\n")  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["table", "json", "html", "csv"])
+def test_memory_of_many_starts_with_many_workers(tmp_path, form):
+    signal.setitimer(signal.ITIMER_REAL, 300)
+    starts_of(tmp_path / "a.log", 20, 500)
+    held, said = memory_of(tmp_path / "a.log", form=form)
+    assert held < MOST_MEMORY
+    if form == "json":
+        assert [len(each["ranks"]) for each in json.loads(said)] == [500] * 20
+
+
+def test_workers_of_a_log_have_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setenv(ENV_LIMITS, "workers=20")
+    starts_of(tmp_path / "a.log", 4, 12)
+    runs = read_log(str(tmp_path / "a.log"))
+    assert [len(run.processes) for run in runs] == [12, 12]
+    assert runs[-1].notes[-1].endswith(f"left out: {ENV_LIMITS}=workers=40 reads more")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number in range(3):
+            archive.write(tmp_path / "a.log", f"{number}.log")
+    with pytest.raises(RunRecordError, match="more than 20 workers, the limit") as refused:
+        read_log(str(tmp_path / "a.zip"))
+    assert f"{ENV_LIMITS}=workers=40" in str(refused.value.hint)
+    monkeypatch.setenv(ENV_LIMITS, "workers=200")
+    assert len(read_log(str(tmp_path / "a.log"))) == 4
+
+
+def test_a_run_folder_that_is_too_large(run_dir, monkeypatch):
+    monkeypatch.setenv(ENV_LIMITS, "folder=4KiB")
+    code, printed = memprof("report", run_dir)
+    assert code == 3
+    assert "run has more than 4,096 bytes, the limit" in " ".join(printed.split())
+    assert f"{ENV_LIMITS}=folder=8192" in printed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("form", "mib"), [("table", 30), ("json", 6)])
+def test_memory_of_a_run_folder_with_many_phases(run_dir, form, mib):
+    """A communicator among every twelve of the phases."""
+    signal.setitimer(signal.ITIMER_REAL, 600)
+    path = max((run_dir / "events").iterdir(), key=lambda each: each.stat().st_size)
+    lines = [line for line in path.read_text().splitlines() if '"snapshot"' in line]
+    with path.open("a") as stream:
+        while stream.tell() < mib << 20:
+            stream.write("".join(f"{line}\n" for line in lines))
+    held, said = memory_of(run_dir, command="report", form=form)
     assert "Traceback (most" not in said
     assert held < MOST_MEMORY

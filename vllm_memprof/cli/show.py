@@ -125,10 +125,7 @@ def pieces(
     if format_name == "json":
         from vllm_memprof.report.files import report_json
 
-        if len(reports) == 1:
-            return report_json(reports[0])
-        array = ",\n".join("".join(report_json(each)).rstrip("\n") for each in reports)
-        return [f"[\n{array}\n]\n"]
+        return report_json(*reports)
     if format_name == "csv":
         from vllm_memprof.frames.csv import report_csv
 

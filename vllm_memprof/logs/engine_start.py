@@ -183,6 +183,7 @@ class EngineStart:
 
     config: Config
     members: dict[str, Prefix] = field(default_factory=dict)  # by label
+    _alike: tuple[int, bool] = (0, False)  # so many members, whether they are ``anonymous``
     kinds: set[str] = field(default_factory=set)  # of the lines that have set it up
     workers: dict[str, Worker] = field(default_factory=dict)  # by key
     #: Figures of the KV cache that an engine core printed, by data-parallel rank.
@@ -269,6 +270,10 @@ class EngineStart:
         """Return whether a process is one of its own."""
         return prefix is not None and self.members.get(prefix.label) == prefix
 
+    def shares(self, older: EngineStart) -> bool:
+        """Return whether both have a process of the same name and id."""
+        return any(older.members.get(name) == one for name, one in self.members.items())
+
     def distance(self, prefix: Prefix | None) -> int | None:
         """Return how far below a process the closest one of this start is; None: there is none.
 
@@ -282,12 +287,16 @@ class EngineStart:
     @property
     def anonymous(self) -> bool:
         """Whether process ids were made alike, as people do before they share a log."""
-        pids = [
-            (one.pid, one.ip)
-            for one in self.members.values()
-            if not one.is_worker or one.short is not None
-        ]
-        return len(pids) > len(set(pids))
+        members, alike = self._alike
+        if members != len(self.members):  # for each line of hundreds of workers
+            pids = [
+                (one.pid, one.ip)
+                for one in self.members.values()
+                if not one.is_worker or one.short is not None
+            ]
+            alike = len(pids) > len(set(pids))
+            self._alike = len(self.members), alike
+        return alike
 
     def takes_core(self, prefix: Prefix | None) -> bool:
         """Return True for a further data-parallel engine core of a start that has one."""

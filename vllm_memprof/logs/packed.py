@@ -23,7 +23,7 @@ from vllm_memprof.logs.lines import CHUNK_BYTES
 
 #: Memory of an unpacker; of a list of an archive's files, which is read whole.
 _MEMORY, _LIST_BYTES = 128 << 20, 8 << 20
-_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 _HEAD_BYTES = 16
 
 
@@ -76,7 +76,7 @@ class _Archive:
 
 
 #: First bytes of a packed stream -> its name, what unpacks it.
-_FORMS: dict[bytes, tuple[str, Callable[[Any], Any]]] = {
+FORMS: dict[bytes, tuple[str, Callable[[Any], Any]]] = {
     b"\x1f\x8b": ("gzip", lambda stream: gzip.GzipFile(fileobj=stream)),
     b"BZh": ("bzip2", bz2.BZ2File),
     b"\xfd7zXZ\x00": ("xz", _Xz),
@@ -84,8 +84,6 @@ _FORMS: dict[bytes, tuple[str, Callable[[Any], Any]]] = {
 }
 #: What reading a packed file that is damaged raises.
 _DAMAGE = (zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError, NotImplementedError)
-#: What a packed file begins with.
-PACKED = (*_ZIP, *_FORMS)
 
 
 @contextmanager
@@ -120,13 +118,13 @@ def logs_in(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, Iterato
                 yield piece
 
     def pieces(head: bytes, opened: Any, form: str = "") -> Iterator[bytes]:
-        for magic, (packed_by, unpack) in _FORMS.items():
+        for magic, (packed_by, unpack) in FORMS.items():
             if head.startswith(magic):
                 return unpacked(packed_by, unpack(opened))
         return unpacked(form, opened) if form else iter(partial(opened.read, CHUNK_BYTES), b"")
 
     head = stream.peek(_HEAD_BYTES)
-    if not head.startswith(_ZIP):
+    if not head.startswith(ZIP):
         yield name, pieces(head, stream)
         return
     with _unpacking("zip"):
@@ -153,7 +151,7 @@ def logs_in(stream: io.BufferedReader, name: str) -> Iterator[tuple[str, Iterato
         with _unpacking("zip"):
             opened = cast(zipfile.ZipExtFile, archive.open(each))
             head = opened.peek(_HEAD_BYTES)
-        if head.startswith(_ZIP):
+        if head.startswith(ZIP):
             raise RunRecordError(f"{inner} is another archive", hint="unpack it and pass it")
         with opened:
             yield inner, pieces(head, opened, "zip")

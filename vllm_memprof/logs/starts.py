@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import combinations, starmap
 
 from vllm_memprof.engines import VLLM
 from vllm_memprof.engines.line_format import (
@@ -21,6 +22,7 @@ from vllm_memprof.engines.line_format import (
     OOM,
     PLAN,
 )
+from vllm_memprof.files import limit
 from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
 from vllm_memprof.logs.engine_start import EngineStart, Worker
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
@@ -69,6 +71,7 @@ class StartSorter:
         self._document = Config()  # of the whole log, as far as nothing else is said
         self._loading = ""  # the model whose weights are being loaded
         self._tracebacks = Tracebacks()
+        self.full = False  # with as many workers as may be: further starts are not read
 
     @property
     def config(self) -> Config:
@@ -133,7 +136,7 @@ class StartSorter:
             self.spoken.update(name for name, own in _SPEAKS.items() if own.search(line.text))
         self.smi.read(line.text)
         self.notes.read(line.text)
-        if line.figures:
+        if line.figures and not self.full:
             self._add_figures(line)
 
     # --- set-up
@@ -227,13 +230,13 @@ class StartSorter:
         candidates = self.starts[-OPEN_STARTS:]
         pending = self._waiting_for(prefix)
         if prefix is not None and prefix.pid is not None:
-            began_again = set() if pending is None else set(pending.members.items())
+            newer = [] if pending is None else [pending]
             for start in reversed(candidates):
-                if began_again & start.members.items():
-                    break  # the same process ids, as in a container: this start is over
+                newer.append(start)
                 if start.has(prefix) and not start.anonymous:
+                    if any(starmap(EngineStart.shares, combinations(newer, 2))):
+                        break  # the same process ids, as in a container: this start is over
                     return start
-                began_again |= start.members.items()
         near = None if pending is None else pending.distance(prefix)
         if self._section or not self.starts or (pending is not None and near is None):
             return self._new_start(pending)
@@ -269,6 +272,9 @@ class StartSorter:
         if pending is self._pending:
             self._pending = None
         self._section = False
+        if sum(len(each.workers) for each in self.starts) >= limit("workers"):
+            self.full = True
+            return start
         if len(self.starts) >= MAX_STARTS:
             self.left_out += 1
             self.starts.pop()

@@ -25,7 +25,7 @@ from vllm_memprof.engines.line_format import (
     CUDA,
 )
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.files import open_file, reading
+from vllm_memprof.files import ENV_LIMITS, check_limit, limit, open_file, reading
 from vllm_memprof.logs.config import Config
 from vllm_memprof.logs.engine_start import EngineStart, Worker
 from vllm_memprof.logs.figures import ParsedLine, parse_lines
@@ -89,6 +89,8 @@ def read_log(path: str) -> list[Run]:
         for inner, log in logs_in(stream, name):
             sorter, failures = sorted_lines(log)
             runs += to_runs(sorter, plain(inner), failures)
+            if read:
+                check_limit("workers", sum(len(run.processes) for run in runs), f"{name} has")
             read, lines = read + 1, lines + sorter.lines
     if not runs:
         where = name if read == 1 else f"any of the {read} files in {name}"
@@ -199,6 +201,10 @@ def to_runs(
         )
     if sorter.left_out:
         runs[-1].notes.append(f"{sorter.left_out} more starts in the log were left out")
+    if sorter.full:
+        runs[-1].notes.append(
+            f"further starts were left out: {ENV_LIMITS}=workers={2 * limit('workers')} reads more"
+        )
     return runs
 
 

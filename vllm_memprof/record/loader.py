@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.files import listed, read_file, reading
+from vllm_memprof.files import check_limit, listed, read_file, reading
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.allocations import AllocationTrace
 from vllm_memprof.record.cause import NamedFailure
@@ -224,6 +224,9 @@ def load_run(run_dir: Path) -> Run:
     with reading(run_dir / EVENTS_DIR):
         # none where the engine died before any process reported
         paths = listed(run_dir / EVENTS_DIR, "*.jsonl")
+        every = [*paths, *listed(run_dir / SAMPLES_DIR, "*/*.jsonl")]
+    size = sum(path.lstat().st_size for path in every)
+    check_limit("folder", size, f"{run_dir} has")
     for path in paths:
         process = _load_process(run_dir, path)
         if process is None:

@@ -11,18 +11,30 @@ from vllm_memprof.files import write_atomically
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import REPORT_JSON, REPORT_MD
 from vllm_memprof.report.documents.first_screen import FirstScreen
-from vllm_memprof.report.json_text import json_pieces
+from vllm_memprof.report.json_text import LEVELS, json_pieces
 from vllm_memprof.report.markdown import render_markdown
 
 
-def render_json(report: Report) -> str:
-    """Return the report as JSON text; refuse figures that JSON cannot hold (NaN)."""
-    return "".join(report_json(report))
+def report_json(*reports: Report) -> Iterator[str]:
+    """Yield a report as JSON text, one phase at a time; of several reports a list.
 
-
-def report_json(report: Report) -> Iterator[str]:
-    """The same piece by piece, one rank at a time: for files."""
-    return json_pieces({**to_json(replace(report, ranks=[])), "ranks": map(to_json, report.ranks)})
+    Raises:
+        ValueError: a figure that JSON cannot hold (NaN).
+    """
+    each = [
+        {
+            **to_json(replace(one, ranks=[])),
+            "ranks": (
+                {
+                    **to_json(replace(rank, phases=[])),
+                    "phases": map(to_json, rank.phases),
+                }
+                for rank in one.ranks
+            ),
+        }
+        for one in reports
+    ]
+    return json_pieces(each[0]) if len(each) == 1 else json_pieces(each, LEVELS + 1)
 
 
 def write_reports(report: Report, run_dir: Path) -> None:

@@ -14,11 +14,11 @@ from vllm_memprof.record.codec import to_json
 
 #: Levels with a line per key: in a report, down to the keys of a phase or of a reading of the
 #: device.
-_LEVELS = 5
+LEVELS = 5
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-def json_pieces(value: Any, levels: int = _LEVELS) -> Iterator[str]:
+def json_pieces(value: Any, levels: int = LEVELS) -> Iterator[str]:
     """JSON text of a value, in pieces that make one document with a newline at its end.
 
     Args:

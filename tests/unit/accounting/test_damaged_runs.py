@@ -14,14 +14,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.render import table
+from tests.support.render import render_json, table
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.files import render_json
 from vllm_memprof.report.markdown import render_markdown
 
 SOURCE = DATA / "graph_tp2"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.names import LOG_FIGURES
-from tests.support.render import table
+from tests.support.render import render_json, table
 from tests.unit.accounting.builders import DATA, gib, process, run_of
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.budget.equations import EQUATIONS
@@ -19,7 +19,6 @@ from vllm_memprof.accounting.model import Finding, RankReport, Report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import FIGURES
-from vllm_memprof.report.files import render_json
 from vllm_memprof.report.markdown import render_markdown
 
 LOGS = DATA / "logs"

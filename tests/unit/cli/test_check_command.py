@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.render import render_json
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import build_report
-from vllm_memprof.report.files import render_json
 
 RUN = DATA / "graph_tp2"
 LOG = DATA / "logs" / "recorded_tp2_0.23.0.log"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.render import render_json
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import build_report
-from vllm_memprof.report.files import render_json
 
 LOG = DATA / "logs" / "two_methods_910b_tp2.md"
 RUN = DATA / "graph_tp2"

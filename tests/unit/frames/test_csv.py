@@ -8,6 +8,7 @@ import json
 import pandas as pd
 import pytest
 
+from tests.support.render import render_json
 from tests.support.runs import LOGS, RUNS, report_of
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import Report, build_report
@@ -15,7 +16,6 @@ from vllm_memprof.frames.csv import COLUMNS, report_csv
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.files import render_json
 
 WHEN = ["label", "order", "edge"]
 

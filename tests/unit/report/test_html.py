@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.many_ranks import write_many_hosts, write_many_ranks
 from tests.support.page import Page
+from tests.support.render import render_json
 from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import DATA
 from tests.unit.accounting.builders import device_memory as device_edges
@@ -32,7 +33,6 @@ from vllm_memprof.report.documents.first_screen import (
     opening_of,
 )
 from vllm_memprof.report.documents.report import head, verdict
-from vllm_memprof.report.files import render_json
 from vllm_memprof.report.html import render_html, script_json, sort_value
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.findings import finding_views

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from tests.support.many_ranks import write_many_ranks
 from tests.support.page import Page
-from tests.support.render import table
+from tests.support.render import render_json, table
 from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import device_memory as device_edges
 from tests.unit.accounting.builders import gib, process, recorded, run_of, snapshot, span
@@ -31,7 +31,7 @@ from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import PlannedRanks
 from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.documents.report import verdict
-from vllm_memprof.report.files import render_json, write_reports
+from vllm_memprof.report.files import write_reports
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape, render_markdown
 from vllm_memprof.report.table import render_table

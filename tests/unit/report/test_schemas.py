@@ -13,12 +13,12 @@ import pytest
 
 from tests.golden.update import CHECKS, DIFFS
 from tests.support.many_ranks import write_many_ranks
+from tests.support.render import render_json
 from tests.support.runs import LOGS, RUNS, check_result, diff_of, oom_report
 from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.loader import load_run
-from vllm_memprof.report.files import render_json
 from vllm_memprof.report.json_text import render_result_json
 
 

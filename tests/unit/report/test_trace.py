@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.render import render_json
 from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import SECOND, gib, process, run_of, snapshot, span
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import UsageError
 from vllm_memprof.logs.to_record import read_log
-from vllm_memprof.report.files import render_json
 from vllm_memprof.report.trace import report_trace
 
 #: Phase of an event -> the keys it has besides these, with their types.

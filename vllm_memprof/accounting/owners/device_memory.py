@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from vllm_memprof.accounting.model import (
     DERIVED,
@@ -45,6 +46,8 @@ _NO_OWNERS, _NO_TORCH_OWNERS = Owners(), TorchOwners()
 REMAINDERS = ("other", "other_non_torch", "communicators_unnamed", "context_growth")
 #: An owner, its bytes, how they are known, and what they were read from.
 _Row = tuple[str, Amount, str, str]
+#: One object for the rows that are alike, of which a run with many phases has a million.
+_row = lru_cache(1 << 16)(ComponentRow)
 
 
 def divided(read: RankReadings, rank: RankReport) -> RankReport:
@@ -98,7 +101,7 @@ def device_memory(
     ) -> ComponentRow:
         if simulated and component not in NEVER_MODELLED_ROWS:
             how = MODELLED
-        return ComponentRow(component, size, how, source, part_of)
+        return _row(component, size, how, source, part_of)
 
     read, at = edge.snapshot, EdgeTime.of(span, edge.side)
     outside = _counted(read, owners, at) if owners.counted else _uncounted(read, owners, at)

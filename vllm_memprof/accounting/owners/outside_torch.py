@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import NamedTuple
 
 from vllm_memprof.accounting.model import RankReport
@@ -33,6 +33,8 @@ from vllm_memprof.units import MIB, Amount, either, floor_zero, minus
 #: (ATB device_tiling_buffer_pool; vllm-ascend#14300)
 ATB_POOL_BYTES = 32 * 3 * MIB
 _ATB_POOL_MOST_BYTES = 32 * 4 * MIB
+#: Communicators of a process that have a row; engines make some tens.
+_MOST_COMMUNICATORS = 128
 #: Phases in which operators run: where ATB's first operation may be.
 _OPERATOR_PHASES = ("profile_run", "graph_capture")
 #: The same of an engine that runs no profile, and warms up no operation of ATB alone.
@@ -171,7 +173,7 @@ def owners_of(process: ProcessRecord) -> Owners:
     )
     return Owners(
         counted=any(snapshot.components for snapshot in read),
-        communicators=tuple(_communicators(spans)),
+        communicators=tuple(islice(_communicators(spans), _MOST_COMMUNICATORS)),
         # the driver's figure of the process less all counters of the runtime
         contexts=series(lambda at: minus(at.process_bytes, counted_bytes(at))),
         first_context=_first_context(read),

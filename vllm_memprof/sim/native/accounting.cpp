@@ -188,13 +188,23 @@ bool attach() {
   if (state) return true;
   if (!profile().valid) return false;
   std::string path = state_path();
-  int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  // Its folder may be one that others write to: no link, no pipe, nobody else's file.
+  int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+  struct stat info{};
+  if (fd >= 0 && (fstat(fd, &info) < 0 || !S_ISREG(info.st_mode) || info.st_uid != geteuid() ||
+                  fchmod(fd, 0600) < 0)) {
+    close(fd);
+    fd = -1;
+    errno = EPERM;
+  }
   if (fd < 0) {
-    fail(ACL_ERROR_WRITE_FILE, "cannot open the state file %s: %s", path.c_str(), strerror(errno));
+    const char *why = errno == ELOOP   ? "it is a symbolic link"
+                      : errno == EPERM ? "it is not a regular file of this user"
+                                       : strerror(errno);
+    fail(ACL_ERROR_WRITE_FILE, "cannot open the state file %s: %s", path.c_str(), why);
     return false;
   }
   flock(fd, LOCK_EX);
-  struct stat info{};
   fstat(fd, &info);
   bool sized =
       info.st_size == static_cast<off_t>(sizeof(State)) || ftruncate(fd, sizeof(State)) == 0;
