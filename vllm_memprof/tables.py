@@ -29,6 +29,7 @@ STATUS_WORDS = {
     "ok": text("ok"),
     "running": text("running"),
     "failed": text("failed"),
+    "terminated": text("terminated"),
     "oom": text("oom"),
     "truncated": text("truncated"),
 }

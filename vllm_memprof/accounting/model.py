@@ -54,7 +54,7 @@ class RunSummary(RunInfo):
 
     @property
     @computed
-    def outcome(self) -> Annotated[str, one_of("ok", "failed", "oom", "truncated")]:
+    def outcome(self) -> Annotated[str, one_of("ok", "failed", "terminated", "oom", "truncated")]:
         """How the run ended; truncated where the record does not reach its end."""
         cut = self.status == "running" or (self.status == "ok" and self.truncated)
         return "truncated" if cut else self.status

@@ -13,7 +13,6 @@ from pathlib import Path
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress, RankBudget
-from vllm_memprof.record.held import is_held
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.loader import load_info
 from vllm_memprof.record.tail import EventTail
@@ -68,12 +67,6 @@ class Attached:
             if self.info.exit_reason:
                 end = join(", ", [end, self.info.exit_reason])
             return text("{end}; all of it: {command}", end=end, command=command)
-        if is_held(self.run_dir, self.info.host) is False:
-            return text(
-                "the process that recorded this run is gone and did not write its end; "
-                "what it recorded: {command}",
-                command=command,
-            )
         return None
 
     def follow(self, view: View, left: Callable[[], bool]) -> str | None:

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from vllm_memprof.record.host import HostRecord, in_use, mapped, numbers, read_limits
+
+
+class Seen(NamedTuple):
+    """What the launcher read of a process."""
+
+    bytes: int  # resident; 0 once it has ended
+    title: str  # that it gave itself, without the engine's name: EngineCore_DP0, Worker_TP1; or ""
+
+    @classmethod
+    def of(cls, pid: int) -> Seen:
+        """Read a process."""
+        command = ""
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        titled = re.match(r"[\w:]+?::(\w+)", command)
+        size = numbers(Path(f"/proc/{pid}/status")).get("VmRSS", 0)
+        return cls(size, titled[1] if titled else "")
 
 
 class HostWatch:
@@ -14,19 +34,23 @@ class HostWatch:
 
     Args:
         record: of the run; limits and asks are in it.
+        seen: process id -> its last reading, kept here.
     """
 
-    def __init__(self, record: HostRecord) -> None:
+    def __init__(self, record: HostRecord, seen: dict[int, Seen]) -> None:
+        self._seen = seen
         self._record, self._first, self._start_s = record, in_use(), time.monotonic()
 
     def look(self, pids: Iterable[int]) -> None:
         """Take the last reading, until the kernel kills a process; one of those ids."""
+        living = {pid: Seen.of(pid) for pid in pids}
+        self._seen.update((pid, seen) for pid, seen in living.items() if seen.bytes)
         last, now = self._record.last, in_use()
         grown = {name: size - self._first.get(name, 0) for name, size in now.items()}
         last["kills"] = grown.get("oom_kill", 0)
         for name in ("memory.current", "memory.usage_in_bytes"):
             if name in now and not last["kills"]:
-                sizes = {numbers(Path(f"/proc/{pid}/status")).get("VmRSS", 0): pid for pid in pids}
+                sizes = {seen.bytes: pid for pid, seen in living.items()}
                 size = max(sizes, default=0)
                 seconds = int(time.monotonic() - self._start_s)
                 last.update(last_bytes=now[name], grown_bytes=grown[name], seconds=seconds,

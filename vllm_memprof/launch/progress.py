@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm_memprof.launch.host import Seen
 from vllm_memprof.launch.requests import Requests
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.text import text
@@ -25,6 +26,14 @@ _ROLE_LABELS = {
     "engine_core": "EngineCore",
     "api": "API server",
     "detokenizer": "detokenizer",
+}
+#: The same by what the title of a process begins with.
+_ROLES = {
+    "EngineCore": "engine_core",
+    "APIServer": "api",
+    "detokenizer": "detokenizer",
+    "Worker": "worker",
+    "scheduler": "worker",
 }
 
 
@@ -211,6 +220,7 @@ class EngineProgress:
     serves: bool = False  # views show what it does, no longer how it starts
     requests: Requests = field(default_factory=Requests)  # of an offline run
     output: deque[str] = field(default_factory=deque)  # last lines of the engine
+    seen: dict[int, Seen] = field(default_factory=dict)  # process id -> its last reading
 
     @property
     def processes(self) -> list[ProcessProgress]:
@@ -305,11 +315,18 @@ class EngineProgress:
         return max(times) if len(times) >= wanted else None
 
     def by_pid(self, pid: int) -> ProcessProgress | None:
-        """Return the process of that id on the launcher's host."""
+        """Return the process of that id on the launcher's host; one that has written nothing by its
+        title."""
         here = (None, self.host)
-        found = (each for each in self.by_file.values()
-                 if each.pid == pid and (self.host is None or each.host in here))  # fmt: skip
-        return next(found, None)
+        for each in self.by_file.values():
+            if each.pid == pid and each.matters and (self.host is None or each.host in here):
+                return each
+        name, _, label = self.seen[pid].title.partition("_") if pid in self.seen else ("", "", "")
+        role = _ROLES.get(name)
+        if role is None:
+            return None
+        label = label if role == "worker" or not label else f"{name} {label}"
+        return ProcessProgress("", pid=pid, roles={role}, label=label or None)
 
     def fold(self, file: str, event: Event) -> None:
         """Take one event in; unknown kinds and missing keys are skipped."""

@@ -10,7 +10,7 @@ from vllm_memprof.launch.progress import EngineProgress, Lost, ProcessProgress
 from vllm_memprof.launch.signals import signal_name
 from vllm_memprof.launch.watch import Death
 from vllm_memprof.record.failures import is_out_of_memory
-from vllm_memprof.units import one_line
+from vllm_memprof.units import format_gib, one_line
 
 #: Exit status when the engine itself has none to give: it was ended by memprof, or said 0 after
 #: losing a worker.
@@ -68,7 +68,7 @@ class EngineEnd:
 
 @dataclass(frozen=True)
 class RunVerdict:
-    status: str  # ok | failed | oom
+    status: str  # ok | failed | oom | terminated
     exit_code: int  # of memprof
     reason: str | None = None  # one sentence
 
@@ -87,7 +87,7 @@ def judge(seen: EngineEnd) -> RunVerdict:
         if seen.mode == "serve" and seen.ready:
             return RunVerdict("ok", own_code, f"ended by {name}{killed}")
         reason = f"interrupted by {name}{at}{killed}"
-        return RunVerdict("failed", 128 + seen.interrupted_by, reason)
+        return RunVerdict("terminated", 128 + seen.interrupted_by, reason)
     if seen.timed_out_s is not None:
         deadline = f"not ready within {seen.timed_out_s:g} s (--startup-timeout)"
         return RunVerdict("failed", EXIT_FAILED, f"{deadline}: {seen.stuck}")
@@ -144,7 +144,7 @@ def find_suspects(
     began = progress.shutdown_t_ns
     for death in deaths:
         process = progress.by_pid(death.pid)
-        if process is None or not process.matters or process.shutting_down:
+        if process is None or process.shutting_down:
             continue
         late = began is not None and death.t_ns - began > _SHUTDOWN_NS
         late = late and not process.is_worker and not late_too
@@ -199,6 +199,8 @@ def where(seen: EngineEnd, process: ProcessProgress, t_ns: int | None = None) ->
     if seen.ready and not early and not process.open:
         doing = {"serve": "while serving", "offline": "while generating"}
         return doing.get(seen.mode, "after the plan")
+    if not process.is_worker and (places := {each.where() for each in seen.progress.workers}):
+        return f"with workers {' and '.join(sorted(filter(None, places)))}"
     return process.where() or "before its first phase"
 
 
@@ -232,6 +234,16 @@ def _first_cause(seen: EngineEnd, suspects: list[Suspect]) -> tuple[str, bool]:
             # nor is it known then which of several was first
             if culprit.code is None and other[0].code is None:
                 reason += f"; {describe_death(seen, other)} at the same time"
+        if read := seen.progress.seen.get(culprit.pid):
+            reason += f", with {format_gib(read.bytes)} GiB of host memory"
+        after = [
+            f"{process.name} (pid {death.pid})"
+            for death in seen.deaths
+            if death.t_ns >= culprit.t_ns and death.pid != culprit.pid
+            and (process := seen.progress.by_pid(death.pid))
+        ]  # fmt: skip
+        if after:
+            reason += f"; after it ended {', '.join(after)}"
         if culprit.code == -signal.SIGKILL and seen.host_oom_kills:
             reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
         if not culprit.killed and line and not _GENERIC.search(line):
