@@ -117,14 +117,15 @@ def _left_of(ledger: Path, remove: bool) -> list[Path]:
     """
     found, kept = list[Path](), 0
     with contextlib.suppress(OSError):
-        for line in ledger.read_text().splitlines():
+        lines = ledger.read_text().splitlines()
+        for line in lines:
             inode, _, path = line.partition(" ")
             kept += 1
             with contextlib.suppress(OSError):  # somebody has it
                 if path and _take(Path(path), int(inode), remove):
                     found.append(Path(path))
                 kept -= 1
-        if remove and line and not kept:
+        if remove and lines and not kept:  # an empty one is locked in a moment
             ledger.unlink()
     return found
 

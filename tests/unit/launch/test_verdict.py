@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.launch import verdict as module
+from vllm_memprof.launch.host import Seen
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.verdict import EngineEnd, RunVerdict, describe_stuck, find_error_line
 from vllm_memprof.launch.watch import Death, ProcessWatch, read_stat
@@ -66,7 +67,23 @@ def test_a_violent_death_comes_before_what_followed_from_it():
     end_phase(progress, 0, 5.2, error="RuntimeError: peer closed the connection")
     deaths = [Death(11, 5 * S, code=-9), Death(10, 6 * S, code=-15)]
     verdict = judge(seen(deaths=deaths), progress)
-    assert verdict.reason == "worker TP1 (pid 11) was killed by SIGKILL in weight_load"
+    died = "worker TP1 (pid 11) was killed by SIGKILL in weight_load"
+    assert verdict.reason == f"{died}; after it ended TP0 (pid 10)"
+
+
+def test_an_engine_core_that_wrote_nothing_is_named_by_its_title():
+    progress = progress_of("TP0", "TP1")
+    progress.seen |= {5: Seen(3 << 29, "EngineCore_DP1"), 6: Seen(1 << 30, "helper")}
+    deaths = [
+        Death(6, 4 * S, code=-9),
+        Death(5, 5 * S, code=-9),
+        Death(10, 6 * S),
+        Death(11, 7 * S),
+    ]
+    assert judge(seen(deaths=deaths), progress).reason == (
+        "EngineCore DP1 (pid 5) was killed by SIGKILL with workers in weight_load, with 1.50 GiB of "
+        "host memory; after it ended TP0 (pid 10), TP1 (pid 11)"
+    )
 
 
 def test_an_exception_comes_before_the_deaths_that_followed_from_it():
