@@ -154,16 +154,18 @@ class ProcessProgress:
         known = None if self.budget is None else self.budget.headroom_bytes
         return None if known is None else min(known, self.lowest_free_bytes)
 
-    def where(self) -> str | None:
+    def where(self, t_ns: int = sys.maxsize) -> str | None:
         """``in mm_profile (inside profile_run)``, ``after weight_load``, None before its first
-        phase."""
+        phase; at a time of the past without what is inside."""
+        begun = [each for each in self.done if each.depth == 0 and (each.start_t_ns or 0) < t_ns]
+        if begun and begun[-1].end_t_ns > t_ns:
+            return text("in {phase}", phase=begun[-1].phase)
         if len(self.open) > 1:
             inner, outer = self.open[-1].phase, self.open[0].phase
             return text("in {phase} (inside {outer})", phase=inner, outer=outer)
         if self.open:
             return text("in {phase}", phase=self.open[0].phase)
-        top = [phase for phase in self.done if phase.depth == 0]
-        return text("after {phase}", phase=top[-1].phase) if top else None
+        return text("after {phase}", phase=begun[-1].phase) if begun else None
 
     def _fold_phase(self, event: Event, t_ns: int) -> PhaseProgress | None:
         """Return the phase that ended."""

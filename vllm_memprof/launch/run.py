@@ -226,14 +226,13 @@ class EngineRun:
                     self._view.update(self._progress)
                     self._view.suspend()
                     self._progress.serve(self._on_ready(self._info) or ())
-            if time.monotonic() >= self._next_walk_s or engine.poll() is not None:
+            walks = time.monotonic() >= self._next_walk_s or engine.poll() is not None
+            if walks:
                 watch.walk()
                 self._host.look(watch.living())
                 pause_s = _WALK_READY_S if seen.ready else _WALK_S
                 self._next_walk_s = time.monotonic() + pause_s
-                self._shared.look(watch.living(), walked=True)
-            elif self._shared.changed():
-                self._shared.look(watch.living())
+            self._shared.look(watch.living, walks)
             self._handle_signals()
             self._note_losses()
             self._look_at_head()

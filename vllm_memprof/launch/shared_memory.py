@@ -8,14 +8,14 @@ has open or mapped can be leased (fcntl(2), F_SETLEASE); that alone is removed.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
 import signal
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from vllm_memprof.record.held import is_held
@@ -42,29 +42,26 @@ class SharedMemory:
         self._looks = Counter(dict.fromkeys(_files(folder), _LOOKS))
         self._ledger = folder / f"{_LEDGER}{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with contextlib.suppress(OSError):  # without it a run that is killed leaves its files
+        with suppress(OSError):  # without it a run that is killed leaves its files
             self._fd = os.open(self._ledger, flags, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_SH)
-        self._note(0, str(device_state or ""))
+        self._note(0, device_state or "")
 
-    def changed(self) -> bool:
-        """Return whether files were made or removed since the last call."""
-        before = self._changed
-        with contextlib.suppress(OSError):
-            self._changed = self._folder.stat().st_mtime_ns
-        return before != self._changed
-
-    def look(self, pids: Iterable[int], walked: bool = False) -> None:
-        """Note the files that these processes map.
+    def look(self, living: Callable[[], Iterable[int]], walked: bool = False) -> None:
+        """Note the files that the processes of the run map, if there are others than before.
 
         Args:
-            pids: of the run.
-            walked: they are all of them.
+            living: their ids.
+            walked: those are all.
         """
-        fresh = [file for file in _files(self._folder) if self._looks[file] < _LOOKS]
+        before = self._changed
+        with suppress(OSError):
+            self._changed = self._folder.stat().st_mtime_ns
+        listed = _files(self._folder) if walked or self._changed != before else ()
+        fresh = [file for file in listed if self._looks[file] < _LOOKS]
         mapped = set[tuple[int, str]]()
-        for pid in pids if fresh else ():
-            with contextlib.suppress(OSError):
+        for pid in living() if fresh else ():
+            with suppress(OSError):
                 maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
                 mapped |= {(int(inode), path) for inode, path in _SHARED.findall(maps)}
         for file in fresh:
@@ -75,12 +72,12 @@ class SharedMemory:
 
     def close(self) -> None:
         """Remove what is left; the processes of the run have ended."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.close(self._fd)
         _left_of(self._ledger, remove=True)
 
-    def _note(self, inode: int, path: str) -> None:
-        with contextlib.suppress(OSError):
+    def _note(self, inode: int, path: Path | str) -> None:
+        with suppress(OSError):
             os.write(self._fd, f"{inode} {path}\n".encode())
 
 
@@ -99,10 +96,10 @@ def left_behind(remove: bool = False, folder: Path = SHM) -> list[Path]:
 def _files(folder: Path, prefix: str = "") -> Iterator[tuple[int, str]]:
     """Yield inode and path of the regular files that this user alone can open: memprof's own of a
     prefix, else those of others."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+    with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(prefix or "memprof-") == bool(prefix):
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     about = entry.stat(follow_symlinks=False)
                     if about.st_uid == os.getuid() and about.st_mode & ~0o700 == stat.S_IFREG:
                         yield about.st_ino, entry.path
@@ -115,39 +112,32 @@ def _left_of(ledger: Path, remove: bool) -> list[Path]:
         ledger: that nobody writes.
         remove: and remove them.
     """
-    found, kept = list[Path](), 0
-    with contextlib.suppress(OSError):
+    found = dict[Path, bool | None]()
+    with suppress(OSError, ValueError):
         lines = ledger.read_text().splitlines()
-        for line in lines:
-            inode, _, path = line.partition(" ")
-            kept += 1
-            with contextlib.suppress(OSError):  # somebody has it
-                if path and _take(Path(path), int(inode), remove):
-                    found.append(Path(path))
-                kept -= 1
-        if remove and lines and not kept:  # an empty one is locked in a moment
+        for inode, path in (line.split(" ", 1) for line in lines):
+            found[Path(path)] = _is_free(path, int(inode), remove)
+        if remove and lines and False not in found.values():  # an empty one is locked in a moment
             ledger.unlink()
-    return found
+    return [path for path, free in found.items() if free]
 
 
-def _take(path: Path, inode: int, remove: bool) -> bool:
-    """Return whether a file is there still, the same and this user's.
-
-    Raises:
-        OSError: somebody has it; it was not removed.
-    """
+def _is_free(path: str, inode: int, remove: bool) -> bool | None:
+    """Return whether nobody has a file; None: it is gone, or another's."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+    except OSError:
+        return None
     try:
         about = os.fstat(fd)
         if about.st_uid != os.getuid() or inode not in (0, about.st_ino):
-            return False
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # of who opens it now; ignored by default
+            return None
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # when it is opened now; ignored by default
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         if remove:
-            path.unlink()
+            os.unlink(path)
         return True
+    except OSError:
+        return False
     finally:
         os.close(fd)

@@ -99,8 +99,10 @@ def judge(seen: EngineEnd) -> RunVerdict:
         reason = f"the head {seen.head_ended} ended before this host was ready{at}{killed}"
         return RunVerdict("failed", own_code or EXIT_FAILED, reason)
     suspects = find_suspects(seen, seen.deaths)
-    if not suspects and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
-        suspects = find_suspects(seen, seen.deaths, True, seen.lost_core)
+    line = find_error_line(seen.error_lines) or "died unexpectedly"
+    if not suspects and (seen.mode == "serve" if seen.ready else _GENERIC.search(line)):
+        # nobody asked it to end, nor does it say why
+        suspects = find_suspects(seen, seen.deaths, True, seen.lost_core or not seen.ready)
     for t_ns, what in (
         (seen.other_host_t_ns, "an engine core on another host failed"),
         (seen.lost_peer_t_ns, "a rank on another host closed its connection"),
@@ -199,7 +201,9 @@ def where(seen: EngineEnd, process: ProcessProgress, t_ns: int | None = None) ->
     if seen.ready and not early and not process.open:
         doing = {"serve": "while serving", "offline": "while generating"}
         return doing.get(seen.mode, "after the plan")
-    if not process.is_worker and (places := {each.where() for each in seen.progress.workers}):
+    t_ns = t_ns or process.last_t_ns
+    places = {each.where(t_ns) or "" for each in seen.progress.workers if not process.is_worker}
+    if any(places):
         return f"with workers {' and '.join(sorted(filter(None, places)))}"
     return process.where() or "before its first phase"
 
@@ -238,11 +242,11 @@ def _first_cause(seen: EngineEnd, suspects: list[Suspect]) -> tuple[str, bool]:
             reason += f", with {format_gib(read.bytes)} GiB of host memory"
         # what fell to a signal from outside did not fall after those that it took with it
         soon_ns = 0 if culprit.killed else _AT_ONCE_NS
-        after = [
-            f"{process.name} (pid {death.pid})"
+        after = {
+            f"{process.name} (pid {death.pid})": True
             for death in seen.deaths
             if death.t_ns - culprit.t_ns > soon_ns and (process := seen.progress.by_pid(death.pid))
-        ]
+        }
         if after:
             reason += f"; after it ended {', '.join(after)}"
         if culprit.code == -signal.SIGKILL and seen.host_oom_kills:
