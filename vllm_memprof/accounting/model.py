@@ -7,6 +7,7 @@ within it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, TypedDict
 
@@ -150,6 +151,10 @@ class Suggestion:
     headroom_bytes: Amount  # fits_device_bytes less it; negative: it does not fit the device
 
 
+def _is_within(difference: Amount, tolerance: int) -> bool | None:
+    return None if difference is None else abs(difference) <= tolerance
+
+
 @dataclass(frozen=True)
 class Tried:
     """An equation of the engine with a log's figures in it, where the release's own is off."""
@@ -168,9 +173,7 @@ class Tried:
     @computed
     def closes(self) -> bool | None:
         """Whether it gives the granted KV cache, within rounding; None: it cannot be computed."""
-        if self.residual_bytes is None:
-            return None
-        return abs(self.residual_bytes) <= self.tolerance_bytes
+        return _is_within(self.residual_bytes, self.tolerance_bytes)
 
     @property
     def leaves_less_than_nothing(self) -> bool:
@@ -260,9 +263,7 @@ class Budget:
     @property
     @computed
     def balanced(self) -> bool | None:
-        if self.residual_bytes is None:
-            return None
-        return abs(self.residual_bytes) <= self.tolerance_bytes
+        return _is_within(self.residual_bytes, self.tolerance_bytes)
 
     @property
     @computed
@@ -893,8 +894,24 @@ class ConnectorRow:
     part_of: str | None = None  # what holds it already
 
 
+class Figured:
+    """Has figures of an engine."""
+
+    figures: Mapping[str, float | None]
+    half_units: Mapping[str, int]  # of those that a log prints, bytes: half a last digit
+
+    def figure(self, name: str) -> Amount:
+        """Return a figure of the engine in whole bytes."""
+        size = self.figures.get(name)
+        return None if size is None else int(size)
+
+    def rounding(self, *names: str) -> int:
+        """Return what the rounding of printed figures adds up to, bytes; 0 from hooks."""
+        return sum(self.half_units.get(name, 0) for name in names)
+
+
 @dataclass(frozen=True)
-class RankReport(Identity):
+class RankReport(Identity, Figured):
     """One worker."""
 
     label: str = ""
@@ -938,15 +955,6 @@ class RankReport(Identity):
     #: Of a deployment whose engines have budgets of their own: prefill | decode.
     group: str | None = None
     host_memory: HostMemory = field(default_factory=HostMemory)
-
-    def figure(self, name: str) -> Amount:
-        """Return a figure of the engine in whole bytes."""
-        size = self.figures.get(name)
-        return None if size is None else int(size)
-
-    def rounding(self, *names: str) -> int:
-        """Return what the rounding of printed figures adds up to, bytes; 0 from hooks."""
-        return sum(self.half_units.get(name, 0) for name in names)
 
     @property
     @computed

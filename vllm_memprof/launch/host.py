@@ -16,17 +16,16 @@ class Seen(NamedTuple):
     """What the launcher read of a process."""
 
     bytes: int  # resident; 0 once it has ended
-    title: str  # that it gave itself, without the engine's name: EngineCore_DP0, Worker_TP1; or ""
+    title: str  # without the engine's name: EngineCore DP0, Worker TP1; "" of one without
 
     @classmethod
     def of(cls, pid: int) -> Seen:
         """Read a process."""
-        command = ""
+        words = ""
         with suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-        titled = re.match(r"[\w:]+?::(\w+)", command)
-        size = numbers(Path(f"/proc/{pid}/status")).get("VmRSS", 0)
-        return cls(size, titled[1] if titled else "")
+            words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        title = "".join(re.findall(r"^(?!ray)\w+::(\w+)", words)).replace("_", " ")
+        return cls(numbers(Path(f"/proc/{pid}/status")).get("VmRSS", 0), title)
 
 
 class HostWatch:

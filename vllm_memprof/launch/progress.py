@@ -27,14 +27,6 @@ _ROLE_LABELS = {
     "api": "API server",
     "detokenizer": "detokenizer",
 }
-#: The same by what the title of a process begins with.
-_ROLES = {
-    "EngineCore": "engine_core",
-    "APIServer": "api",
-    "detokenizer": "detokenizer",
-    "Worker": "worker",
-    "scheduler": "worker",
-}
 
 
 @dataclass
@@ -323,12 +315,8 @@ class EngineProgress:
         for each in self.by_file.values():
             if each.pid == pid and each.matters and (self.host is None or each.host in here):
                 return each
-        name, _, label = self.seen[pid].title.partition("_") if pid in self.seen else ("", "", "")
-        role = _ROLES.get(name)
-        if role is None:
-            return None
-        label = label if role == "worker" or not label else f"{name} {label}"
-        return ProcessProgress("", pid=pid, roles={role}, label=label or None)
+        seen = self.seen.get(pid)
+        return ProcessProgress("", pid=pid, label=seen.title) if seen and seen.title else None
 
     def fold(self, file: str, event: Event) -> None:
         """Take one event in; unknown kinds and missing keys are skipped."""

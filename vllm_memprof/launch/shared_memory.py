@@ -23,8 +23,9 @@ from vllm_memprof.record.host import host_name
 
 SHM = Path("/dev/shm")
 _LEDGER = "memprof-run-"
-#: inode and path of what is mapped to share and to write. (proc_pid_maps(5))
-_SHARED = re.compile(r"^\S+ .w.s \S+ \S+ (\d+) +(/.*)$", re.MULTILINE)
+#: Inode of a file that is mapped to share and to write; its name may have been another, as of a
+#: semaphore, which sem_open makes under one of its own. (proc_pid_maps(5))
+_SHARED = r"^\S+ .w.s \S+ \S+ (\d+) +{}/"
 #: Looks at all processes for who maps a file; a new one is opened first.
 _LOOKS = 2
 
@@ -41,9 +42,8 @@ class SharedMemory:
         self._folder, self._changed, self._fd = folder, 0, -1
         self._looks = Counter(dict.fromkeys(_files(folder), _LOOKS))
         self._ledger = folder / f"{_LEDGER}{os.urandom(8).hex()}"
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with suppress(OSError):  # without it a run that is killed leaves its files
-            self._fd = os.open(self._ledger, flags, 0o600)
+            self._fd = os.open(self._ledger, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_SH)
         self._note(0, device_state or "")
 
@@ -58,15 +58,18 @@ class SharedMemory:
         with suppress(OSError):
             self._changed = self._folder.stat().st_mtime_ns
         listed = _files(self._folder) if walked or self._changed != before else ()
-        fresh = [file for file in listed if self._looks[file] < _LOOKS]
-        mapped = set[tuple[int, str]]()
+        # memprof's own are noted by those who make them, or are shared
+        fresh = [
+            file for file in listed if self._looks[file] < _LOOKS and "/memprof-" not in file[1]
+        ]
+        mapped = set[str]()
         for pid in living() if fresh else ():
             with suppress(OSError):
                 maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
-                mapped |= {(int(inode), path) for inode, path in _SHARED.findall(maps)}
+                mapped.update(re.findall(_SHARED.format(self._folder), maps, re.MULTILINE))
         for file in fresh:
             self._looks[file] += walked
-            if file in mapped:
+            if str(file[0]) in mapped:
                 self._looks[file] = _LOOKS
                 self._note(*file)
 
@@ -88,21 +91,18 @@ def left_behind(remove: bool = False, folder: Path = SHM) -> list[Path]:
         remove: and remove them.
         folder: of the files.
     """
-    ledgers = [Path(path) for _, path in _files(folder, _LEDGER)]
+    ledgers = [Path(path) for _, path in _files(folder) if f"/{_LEDGER}" in path]
     dead = [each for each in ledgers if is_held(each, host_name()) is False]
     return [path for ledger in dead for path in _left_of(ledger, remove)]
 
 
-def _files(folder: Path, prefix: str = "") -> Iterator[tuple[int, str]]:
-    """Yield inode and path of the regular files that this user alone can open: memprof's own of a
-    prefix, else those of others."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(prefix or "memprof-") == bool(prefix):
-                with suppress(OSError):
-                    about = entry.stat(follow_symlinks=False)
-                    if about.st_uid == os.getuid() and about.st_mode & ~0o700 == stat.S_IFREG:
-                        yield about.st_ino, entry.path
+def _files(folder: Path) -> Iterator[tuple[int, str]]:
+    """Yield inode and path of the regular files that this user alone can open."""
+    for path in folder.glob("*"):
+        with suppress(OSError):
+            about = path.lstat()
+            if about.st_uid == os.getuid() and about.st_mode & ~0o700 == stat.S_IFREG:
+                yield about.st_ino, str(path)
 
 
 def _left_of(ledger: Path, remove: bool) -> list[Path]:
@@ -125,12 +125,11 @@ def _left_of(ledger: Path, remove: bool) -> list[Path]:
 def _is_free(path: str, inode: int, remove: bool) -> bool | None:
     """Return whether nobody has a file; None: it is gone, or another's."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        about = os.fstat(fd)
-        if about.st_uid != os.getuid() or inode not in (0, about.st_ino):
+        if inode not in (0, os.fstat(fd).st_ino):
             return None
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # when it is opened now; ignored by default
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)

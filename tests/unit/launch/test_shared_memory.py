@@ -21,8 +21,12 @@ from vllm_memprof.launch.shared_memory import SHM, SharedMemory, left_behind
 _MAPS = """
 import mmap, os, sys, time
 for path in sys.argv[2:]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    made = path + ".new" if "sem." in path else path  # as sem_open does
+    fd = os.open(made, os.O_RDWR | os.O_CREAT, 0o600)
     os.ftruncate(fd, 4096)
+    if made != path:
+        os.link(made, path)
+        os.unlink(made)
     kept = mmap.mmap(fd, 4096, **({"flags": mmap.MAP_PRIVATE} if "private" in path else {}))
     globals()[path] = kept
     os.close(fd)
@@ -47,7 +51,7 @@ time.sleep(60)
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=SHM, prefix="memprof-test-") as name:
+    with tempfile.TemporaryDirectory(dir=SHM, prefix="test-memprof-") as name:
         yield Path(name)
 
 

@@ -73,7 +73,7 @@ def test_a_violent_death_comes_before_what_followed_from_it():
 
 def test_an_engine_core_that_wrote_nothing_is_named_by_its_title():
     progress = progress_of("TP0", "TP1")
-    progress.seen |= {5: Seen(3 << 29, "EngineCore_DP1"), 6: Seen(1 << 30, "helper")}
+    progress.seen |= {5: Seen(3 << 29, "EngineCore DP1"), 6: Seen(1 << 30, "")}
     deaths = [
         Death(6, 4 * S, code=-9),
         Death(5, 5 * S, code=-9),
