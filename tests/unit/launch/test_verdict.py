@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.launch import verdict as module
+from vllm_memprof.launch import watch as watch_module
 from vllm_memprof.launch.host import Seen
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.verdict import EngineEnd, RunVerdict, describe_stuck, find_error_line
@@ -260,6 +261,23 @@ def test_watching_a_child_die():
         watch.signal([child.pid], signal.SIGKILL)  # the id may be someone else's now
     finally:
         watch.close()
+
+
+def test_how_a_process_died_is_known_once_its_parent_has_collected_it(monkeypatch):
+    """As on a busy machine, where nobody looks in the moment in between. Linux 6.15"""
+    monkeypatch.setattr(ProcessWatch, "_wait_for_deaths", lambda self: None)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    pidfd = os.pidfd_open(child.pid)
+    watch = ProcessWatch(child.pid)
+    try:
+        child.kill()
+        child.wait()
+        if watch_module._collected(pidfd) is None:
+            pytest.skip("this kernel keeps no status of a process that was collected")
+        assert [(death.pid, death.code) for death in watch.refresh()] == [(child.pid, -9)]
+    finally:
+        watch.close()
+        os.close(pidfd)
 
 
 def test_an_id_that_was_used_again_is_not_ours():
