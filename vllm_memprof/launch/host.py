@@ -15,17 +15,8 @@ from vllm_memprof.record.host import HostRecord, in_use, mapped, numbers, read_l
 class Seen(NamedTuple):
     """What the launcher read of a process."""
 
-    bytes: int  # resident; 0 once it has ended
+    bytes: int  # resident
     title: str  # without the engine's name: EngineCore DP0, Worker TP1; "" of one without
-
-    @classmethod
-    def of(cls, pid: int) -> Seen:
-        """Read a process."""
-        words = ""
-        with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-        title = "".join(re.findall(r"^(?!ray)\w+::(\w+)", words)).replace("_", " ")
-        return cls(numbers(Path(f"/proc/{pid}/status")).get("VmRSS", 0), title)
 
 
 class HostWatch:
@@ -42,8 +33,14 @@ class HostWatch:
 
     def look(self, pids: Iterable[int]) -> None:
         """Take the last reading, until the kernel kills a process; one of those ids."""
-        living = {pid: Seen.of(pid) for pid in pids}
-        self._seen.update((pid, seen) for pid, seen in living.items() if seen.bytes)
+        living = {}
+        for pid in pids:
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+                title = "".join(re.findall(r"^(?!ray)\w+::(\w+)", words)).replace("_", " ")
+                if size := numbers(Path(f"/proc/{pid}/status")).get("VmRSS"):
+                    living[pid] = Seen(size, title)
+        self._seen.update(living)
         last, now = self._record.last, in_use()
         grown = {name: size - self._first.get(name, 0) for name, size in now.items()}
         last["kills"] = grown.get("oom_kill", 0)

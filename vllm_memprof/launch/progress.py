@@ -148,15 +148,16 @@ class ProcessProgress:
 
     def where(self, t_ns: int = sys.maxsize) -> str | None:
         """``in mm_profile (inside profile_run)``, ``after weight_load``, None before its first
-        phase; at a time of the past without what is inside."""
+        phase; at a time of the past without what is inside of one that has ended since."""
         begun = [each for each in self.done if each.depth == 0 and (each.start_t_ns or 0) < t_ns]
+        under_way = [each for each in self.open if (each.start_t_ns or 0) < t_ns]
         if begun and begun[-1].end_t_ns > t_ns:
-            return text("in {phase}", phase=begun[-1].phase)
-        if len(self.open) > 1:
-            inner, outer = self.open[-1].phase, self.open[0].phase
+            under_way = begun[-1:]
+        if len(under_way) > 1:
+            inner, outer = under_way[-1].phase, under_way[0].phase
             return text("in {phase} (inside {outer})", phase=inner, outer=outer)
-        if self.open:
-            return text("in {phase}", phase=self.open[0].phase)
+        if under_way:
+            return text("in {phase}", phase=under_way[0].phase)
         return text("after {phase}", phase=begun[-1].phase) if begun else None
 
     def _fold_phase(self, event: Event, t_ns: int) -> PhaseProgress | None:
@@ -316,7 +317,7 @@ class EngineProgress:
             if each.pid == pid and each.matters and (self.host is None or each.host in here):
                 return each
         seen = self.seen.get(pid)
-        return ProcessProgress("", pid=pid, label=seen.title) if seen and seen.title else None
+        return ProcessProgress("", label=seen.title) if seen and seen.title else None
 
     def fold(self, file: str, event: Event) -> None:
         """Take one event in; unknown kinds and missing keys are skipped."""

@@ -76,7 +76,7 @@ class Patience:
     before_note_s: float = 1.5  # an engine that ends well meanwhile needs no alarm
     before_note_at_end_s: float = 6.0  # when workers had begun to shut down: vLLM gives them 4 s
     after_interrupt_s: float = 30.0  # plus vLLM's own --shutdown-timeout
-    in_start_s: float = 2.0  # each, of SIGTERM before it is ready: there is nothing to finish
+    in_start_s: float = 1.5  # each, of SIGTERM before it is ready: there is nothing to finish
     after_head_s: float = 5.0  # without a connection with the head: it has ended
     after_peer_s: float = 10.0  # for the head to end, after the engine lost one of its peers
     after_main_exit_s: float = 5.0  # for children of a main process that has ended
@@ -310,7 +310,7 @@ class EngineRun:
                 self._steps = [each for each in self._steps if not isinstance(each[1], str)]
                 self._take_step()
                 continue
-            seen.interrupted_by = number
+            seen.interrupted_by, seen.interrupted_t_ns = number, time.monotonic_ns()
             failed = progress.first_error is not None or "fatal" in pump.said
             seen.failed_before = failed or bool(progress.lost)
             forwarded = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)

@@ -34,11 +34,11 @@ class SharedMemory:
     """Notes the shared memory of a run; ``close`` removes what is left of it.
 
     Args:
-        device_state: accounting of the run's own simulated devices.
+        device_state: accounting of its own simulated devices.
         folder: of the files.
     """
 
-    def __init__(self, device_state: Path | None = None, folder: Path = SHM) -> None:
+    def __init__(self, device_state: Path | None, folder: Path = SHM) -> None:
         self._folder, self._changed, self._fd = folder, 0, -1
         self._looks = Counter(dict.fromkeys(_files(folder), _LOOKS))
         self._ledger = folder / f"{_LEDGER}{os.urandom(8).hex()}"
@@ -79,7 +79,7 @@ class SharedMemory:
             os.close(self._fd)
         _left_of(self._ledger, remove=True)
 
-    def _note(self, inode: int, path: Path | str) -> None:
+    def _note(self, inode: int, path: object) -> None:
         with suppress(OSError):
             os.write(self._fd, f"{inode} {path}\n".encode())
 
@@ -91,9 +91,12 @@ def left_behind(remove: bool = False, folder: Path = SHM) -> list[Path]:
         remove: and remove them.
         folder: of the files.
     """
-    ledgers = [Path(path) for _, path in _files(folder) if f"/{_LEDGER}" in path]
-    dead = [each for each in ledgers if is_held(each, host_name()) is False]
-    return [path for ledger in dead for path in _left_of(ledger, remove)]
+    return [
+        left
+        for _, path in _files(folder)
+        if f"/{_LEDGER}" in path and is_held(Path(path), host_name()) is False
+        for left in _left_of(Path(path), remove)
+    ]
 
 
 def _files(folder: Path) -> Iterator[tuple[int, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from dataclasses import dataclass, field
 
 from vllm_memprof.launch.progress import EngineProgress, Lost, ProcessProgress
@@ -49,6 +50,7 @@ class EngineEnd:
     ready: bool = False
     ready_t_ns: int | None = None
     interrupted_by: int | None = None  # signal that the user sent first
+    interrupted_t_ns: int | None = None
     failed_before: bool = False  # the engine had failed when the user ended it
     hung: bool = False  # it failed, and did not end by itself
     lost_core: bool = False  # the API server says that its engine core ended unasked
@@ -201,11 +203,11 @@ def where(seen: EngineEnd, process: ProcessProgress, t_ns: int | None = None) ->
     if seen.ready and not early and not process.open:
         doing = {"serve": "while serving", "offline": "while generating"}
         return doing.get(seen.mode, "after the plan")
-    t_ns = t_ns or process.last_t_ns
+    t_ns = t_ns or sys.maxsize
     places = {each.where(t_ns) or "" for each in seen.progress.workers if not process.is_worker}
     if any(places):
         return f"with workers {' and '.join(sorted(filter(None, places)))}"
-    return process.where() or "before its first phase"
+    return process.where(t_ns) or "before its first phase"
 
 
 def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
@@ -223,7 +225,8 @@ def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
 
 
 def _where_each(seen: EngineEnd) -> str:
-    return ", ".join(f"{each.name} {where(seen, each)}" for each in seen.progress.workers)
+    at = seen.interrupted_t_ns
+    return ", ".join(f"{each.name} {where(seen, each, at)}" for each in seen.progress.workers)
 
 
 def _first_cause(seen: EngineEnd, suspects: list[Suspect]) -> tuple[str, bool]:

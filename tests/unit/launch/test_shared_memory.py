@@ -75,7 +75,7 @@ def names(folder: Path) -> list[str]:
 
 def test_what_a_run_maps_is_removed_at_its_end_and_nothing_else(folder: Path) -> None:
     (folder / "psm_before").touch(0o600)
-    shared = SharedMemory(folder=folder)
+    shared = SharedMemory(None, folder)
     (folder / "output").touch(0o644)  # a file that a program writes, not shared memory
     (folder / "psm_of_another").touch(0o600)
     files = [folder / name for name in ("psm_1", "sem.mp-2", "private", "psm_before", "output")]
@@ -89,7 +89,7 @@ def test_what_a_run_maps_is_removed_at_its_end_and_nothing_else(folder: Path) ->
 
 
 def test_what_somebody_has_still_is_left_until_nobody_has_it(folder: Path) -> None:
-    shared = SharedMemory(folder=folder)
+    shared = SharedMemory(None, folder)
     engine = mapper(folder / "psm_1", folder / "psm_2")
     other = mapper(folder / "psm_2")
     shared.look(lambda: [engine.pid])
