@@ -16,7 +16,7 @@ from vllm_memprof.launch.progress import EngineProgress, RankBudget
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.loader import load_info
 from vllm_memprof.record.tail import EventTail
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import join, text
 
 _TICK_S = 0.3
 #: Between two looks at whether the run is still recorded.
@@ -62,12 +62,11 @@ class Attached:
         with contextlib.suppress(RunRecordError):  # the folder may be gone, or be written just now
             self.info = load_info(self.run_dir)
         command = f"memprof report {self.run_dir}"
-        if self.info.status != "running":
-            end: Text = text("the run has ended: {status}", status=self.info.status)
-            if self.info.exit_reason:
-                end = join(", ", [end, self.info.exit_reason])
-            return text("{end}; all of it: {command}", end=end, command=command)
-        return None
+        if self.info.status == "running":
+            return None
+        said = text("the run has ended: {status}", status=self.info.status)
+        end = join(", ", [said, self.info.exit_reason])
+        return text("{end}; all of it: {command}", end=end, command=command)
 
     def follow(self, view: View, left: Callable[[], bool]) -> str | None:
         """Show the run until it ends or the view is left.

@@ -243,13 +243,13 @@ def _first_cause(seen: EngineEnd, suspects: list[Suspect]) -> tuple[str, bool]:
                 reason += f"; {describe_death(seen, other)} at the same time"
         if read := seen.progress.seen.get(culprit.pid):
             reason += f", with {format_gib(read.bytes)} GiB of host memory"
-        # what fell to a signal from outside did not fall after those that it took with it
-        soon_ns = 0 if culprit.killed else _AT_ONCE_NS
-        after = {
-            f"{process.name} (pid {death.pid})": True
+        # of one whose death was seen it is known that others ended after it
+        soon_ns = _AT_ONCE_NS if culprit.code is None else 0
+        after = [
+            f"{process.name} (pid {death.pid})"
             for death in seen.deaths
             if death.t_ns - culprit.t_ns > soon_ns and (process := seen.progress.by_pid(death.pid))
-        }
+        ]
         if after:
             reason += f"; after it ended {', '.join(after)}"
         if culprit.code == -signal.SIGKILL and seen.host_oom_kills:

@@ -156,7 +156,8 @@ class ProcessWatch:
                     if stat.ppid != os.getpid() or pid == self._root_pid:
                         continue  # its parent has not collected it yet
                     with contextlib.suppress(ChildProcessError):  # one that this process adopted
-                        os.waitpid(pid, os.WNOHANG)
+                        if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                            continue  # threads of it are ending
                 del self._dead[pid]
             deaths, self._deaths = self._deaths, []
         return deaths
