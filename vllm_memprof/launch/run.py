@@ -168,14 +168,13 @@ class EngineRun:
             write_run_info(job.run_dir, info)
             if left := left_behind(remove=True):
                 self._view.note(f"memprof: removed shared memory of killed runs: {len(left)} files")
-            self._shared = SharedMemory(job.device_state)
-            stack.callback(self._shared.close)
             stack.enter_context(catch_signals(self._note_signal))
             try:
                 interrupted = (lambda: bool(self._signals)) if job.warm else None
                 self._engine = EngineProcess(job.command, job.env, self._pump, interrupted)
                 self._watch = ProcessWatch(self._engine.pid)
                 self._host = HostWatch(info.host_memory or HostRecord(), progress.seen)
+                self._shared = SharedMemory(job.device_state)
                 stack.callback(self._close)
                 unended = self._supervise()
             except Exception as error:
@@ -422,7 +421,7 @@ class EngineRun:
         limit_s = time.monotonic() + self._job.patience.after_kill_s
         while time.monotonic() < limit_s:
             self._watch.walk()
-            if not self._watch.living() and self._engine.poll() is not None:
+            if not (self._watch.living() or self._engine.poll() is None) and self._shared.close():
                 break
             self._watch.signal(self._watch.living(), signal.SIGKILL)
             time.sleep(0.02)

@@ -47,7 +47,7 @@ class SharedMemory:
             fcntl.flock(self._fd, fcntl.LOCK_SH)
         self._note(0, device_state or "")
 
-    def look(self, living: Callable[[], Iterable[int]], walked: bool = False) -> None:
+    def look(self, living: Callable[[], Iterable[int]], walked: bool) -> None:
         """Note the files that the processes of the run map, if there are others than before.
 
         Args:
@@ -73,11 +73,16 @@ class SharedMemory:
                 self._looks[file] = _LOOKS
                 self._note(*file)
 
-    def close(self) -> None:
-        """Remove what is left; the processes of the run have ended."""
+    def close(self) -> bool:
+        """Remove what is left, the processes of the run having ended; return whether that was all.
+
+        Threads of a process may end after its first one, and have its memory until then.
+        """
         with suppress(OSError):
             os.close(self._fd)
+        self._fd = -1
         _left_of(self._ledger, remove=True)
+        return not self._ledger.exists()
 
     def _note(self, inode: int, path: object) -> None:
         with suppress(OSError):

@@ -424,5 +424,4 @@ class RunInfo:
     @property
     def interrupted(self) -> bool:
         """Return whether a person ended the run before it was done."""
-        # older records have the status failed
-        return self.status == "terminated" or (self.exit_reason or "").startswith("interrupted by ")
+        return (self.exit_reason or "").startswith("interrupted by ")

@@ -43,7 +43,7 @@ shared = SharedMemory(Path(folder, "state"), Path(folder))
 Path(folder, "state").touch(0o600)
 engine = subprocess.Popen([sys.executable, "-c", code, "60", *files], stdout=subprocess.PIPE)
 engine.stdout.readline()
-shared.look(lambda: [engine.pid])
+shared.look(lambda: [engine.pid], False)
 print(engine.pid, flush=True)
 time.sleep(60)
 """
@@ -80,8 +80,8 @@ def test_what_a_run_maps_is_removed_at_its_end_and_nothing_else(folder: Path) ->
     (folder / "psm_of_another").touch(0o600)
     files = [folder / name for name in ("psm_1", "sem.mp-2", "private", "psm_before", "output")]
     engine = mapper(*files)
-    shared.look(lambda: [engine.pid])
-    shared.look(lambda: pytest.fail("nothing has changed"))
+    shared.look(lambda: [engine.pid], True)
+    shared.look(lambda: pytest.fail("nothing has changed"), False)
     end(engine)
     shared.close()
     assert names(folder) == ["output", "private", "psm_before", "psm_of_another"]
@@ -92,7 +92,7 @@ def test_what_somebody_has_still_is_left_until_nobody_has_it(folder: Path) -> No
     shared = SharedMemory(None, folder)
     engine = mapper(folder / "psm_1", folder / "psm_2")
     other = mapper(folder / "psm_2")
-    shared.look(lambda: [engine.pid])
+    shared.look(lambda: [engine.pid], False)
     end(engine)
     shared.close()
     assert names(folder) == ["psm_2"]
