@@ -898,7 +898,7 @@ class Figured:
     """Has figures of an engine."""
 
     figures: Mapping[str, float | None]
-    half_units: Mapping[str, int]  # of those that a log prints, bytes: half a last digit
+    half_units: Mapping[str, int]
 
     def figure(self, name: str) -> Amount:
         """Return a figure of the engine in whole bytes."""
