@@ -1,9 +1,9 @@
 """Run the tests that torch_npu's authors wrote on a simulated device, and compare with a table.
 
-``python -m scripts.peer_suites CHECKOUT`` runs the files of ``test/npu`` and ``test/allocator`` of a
-checkout of torch_npu, each in a process of its own. ``tests/data/peer_suites.toml`` says of each test
-that does not pass which kind of reason it has; a test that fails without a row is a defect, and so
-is a row whose test passes. Status 1 if there is one. Nothing of the checkout is kept here.
+``python -m scripts.peer_suites CHECKOUT`` runs the files of ``test/npu`` and ``test/allocator`` of
+a checkout of torch_npu, each in a process of its own, in a stack with ``sim setup --with tests``.
+``tests/data/peer_suites.toml`` has the kind of reason of each test that does not pass; one that
+fails without a row is a defect. Status 1 if there is one. Nothing of the checkout is kept here.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def classify(test: str, message: str, rows: list[dict[str, str]]) -> str | None:
 def main() -> int:
     """Run, print the table, and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("checkout", type=Path, help="a checkout of torch_npu, of the stack's release")
+    parser.add_argument("checkout", type=Path, help="torch_npu, of the stack's release")
     parser.add_argument("--only", default="", help="files whose path this expression is found in")
     parser.add_argument("--stack", help="default: the one of `memprof plan`")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each file")

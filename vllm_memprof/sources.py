@@ -87,19 +87,14 @@ def _sound(path: str, row: Any) -> Any:
 
 
 def build_run(run_dir: Path) -> Report:
-    """Return the report of a run folder; one whose launcher is gone without its end has failed.
+    """Return the report of a run folder.
 
     Raises:
         RunRecordError: it cannot be read.
     """
-    from vllm_memprof.record.held import is_held
     from vllm_memprof.record.loader import load_run
 
-    run = load_run(run_dir)
-    if run.info.status == "running" and is_held(run_dir, run.info.host) is False:
-        reason = "the process that recorded this run is gone and did not write its end"
-        run = replace(run, info=replace(run.info, status="failed", exit_reason=reason))
-    return _build_one(run)
+    return _build_one(load_run(run_dir))
 
 
 def _build_one(run: Run) -> Report:

@@ -25,13 +25,6 @@ SHOWN_GROUPS = 4
 #: Width of a line from which on tables gain columns.
 WIDE = 110
 UNKNOWN = text("unknown")
-STATUS_WORDS = {
-    "ok": text("ok"),
-    "running": text("running"),
-    "failed": text("failed"),
-    "oom": text("oom"),
-    "truncated": text("truncated"),
-}
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 

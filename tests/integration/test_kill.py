@@ -1,12 +1,20 @@
-"""Processes killed in weight load, profile run, and serving: who died, in which phase, nothing lost."""
+"""A process of a run is ended from outside: no process, no shared memory and no event is lost.
+
+A cell is a signal, whom it goes to, and when. Each leaves a line of the table (``-s`` prints it).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
+from collections import Counter
+from itertools import product
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,27 +22,35 @@ import pytest
 from tests.integration.test_serve import free_port
 from tests.support.engine import (
     MEMPROF,
-    assert_nothing_left,
-    engine_pids,
-    finish,
     read_events,
     start_memprof,
     wait_for_server,
     wait_until,
 )
 from tests.support.load import Load
+from vllm_memprof.launch.shared_memory import left_behind
 
-pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(400)]
 
-MODEL_ARGS = [
-    "Qwen/Qwen3-14B",
-    "--device",
-    "sim:910b",
-    "--tensor-parallel-size",
-    "2",
-    "--enforce-eager",
+PHASES = {"load": "weight_load", "profile run": "profile_run", "capture": "graph_capture"}
+WHO = {"launcher": "memprof", "engine core": "EngineCore", "worker": "TP1"}
+#: The cells of every run of the tests.
+ALWAYS = {("KILL", "launcher", "serving"), ("KILL", "engine core", "load"),
+          ("KILL", "worker", "under load")}  # fmt: skip
+CELLS = [
+    pytest.param(*cell, marks=() if cell in ALWAYS else pytest.mark.full, id="-".join(cell))
+    for cell in [
+        *product(("KILL", "TERM"), WHO, (*PHASES, "serving", "under load")),
+        ("INT", "launcher", "under load"),
+    ]
 ]
-MODEL_ARGS += ["--max-model-len", "8192"]
+
+
+def arguments(when: str, port: int) -> list[str]:
+    found = ["serve", "memprof/tiny", "--device", "sim:910b", "--tensor-parallel-size", "2"]
+    found += ["--max-model-len", "4096", "--host", "127.0.0.1", "--port", str(port)]
+    found += ["--served-model-name", "tiny", "--sample", "1"]
+    return found if when == "capture" else [*found, "--enforce-eager"]
 
 
 def open_phases(events, label: str) -> tuple[int | None, list[str]]:
@@ -57,172 +73,167 @@ def open_phases(events, label: str) -> tuple[int | None, list[str]]:
     return int(named[-1].removesuffix(".jsonl").rsplit("-", 1)[1]), list(phases.values())
 
 
-def kill_in(run_dir, label: str, phase: str, process) -> None:
-    """Stops the worker inside the phase, makes sure that it is still there, and kills it."""
+def stop_in(run_dir, phase: str, process) -> int:
+    """Stop worker TP1 inside the phase; return its pid."""
 
     def caught():
         assert process.poll() is None, "the run ended first"
-        pid, phases = open_phases(read_events(run_dir), label)
+        pid, phases = open_phases(read_events(run_dir), "TP1")
         if pid is None or phase not in phases:
             return False
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 5, "stopped")
-        if phase in open_phases(read_events(run_dir), label)[1]:
-            os.kill(pid, signal.SIGKILL)
-            return True
+        if phase in open_phases(read_events(run_dir), "TP1")[1]:
+            return pid
         os.kill(pid, signal.SIGCONT)
         return False
 
-    wait_until(caught, 120, f"{label} is in {phase}")
+    return wait_until(caught, 150, f"TP1 is in {phase}")
 
 
-@pytest.mark.parametrize(
-    "phase", ["weight_load", pytest.param("profile_run", marks=pytest.mark.full)]
-)
-def test_a_worker_killed_during_start_up(sim_stack, tmp_path, cleanup_processes, phase):
-    run_dir = tmp_path / "run"
-    process = start_memprof(["offline", *MODEL_ARGS, "--prompt", "hi"], run_dir)
-    cleanup_processes.append(process)
-    kill_in(run_dir, "TP1", phase, process)
-    killed_at = time.monotonic()
-    pids = engine_pids(run_dir)
-    before = len(read_events(run_dir))
-    run = finish(process, run_dir, 60)
-    assert time.monotonic() - killed_at < 30
-    assert_nothing_left(pids)
-    assert run.returncode != 0
-    assert run.info["status"] == "failed"
-    assert "TP1" in run.info["exit_reason"]
-    assert phase in run.info["exit_reason"]
-    assert "SIGKILL" in run.info["exit_reason"] or "vanished" in run.info["exit_reason"]
-    assert "TP1" in run.output
-    assert len(run.events()) >= before
-    assert {rank["label"] for rank in run.report["ranks"]} == {"TP0", "TP1"}
+def tree_of(process) -> dict[psutil.Process, str]:
+    """The processes of a run, the launcher's first, with their titles."""
+    first = psutil.Process(process.pid)
+    found = {}
+    for each in (first, *first.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            found[each] = " ".join(each.cmdline())
+    return found
 
 
-def test_a_worker_killed_while_serving(sim_stack, tmp_path, cleanup_processes):
-    run_dir = tmp_path / "run"
-    process = start_memprof(["serve", *MODEL_ARGS, "--host", "127.0.0.1", "--port", "0"], run_dir)
-    cleanup_processes.append(process)
-
-    wait_for_server(process, run_dir, 200)
-    pid, phases = open_phases(read_events(run_dir), "TP0")
-    assert phases == []
-    pids = engine_pids(run_dir)
-    os.kill(pid, signal.SIGKILL)
-    killed_at = time.monotonic()
-    run = finish(process, run_dir, 60)
-    assert time.monotonic() - killed_at < 30
-    assert_nothing_left(pids)
-    assert run.returncode != 0
-    assert "TP0" in run.info["exit_reason"]
-    assert "serving" in run.info["exit_reason"]
-    for rank in run.report["ranks"]:  # the start-up had ended: its books are whole
-        assert rank["budget"]["residual_bytes"] == 0
+def shared_memory_of(tree) -> set[tuple[str, int]]:
+    """Path and inode of every file in /dev/shm that these processes have open or mapped."""
+    found = set()
+    for each in tree:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{each.pid}/maps").read_text()
+            paths = set(re.findall(r" (/dev/shm/\S+)$", maps, re.MULTILINE))
+            with contextlib.suppress(FileNotFoundError):
+                paths |= {os.readlink(fd) for fd in Path(f"/proc/{each.pid}/fd").iterdir()}
+            for path in paths:
+                with contextlib.suppress(OSError):
+                    if path.startswith("/dev/shm/"):
+                        found.add((path, os.stat(path).st_ino))
+    return found
 
 
-TINY_ARGS = ["memprof/tiny", "--device", "sim:910b", "--tensor-parallel-size", "2"]
-TINY_ARGS += ["--enforce-eager", "--max-model-len", "4096", "--host", "127.0.0.1"]
+def still(files: set[tuple[str, int]]) -> list[str]:
+    return [path for path, inode in files if os.path.exists(path) and os.stat(path).st_ino == inode]
 
 
-def pid_of(run_dir, who: str) -> int:
-    """The process of a rank, or the one that made the KV plan."""
-    if who.startswith("TP"):
-        return open_phases(read_events(run_dir), who)[0]
-    (file,) = {event["file"] for event in read_events(run_dir) if event["kind"] == "kv_plan"}
-    return int(file.removesuffix(".jsonl").rsplit("-", 1)[1])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("who", "number"),
-    [
-        ("launcher", signal.SIGTERM),
-        ("launcher", signal.SIGINT),
-        ("launcher", signal.SIGKILL),
-        ("EngineCore", signal.SIGTERM),
-        ("EngineCore", signal.SIGKILL),
-        ("TP1", signal.SIGKILL),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.name,
-)
-def test_somebody_is_killed_under_load(sim_stack, tmp_path, cleanup_processes, who, number):
-    run_dir = tmp_path / "run"
-    port = free_port()
-    process = start_memprof(
-        ["serve", *TINY_ARGS, "--served-model-name", "tiny", "--port", str(port), "--sample", "1"],
-        run_dir,
-    )
-    cleanup_processes.append(process)
-
-    wait_for_server(process, run_dir, 200)
-    load = Load(port, "tiny", clients=4, max_tokens=40).start()
-    wait_until(lambda: len(load.answers.tokens) > 4, 60, "requests are answered")
-    pids = engine_pids(run_dir)
-    assert len(pids) >= 4  # API server, engine core, two workers
-    os.kill(process.pid if who == "launcher" else pid_of(run_dir, who), number)
-    killed_at = time.monotonic()
-    if (who, number) == ("launcher", signal.SIGKILL):
-        assert process.wait(20) == -signal.SIGKILL
-        wait_until(lambda: not any(map(is_running, pids)), 60, "the engine has ended")
-        done = subprocess.run(
-            [*MEMPROF, "report", str(run_dir), "--format", "json"], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        report = json.loads(done.stdout)
-        shown = subprocess.run(
-            [*MEMPROF, "attach", str(run_dir)], capture_output=True, text=True, timeout=60
-        )
-        assert "the process that recorded this run is gone" in shown.stdout
-        assert report["run"]["outcome"] == "truncated"
-    else:
-        run = finish(process, run_dir, 90)
-        assert_nothing_left(pids)
-        report = run.report
-        if who == "launcher":
-            # vLLM waits for its clients, and these do not leave: memprof ends it then
-            at_once = run.info["exit_reason"] == f"ended by {number.name}"
-            assert run.info["exit_reason"].startswith(f"ended by {number.name}")
-            assert run.info["status"] == "ok"
-            assert run.returncode == (0 if at_once else 128 + signal.SIGKILL)
-        else:
-            assert run.returncode != 0
-            assert run.info["status"] == "failed"
-            assert who in run.info["exit_reason"]
-            assert "while serving" in run.info["exit_reason"]
-    assert time.monotonic() - killed_at < 80
-    load.stop(1.0)
-    assert {rank["label"] for rank in report["ranks"]} == {"TP0", "TP1"}
+def lost_events(run_dir, report) -> int:
+    """Ends of phases that workers wrote and that the report does not have."""
+    written, told = Counter(), Counter()
+    labels = {event["file"]: event["label"] for event in read_events(run_dir)
+              if event["kind"] == "identity" and event.get("label")}  # fmt: skip
+    for event in read_events(run_dir):
+        if event["kind"] == "phase" and event["edge"] == "after":
+            written[labels.get(event["file"]), event["phase"]] += 1
     for rank in report["ranks"]:
-        assert rank["budget"]["residual_bytes"] == 0
-        assert rank["samples"]
+        for phase in rank["phases"]:
+            told[rank["label"], phase["phase"]] += 1
+    return (written - told).total()
 
 
-@pytest.mark.full
-def test_a_worker_that_gets_sigterm_goes_on(sim_stack, tmp_path, cleanup_processes):
-    """As without memprof: the handler that torch_npu installs ignores the signal from then on.
-
-    (torch_npu/dynamo/torchair/core/_backend.py::_signal_handler, 2.10)
-    """
-    run_dir = tmp_path / "run"
-    port = free_port()
-    process = start_memprof(
-        ["serve", *TINY_ARGS, "--served-model-name", "tiny", "--port", str(port)], run_dir
-    )
+@pytest.mark.parametrize(("name", "who", "when"), CELLS)
+def test_a_process_is_ended(sim_stack, tmp_path, cleanup_processes, name, who, when):
+    number, run_dir, port = signal.Signals[f"SIG{name}"], tmp_path / "run", free_port()
+    process = start_memprof(arguments(when, port), run_dir)
     cleanup_processes.append(process)
-    wait_for_server(process, run_dir, 200)
-    load = Load(port, "tiny", clients=4, max_tokens=40).start()
-    wait_until(lambda: len(load.answers.tokens) > 4, 60, "requests are answered")
-    os.kill(pid_of(run_dir, "TP1"), signal.SIGTERM)
-    answered = len(load.answers.tokens)
-    wait_until(
-        lambda: len(load.answers.tokens) > answered + 8, 60, "requests are answered after it"
-    )
-    assert load.stop().failures == []
-    os.kill(process.pid, signal.SIGINT)
-    run = finish(process, run_dir, 90)
-    assert (run.returncode, run.info["status"]) == (0, "ok")
+    load = stopped = None
+    if when in PHASES:
+        stopped = stop_in(run_dir, PHASES[when], process)
+    else:
+        wait_for_server(process, run_dir, 200)
+    if when == "under load":
+        load = Load(port, "tiny", clients=4, max_tokens=40).start()
+        wait_until(lambda: len(load.answers.tokens) > 4, 60, "requests are answered")
+    tree = tree_of(process)
+    assert len(tree) >= 5  # memprof, API server, engine core, two workers
+    files = shared_memory_of(tree)
+    pid = stopped or open_phases(read_events(run_dir), "TP1")[0]
+    if who == "launcher":
+        pid = process.pid
+    elif who == "engine core":
+        pid = next(each.pid for each, title in tree.items() if "VLLM::EngineCore" in title)
+    begun = time.monotonic()
+    os.kill(pid, number)
+    if stopped is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
+    goes_on = (name, who) == ("TERM", "worker")
+    if goes_on:
+        # the handler that torch_npu installs ignores it, as without memprof
+        # (torch_npu/dynamo/torchair/core/_backend.py::_signal_handler, 2.10)
+        if load is not None:
+            answered = len(load.answers.tokens)
+            wait_until(lambda: len(load.answers.tokens) > answered + 8, 60, "requests go on")
+            assert load.stop().failures == []
+        wait_for_server(process, run_dir, 200)
+        os.kill(process.pid, signal.SIGINT)
+    status = process.wait(120)
+    seconds = time.monotonic() - begun
+    if load is not None:
+        load.stop(1.0)
+    if who == "launcher" and name == "KILL":
+        wait_until(lambda: not any(map(is_running, tree)), 60, "the engine has ended")
+    orphans = [title for each, title in tree.items() if is_running(each)]
+    left_by_it = len(still(files))
+    if who == "launcher" and name == "KILL":
+        # as the next start does; threads of a process may end after its first one
+        wait_until(lambda: [left_behind(remove=True)] and not still(files), 20, "they are gone")
+    told = subprocess.run([*MEMPROF, "report", str(run_dir)], capture_output=True, text=True)
+    done = subprocess.run([*MEMPROF, "report", str(run_dir), "--format", "json"],
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    run, lost = report["run"], lost_events(run_dir, report)
+    print(f"\n| {name} | {who} | {when} | {status} | {seconds:.1f} | {len(orphans)} | {len(files)}"
+          f" | {left_by_it} | {len(still(files))} | {lost} | {run['status']} | "
+          f"{run['exit_reason']} |")  # fmt: skip
+    assert orphans == []
+    assert still(files) == []
+    assert lost == 0
+    assert {rank["label"] for rank in report["ranks"]} == {"TP0", "TP1"}
+    if run["status"] != "ok":
+        assert "".join(run["exit_reason"].split())[:60] in "".join(told.stdout.split())
+    if when not in PHASES:
+        assert all(rank["budget"]["residual_bytes"] == 0 for rank in report["ranks"])
+    if load is not None:
+        assert all(rank["samples"] for rank in report["ranks"])
+    judge(name, who, when, status, seconds, run, WHO[who], goes_on)
 
 
-def is_running(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+def judge(name, who, when, status, seconds, run, person, goes_on) -> None:
+    reason, early = run["exit_reason"] or "", when in PHASES
+    place = PHASES.get(when, "while serving")
+    if goes_on:
+        assert (status, run["status"]) == (0, "ok")
+    elif (name, who) == ("KILL", "launcher"):
+        assert (status, run["outcome"]) == (-signal.SIGKILL, "failed")
+        assert "the process that recorded this run is gone" in reason
+    elif who == "launcher" and early:
+        assert (status, run["status"]) == (128 + signal.SIGTERM, "terminated")
+        assert reason.startswith("interrupted by SIGTERM: ")
+        assert f"TP1 in {place}" in reason
+        assert seconds < 5
+    elif who == "launcher":
+        # vLLM waits for its clients, and these do not leave: memprof ends it then
+        assert run["status"] == "ok"
+        assert reason.startswith(f"ended by SIG{name}")
+        assert status == (0 if reason == f"ended by SIG{name}" else 128 + signal.SIGKILL)
+    else:
+        assert status != 0
+        assert run["status"] == "failed"
+        assert seconds < 30
+        assert f"{person} (pid " in reason
+        assert place in reason
+        assert f"SIG{name}" in reason or (name == "TERM" and "exited with status" in reason)
+        assert "GiB of host memory" in reason
+        assert "; after it " in reason
+
+
+def is_running(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

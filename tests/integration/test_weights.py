@@ -134,9 +134,7 @@ def test_a_draft_and_copies_of_latent_attention(run_memprof, sim_stack, tmp_path
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "stack", [None, OLD_STACK, "vllm-ascend-0.18.0", "vllm-ascend-0.30.0rc2"]
-)
+@pytest.mark.parametrize("stack", [None, OLD_STACK, "vllm-ascend-0.18.0", "vllm-ascend-0.30.0rc2"])
 @pytest.mark.parametrize(
     ("model", "arguments", "cls", "causes"),
     [
@@ -174,9 +172,7 @@ def test_a_draft_of_sglang_has_its_own_ends(run_memprof, sim_stack, tmp_path):
     model = model_folder(tmp_path / "mtp", "memprof/tiny-mla", num_nextn_predict_layers=1)
     drafts = ["--speculative-algorithm=NEXTN", "--speculative-num-steps=1"]
     drafts += ["--speculative-eagle-topk=1", "--speculative-num-draft-tokens=2"]
-    run = run_memprof(
-        "plan", str(model), *PLAN[:2], *_sglang(), *drafts, "--skip-tokenizer-init"
-    )
+    run = run_memprof("plan", str(model), *PLAN[:2], *_sglang(), *drafts, "--skip-tokenizer-init")
     (held,) = weights_of(run)
     found = caused(held)
     assert found["draft"]["draft_ends"] == 2 * 2 * 1024 * 256

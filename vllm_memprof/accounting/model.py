@@ -7,6 +7,7 @@ within it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, TypedDict
 
@@ -54,7 +55,7 @@ class RunSummary(RunInfo):
 
     @property
     @computed
-    def outcome(self) -> Annotated[str, one_of("ok", "failed", "oom", "truncated")]:
+    def outcome(self) -> Annotated[str, one_of("ok", "failed", "terminated", "oom", "truncated")]:
         """How the run ended; truncated where the record does not reach its end."""
         cut = self.status == "running" or (self.status == "ok" and self.truncated)
         return "truncated" if cut else self.status
@@ -150,6 +151,10 @@ class Suggestion:
     headroom_bytes: Amount  # fits_device_bytes less it; negative: it does not fit the device
 
 
+def _is_within(difference: Amount, tolerance: int) -> bool | None:
+    return None if difference is None else abs(difference) <= tolerance
+
+
 @dataclass(frozen=True)
 class Tried:
     """An equation of the engine with a log's figures in it, where the release's own is off."""
@@ -168,9 +173,7 @@ class Tried:
     @computed
     def closes(self) -> bool | None:
         """Whether it gives the granted KV cache, within rounding; None: it cannot be computed."""
-        if self.residual_bytes is None:
-            return None
-        return abs(self.residual_bytes) <= self.tolerance_bytes
+        return _is_within(self.residual_bytes, self.tolerance_bytes)
 
     @property
     def leaves_less_than_nothing(self) -> bool:
@@ -260,9 +263,7 @@ class Budget:
     @property
     @computed
     def balanced(self) -> bool | None:
-        if self.residual_bytes is None:
-            return None
-        return abs(self.residual_bytes) <= self.tolerance_bytes
+        return _is_within(self.residual_bytes, self.tolerance_bytes)
 
     @property
     @computed
@@ -894,8 +895,24 @@ class ConnectorRow:
     part_of: str | None = None  # what holds it already
 
 
+class Figured:
+    """Has figures of an engine."""
+
+    figures: Mapping[str, float | None]
+    half_units: Mapping[str, int]
+
+    def figure(self, name: str) -> Amount:
+        """Return a figure of the engine in whole bytes."""
+        size = self.figures.get(name)
+        return None if size is None else int(size)
+
+    def rounding(self, *names: str) -> int:
+        """Return what the rounding of printed figures adds up to, bytes; 0 from hooks."""
+        return sum(self.half_units.get(name, 0) for name in names)
+
+
 @dataclass(frozen=True)
-class RankReport(Identity):
+class RankReport(Identity, Figured):
     """One worker."""
 
     label: str = ""
@@ -939,15 +956,6 @@ class RankReport(Identity):
     #: Of a deployment whose engines have budgets of their own: prefill | decode.
     group: str | None = None
     host_memory: HostMemory = field(default_factory=HostMemory)
-
-    def figure(self, name: str) -> Amount:
-        """Return a figure of the engine in whole bytes."""
-        size = self.figures.get(name)
-        return None if size is None else int(size)
-
-    def rounding(self, *names: str) -> int:
-        """Return what the rounding of printed figures adds up to, bytes; 0 from hooks."""
-        return sum(self.half_units.get(name, 0) for name in names)
 
     @property
     @computed

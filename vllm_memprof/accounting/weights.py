@@ -118,8 +118,9 @@ def _beyond(
     )
     of_files = [n for n in range(1, ranks + 1) if n * count in values]
     whole = 0 if of_files or cls == "experts" else max(values, default=0)
-    if cls == "vision" and heads and (every := get("num_kv_heads", 0) * by / replicas) > heads:
-        held *= heads / every  # of those that no file has
+    made = get("num_kv_heads", 0) * by / replicas
+    if cls == "vision" and heads and made > heads:
+        held *= heads / made  # the others are in no file
     elif 0 < whole < count * filled * by:
         held *= whole / (count * filled * by)
     yield "padding", row.bytes - held

@@ -29,9 +29,7 @@ _DEEPEST = 4
 _LONGEST = 4096
 
 
-def tell(
-    recorder: Recorder, holder: Any, before: Iterable[int] = (), drafts: bool = False
-) -> None:
+def tell(recorder: Recorder, holder: Any, before: Iterable[int] = (), drafts: bool = False) -> None:
     """Write a ``weights`` event.
 
     Args:

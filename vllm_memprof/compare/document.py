@@ -19,7 +19,6 @@ from vllm_memprof.compare.causes import (
     BLOCKS,
     METHOD,
     MIXED,
-    RANK,
     REQUEST,
     RESIDUAL,
     ROUNDING,
@@ -65,41 +64,12 @@ from vllm_memprof.units import GIB, format_bytes, format_gib
 #: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.
 _OF_OWNERS = {"initial_non_torch", "non_torch"}
 _NOT_OWNERS = {*NEVER_MODELLED_ROWS, "free"}
-#: Terms with a mark or a title of their own.
-_TERMS = {
-    "device_total": ("", text("device total")),
-    "requested": ("=", text("requested")),
-    "kv_cache": ("=", text("Available KV cache memory (engine)")),
-    "residual": ("", text("engine - recomputed")),
-    "fits_request": ("", text("KV cache that fits into requested memory")),
-    "fits_device": ("", text("KV cache that fits the device")),
-    "headroom": ("", text("headroom at the serving peak")),
-}
-_KINDS = {
-    "model": text("model"),
-    "engine": text("engine"),
-    "device": text("device"),
-    "version": text("version"),
-    "environment": text("environment"),
-    "argument": text("argument"),
-    "setting": text("setting"),
-}
+#: Terms that are the results.
+_TOTALS = ("requested", "kv_cache")
 #: Values of so many characters are cut to what differs.
 _LONG = 32
 #: A cause that changes tokens and no bytes.
 _TOKENS_ALONE = text("tokens only")
-#: What the causes of a kind have in common, in the order of the sentence.
-_SUMMARY = {
-    REQUEST: text("requested memory"),
-    METHOD: text("subtracted by the equation of one run alone"),
-    MIXED: text("quantities that a run does not separate"),
-    STATE: text("subtracted by both equations, with different sizes"),
-    SIZE: text("a fixed size"),
-    RANK: text("a different rank has the least"),
-    RESIDUAL: text("the engine's value and the recomputed one differ"),
-    ROUNDING: text("rounding"),
-    UNKNOWN: text("unknown"),
-}
 _WHY = {
     REQUEST: text("requested"),
     STATE: text("subtracted by both"),
@@ -147,7 +117,7 @@ def diff_document(diff: Diff, width: int) -> Document:
                 )
                 head.append(Line(text("CAREFUL"), short, BAD))
     parts, causes = [], [] if served is None else served.causes
-    for kind, title in _SUMMARY.items():
+    for kind, title in TITLES["causes"].items():
         sizes = [cause.bytes for cause in causes if cause.kind == kind and cause.bytes]
         size = sum(sizes)
         if sizes and abs(size) >= GIB // 200:
@@ -434,7 +404,7 @@ def _changed_section(diff: Diff) -> Section:
     kinds: set[str] = set()
     for change in diff.changed:
         if change.kind not in kinds:
-            rows.append(Row([_KINDS.get(change.kind, change.kind), "", ""], style=MUTED))
+            rows.append(Row([TITLES["changes"].get(change.kind, change.kind), "", ""], style=MUTED))
         kinds.add(change.kind)
         rows.append(change)
     columns = (
@@ -461,8 +431,7 @@ def _term_section(diff: Diff, rank: RankDiff) -> Section:
         return term
 
     def look(term: TermDiff) -> Look:
-        total = term.name in ("requested", "kv_cache")
-        return Look(TOTAL if total else PLAIN, _term(diff, term)[0])
+        return Look(TOTAL if term.name in _TOTALS else PLAIN, _term(diff, term)[0])
 
     rows = [term_row(term) for term in rank.terms if (term.a, term.b) != (None, None)]
     formulas = [("A", rank.a_equation, rank.a_formula), ("B", rank.b_equation, rank.b_formula)]
@@ -474,8 +443,8 @@ def _term_section(diff: Diff, rank: RankDiff) -> Section:
 
 def _term(diff: Diff, term: TermDiff) -> tuple[str, str]:
     """Return a term's mark and title."""
-    if term.name in _TERMS:
-        return _TERMS[term.name]
+    if own := TITLES["terms"].get(term.name):
+        return "=" * (term.name in _TOTALS), own
     simulated = diff.a.simulated or diff.b.simulated
     title = modelled(title_of(term.name), simulated and is_device_wide(term.name))
     if term.a_subtracted or term.b_subtracted:

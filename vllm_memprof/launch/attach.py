@@ -13,11 +13,10 @@ from pathlib import Path
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress, RankBudget
-from vllm_memprof.record.held import is_held
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.loader import load_info
 from vllm_memprof.record.tail import EventTail
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import join, text
 
 _TICK_S = 0.3
 #: Between two looks at whether the run is still recorded.
@@ -63,18 +62,11 @@ class Attached:
         with contextlib.suppress(RunRecordError):  # the folder may be gone, or be written just now
             self.info = load_info(self.run_dir)
         command = f"memprof report {self.run_dir}"
-        if self.info.status != "running":
-            end: Text = text("the run has ended: {status}", status=self.info.status)
-            if self.info.exit_reason:
-                end = join(", ", [end, self.info.exit_reason])
-            return text("{end}; all of it: {command}", end=end, command=command)
-        if is_held(self.run_dir, self.info.host) is False:
-            return text(
-                "the process that recorded this run is gone and did not write its end; "
-                "what it recorded: {command}",
-                command=command,
-            )
-        return None
+        if self.info.status == "running":
+            return None
+        said = text("the run has ended: {status}", status=self.info.status)
+        end = join(", ", [said, self.info.exit_reason])
+        return text("{end}; all of it: {command}", end=end, command=command)
 
     def follow(self, view: View, left: Callable[[], bool]) -> str | None:
         """Show the run until it ends or the view is left.

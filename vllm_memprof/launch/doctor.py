@@ -30,6 +30,7 @@ from vllm_memprof.launch.interpreter import (
     probe_interpreter,
 )
 from vllm_memprof.launch.request import DEFAULT_PROFILE
+from vllm_memprof.launch.shared_memory import SHM, left_behind
 from vllm_memprof.sim.runtime import prepare_runtime
 from vllm_memprof.sim.stacks import DEFAULT_STACK, Stack, list_stacks
 from vllm_memprof.units import GIB, format_gib
@@ -97,7 +98,7 @@ def diagnose(
     machine = platform.machine()
     places = (
         ("run folder", DEFAULT_PARENT.absolute(), _MIN_FREE_BYTES),
-        ("shared memory", Path("/dev/shm"), _MIN_SHM_BYTES),
+        ("shared memory", SHM, _MIN_SHM_BYTES),
     )
     checks = [
         _judged(
@@ -118,6 +119,11 @@ def diagnose(
     if facts is not None and any(map(facts.has_plugin, ENGINES.values())):
         checks.append(check_hooks(facts.path, environ, "engine interpreter"))
     checks += [check_place(*place) for place in places]
+    if left := left_behind():
+        names = ", ".join(path.name for path in left)
+        checks.append(
+            _judged("left in memory", False, f"{len(left)} files of killed runs: {names}")
+        )
     return checks, find_ways(facts, devices, host, ready)
 
 

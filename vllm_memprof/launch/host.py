@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from vllm_memprof.record.host import HostRecord, in_use, mapped, numbers, read_limits
 
-
 #: All processes are read again after so long, and at most for this share of the time.
 _AGAIN_S, _SHARE = 10.0, 0.02
+
+
+class Seen(NamedTuple):
+    """What the launcher read of a process."""
+
+    bytes: int  # resident
+    title: str  # without the engine's name: EngineCore DP0, Worker TP1; "" of one without
 
 
 class HostWatch:
@@ -19,15 +28,25 @@ class HostWatch:
 
     Args:
         record: of the run; limits and asks are in it.
+        seen: process id -> its last reading, kept here.
         again: read the processes again while the engine serves.
     """
 
-    def __init__(self, record: HostRecord, again: bool = False) -> None:
+    def __init__(self, record: HostRecord, seen: dict[int, Seen], again: bool = False) -> None:
+        self._seen = seen
         self._record, self._first, self._start_s = record, in_use(), time.monotonic()
         self._again, self._next_s = again, math.inf
 
     def look(self, pids: Iterable[int]) -> None:
         """Take the last reading, until the kernel kills a process; one of those ids."""
+        living = {}
+        for pid in pids:
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+                title = "".join(re.findall(r"^(?!ray)\w+::(\w+)", words)).replace("_", " ")
+                if size := numbers(Path(f"/proc/{pid}/status")).get("VmRSS"):
+                    living[pid] = Seen(size, title)
+        self._seen.update(living)
         last, now = self._record.last, in_use()
         grown = {name: size - self._first.get(name, 0) for name, size in now.items()}
         last["kills"] = grown.get("oom_kill", 0)
@@ -35,7 +54,7 @@ class HostWatch:
             self._record.later = self._mapped(pids) or self._record.later
         for name in ("memory.current", "memory.usage_in_bytes"):
             if name in now and not last["kills"]:
-                sizes = {numbers(Path(f"/proc/{pid}/status")).get("VmRSS", 0): pid for pid in pids}
+                sizes = {seen.bytes: pid for pid, seen in living.items()}
                 size = max(sizes, default=0)
                 seconds = int(time.monotonic() - self._start_s)
                 last.update(last_bytes=now[name], grown_bytes=grown[name], seconds=seconds,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm_memprof.launch.host import Seen
 from vllm_memprof.launch.requests import Requests
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.text import text
@@ -145,16 +146,19 @@ class ProcessProgress:
         known = None if self.budget is None else self.budget.headroom_bytes
         return None if known is None else min(known, self.lowest_free_bytes)
 
-    def where(self) -> str | None:
+    def where(self, t_ns: int = sys.maxsize) -> str | None:
         """``in mm_profile (inside profile_run)``, ``after weight_load``, None before its first
-        phase."""
-        if len(self.open) > 1:
-            inner, outer = self.open[-1].phase, self.open[0].phase
+        phase; at a time of the past without what is inside of one that has ended since."""
+        begun = [each for each in self.done if each.depth == 0 and (each.start_t_ns or 0) < t_ns]
+        under_way = [each for each in self.open if (each.start_t_ns or 0) < t_ns]
+        if begun and begun[-1].end_t_ns > t_ns:
+            under_way = begun[-1:]
+        if len(under_way) > 1:
+            inner, outer = under_way[-1].phase, under_way[0].phase
             return text("in {phase} (inside {outer})", phase=inner, outer=outer)
-        if self.open:
-            return text("in {phase}", phase=self.open[0].phase)
-        top = [phase for phase in self.done if phase.depth == 0]
-        return text("after {phase}", phase=top[-1].phase) if top else None
+        if under_way:
+            return text("in {phase}", phase=under_way[0].phase)
+        return text("after {phase}", phase=begun[-1].phase) if begun else None
 
     def _fold_phase(self, event: Event, t_ns: int) -> PhaseProgress | None:
         """Return the phase that ended."""
@@ -211,6 +215,7 @@ class EngineProgress:
     serves: bool = False  # views show what it does, no longer how it starts
     requests: Requests = field(default_factory=Requests)  # of an offline run
     output: deque[str] = field(default_factory=deque)  # last lines of the engine
+    seen: dict[int, Seen] = field(default_factory=dict)  # process id -> its last reading
 
     @property
     def processes(self) -> list[ProcessProgress]:
@@ -305,11 +310,14 @@ class EngineProgress:
         return max(times) if len(times) >= wanted else None
 
     def by_pid(self, pid: int) -> ProcessProgress | None:
-        """Return the process of that id on the launcher's host."""
+        """Return the process of that id on the launcher's host; one that has written nothing by its
+        title."""
         here = (None, self.host)
-        found = (each for each in self.by_file.values()
-                 if each.pid == pid and (self.host is None or each.host in here))  # fmt: skip
-        return next(found, None)
+        for each in self.by_file.values():
+            if each.pid == pid and each.matters and (self.host is None or each.host in here):
+                return each
+        seen = self.seen.get(pid)
+        return ProcessProgress("", label=seen.title) if seen and seen.title else None
 
     def fold(self, file: str, event: Event) -> None:
         """Take one event in; unknown kinds and missing keys are skipped."""

@@ -28,6 +28,7 @@ from vllm_memprof.launch.head_node import HeadNode
 from vllm_memprof.launch.host import HostWatch
 from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress, RankBudget
+from vllm_memprof.launch.shared_memory import SharedMemory, left_behind
 from vllm_memprof.launch.signals import catch_signals, signal_name
 from vllm_memprof.launch.verdict import (
     EngineEnd,
@@ -75,7 +76,7 @@ class Patience:
     before_note_s: float = 1.5  # an engine that ends well meanwhile needs no alarm
     before_note_at_end_s: float = 6.0  # when workers had begun to shut down: vLLM gives them 4 s
     after_interrupt_s: float = 30.0  # plus vLLM's own --shutdown-timeout
-    in_start_s: float = 2.0  # each, of SIGTERM before it is ready: there is nothing to finish
+    in_start_s: float = 1.5  # each, of SIGTERM before it is ready: there is nothing to finish
     after_head_s: float = 5.0  # without a connection with the head: it has ended
     after_peer_s: float = 10.0  # for the head to end, after the engine lost one of its peers
     after_main_exit_s: float = 5.0  # for children of a main process that has ended
@@ -128,6 +129,7 @@ class EngineRun:
     _engine: EngineProcess
     _watch: ProcessWatch
     _host: HostWatch
+    _shared: SharedMemory
     _deadline_s: float  # of the start-up
 
     def __init__(self, job: Job, view: View, on_ready: OnReady = lambda _: None) -> None:
@@ -159,19 +161,24 @@ class EngineRun:
         """
         job, info, seen, progress = self._job, self._info, self._seen, self._progress
         info.start_t_ns, info.started, info.host = time.monotonic_ns(), _utc_now(), progress.host
-        write_run_info(job.run_dir, info)
         oom_kills = _host_oom_kills()
         adopt_orphans()
         with contextlib.ExitStack() as stack:
             stack.enter_context(hold(job.run_dir))
+            write_run_info(job.run_dir, info)
+            if left := left_behind(remove=True):
+                self._view.note(f"memprof: removed shared memory of killed runs: {len(left)} files")
             stack.enter_context(catch_signals(self._note_signal))
             try:
                 interrupted = (lambda: bool(self._signals)) if job.warm else None
                 self._engine = EngineProcess(job.command, job.env, self._pump, interrupted)
                 self._watch = ProcessWatch(self._engine.pid)
-                self._host = HostWatch(info.host_memory or HostRecord(), bool(info.sample))
+                self._host = HostWatch(
+                    info.host_memory or HostRecord(), progress.seen, bool(info.sample)
+                )
+                self._shared = SharedMemory(job.device_state)
                 stack.callback(self._close)
-                left = self._supervise()
+                unended = self._supervise()
             except Exception as error:
                 own = f"memprof itself failed: {type(error).__name__}: "
                 reason = f"{'' if isinstance(error, LaunchError) else own}{error}"
@@ -195,12 +202,12 @@ class EngineRun:
             seen.lost_peer_t_ns = pump.lost_peer_t_ns  # else it was a rank of this host
         seen.host_oom_kills = _host_oom_kills() - oom_kills
         verdict = judge(seen)
-        if left:
+        if unended:
             verdict = replace(verdict, exit_code=verdict.exit_code or 1)
-            info.notes.append(f"processes that could not be ended: {left}")
+            info.notes.append(f"processes that could not be ended: {unended}")
         info.notes += [*filter(None, [pump.log_error]), *pump.device_answers]
         self._finish(verdict)
-        return RunOutcome(info, verdict, seen.ready, list(pump.tail)[-_TAIL_LINES:], left)
+        return RunOutcome(info, verdict, seen.ready, list(pump.tail)[-_TAIL_LINES:], unended)
 
     def _note_signal(self, number: int) -> None:
         self._signals.append(number)
@@ -220,11 +227,13 @@ class EngineRun:
                     self._view.update(self._progress)
                     self._view.suspend()
                     self._progress.serve(self._on_ready(self._info) or ())
-            if time.monotonic() >= self._next_walk_s or engine.poll() is not None:
+            walks = time.monotonic() >= self._next_walk_s or engine.poll() is not None
+            if walks:
                 watch.walk()
                 self._host.look(watch.living())
                 pause_s = _WALK_READY_S if seen.ready else _WALK_S
                 self._next_walk_s = time.monotonic() + pause_s
+            self._shared.look(watch.living, walks)
             self._handle_signals()
             self._note_losses()
             self._look_at_head()
@@ -302,7 +311,7 @@ class EngineRun:
                 self._steps = [each for each in self._steps if not isinstance(each[1], str)]
                 self._take_step()
                 continue
-            seen.interrupted_by = number
+            seen.interrupted_by, seen.interrupted_t_ns = number, time.monotonic_ns()
             failed = progress.first_error is not None or "fatal" in pump.said
             seen.failed_before = failed or bool(progress.lost)
             forwarded = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
@@ -414,7 +423,7 @@ class EngineRun:
         limit_s = time.monotonic() + self._job.patience.after_kill_s
         while time.monotonic() < limit_s:
             self._watch.walk()
-            if not self._watch.living() and self._engine.poll() is not None:
+            if not (self._watch.living() or self._engine.poll() is None) and self._shared.close():
                 break
             self._watch.signal(self._watch.living(), signal.SIGKILL)
             time.sleep(0.02)
@@ -422,8 +431,6 @@ class EngineRun:
             self._engine.stop_warm()
         self._fold_events()
         self._watch.close()
-        if self._job.device_state is not None:
-            self._job.device_state.unlink(missing_ok=True)
         self._view.update(self._progress)
         self._view.close()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from dataclasses import dataclass, field
 
 from vllm_memprof.launch.progress import EngineProgress, Lost, ProcessProgress
 from vllm_memprof.launch.signals import signal_name
 from vllm_memprof.launch.watch import Death
 from vllm_memprof.record.failures import is_out_of_memory
-from vllm_memprof.units import one_line
+from vllm_memprof.units import format_gib, one_line
 
 #: Exit status when the engine itself has none to give: it was ended by memprof, or said 0 after
 #: losing a worker.
@@ -49,6 +50,7 @@ class EngineEnd:
     ready: bool = False
     ready_t_ns: int | None = None
     interrupted_by: int | None = None  # signal that the user sent first
+    interrupted_t_ns: int | None = None
     failed_before: bool = False  # the engine had failed when the user ended it
     hung: bool = False  # it failed, and did not end by itself
     lost_core: bool = False  # the API server says that its engine core ended unasked
@@ -68,7 +70,7 @@ class EngineEnd:
 
 @dataclass(frozen=True)
 class RunVerdict:
-    status: str  # ok | failed | oom
+    status: str  # ok | failed | oom | terminated
     exit_code: int  # of memprof
     reason: str | None = None  # one sentence
 
@@ -87,7 +89,7 @@ def judge(seen: EngineEnd) -> RunVerdict:
         if seen.mode == "serve" and seen.ready:
             return RunVerdict("ok", own_code, f"ended by {name}{killed}")
         reason = f"interrupted by {name}{at}{killed}"
-        return RunVerdict("failed", 128 + seen.interrupted_by, reason)
+        return RunVerdict("terminated", 128 + seen.interrupted_by, reason)
     if seen.timed_out_s is not None:
         deadline = f"not ready within {seen.timed_out_s:g} s (--startup-timeout)"
         return RunVerdict("failed", EXIT_FAILED, f"{deadline}: {seen.stuck}")
@@ -99,8 +101,10 @@ def judge(seen: EngineEnd) -> RunVerdict:
         reason = f"the head {seen.head_ended} ended before this host was ready{at}{killed}"
         return RunVerdict("failed", own_code or EXIT_FAILED, reason)
     suspects = find_suspects(seen, seen.deaths)
-    if not suspects and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
-        suspects = find_suspects(seen, seen.deaths, True, seen.lost_core)
+    line = find_error_line(seen.error_lines) or "died unexpectedly"
+    if not suspects and (seen.mode == "serve" if seen.ready else _GENERIC.search(line)):
+        # nobody asked it to end, nor does it say why
+        suspects = find_suspects(seen, seen.deaths, True, seen.lost_core or not seen.ready)
     for t_ns, what in (
         (seen.other_host_t_ns, "an engine core on another host failed"),
         (seen.lost_peer_t_ns, "a rank on another host closed its connection"),
@@ -144,7 +148,7 @@ def find_suspects(
     began = progress.shutdown_t_ns
     for death in deaths:
         process = progress.by_pid(death.pid)
-        if process is None or not process.matters or process.shutting_down:
+        if process is None or process.shutting_down:
             continue
         late = began is not None and death.t_ns - began > _SHUTDOWN_NS
         late = late and not process.is_worker and not late_too
@@ -199,7 +203,11 @@ def where(seen: EngineEnd, process: ProcessProgress, t_ns: int | None = None) ->
     if seen.ready and not early and not process.open:
         doing = {"serve": "while serving", "offline": "while generating"}
         return doing.get(seen.mode, "after the plan")
-    return process.where() or "before its first phase"
+    t_ns = t_ns or sys.maxsize
+    places = {each.where(t_ns) or "" for each in seen.progress.workers if not process.is_worker}
+    if any(places):
+        return f"with workers {' and '.join(sorted(filter(None, places)))}"
+    return process.where(t_ns) or "before its first phase"
 
 
 def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
@@ -217,7 +225,8 @@ def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
 
 
 def _where_each(seen: EngineEnd) -> str:
-    return ", ".join(f"{each.name} {where(seen, each)}" for each in seen.progress.workers)
+    at = seen.interrupted_t_ns
+    return ", ".join(f"{each.name} {where(seen, each, at)}" for each in seen.progress.workers)
 
 
 def _first_cause(seen: EngineEnd, suspects: list[Suspect]) -> tuple[str, bool]:
@@ -232,6 +241,17 @@ def _first_cause(seen: EngineEnd, suspects: list[Suspect]) -> tuple[str, bool]:
             # nor is it known then which of several was first
             if culprit.code is None and other[0].code is None:
                 reason += f"; {describe_death(seen, other)} at the same time"
+        if read := seen.progress.seen.get(culprit.pid):
+            reason += f", with {format_gib(read.bytes)} GiB of host memory"
+        # of one whose death was seen it is known that others ended after it
+        soon_ns = _AT_ONCE_NS if culprit.code is None else 0
+        after = [
+            f"{process.name} (pid {death.pid})"
+            for death in seen.deaths
+            if death.t_ns - culprit.t_ns > soon_ns and (process := seen.progress.by_pid(death.pid))
+        ]
+        if after:
+            reason += f"; after it ended {', '.join(after)}"
         if culprit.code == -signal.SIGKILL and seen.host_oom_kills:
             reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
         if not culprit.killed and line and not _GENERIC.search(line):

@@ -5,16 +5,19 @@ descendants; each is known by its id and its start time, never by its name, so t
 never signalled. Linux only.
 
 How a process died is only told to its parent. But for the moment between its death and its parent's
-``wait`` it is a zombie whose status stands in ``/proc``; a pidfd wakes us in that moment.
+``wait`` it is a zombie whose status stands in ``/proc``; a pidfd wakes us in that moment, and since
+Linux 6.15 tells the status afterwards.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import signal
+import struct
 import threading
 import time
 from collections.abc import Iterable
@@ -30,6 +33,7 @@ from vllm_memprof.launch.signals import signal_name
 OWN_CHILDREN: set[int] = set()
 
 _PR_SET_CHILD_SUBREAPER = 36
+_GET_INFO, _INFO_EXIT = 0xC040FF0B, 1 << 3  # PIDFD_GET_INFO (include/uapi/linux/pidfd.h, 6.15)
 _CLOCK_SLACK_S = 5.0  # the time of boot is known to a second, and clocks are adjusted
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -152,7 +156,8 @@ class ProcessWatch:
                     if stat.ppid != os.getpid() or pid == self._root_pid:
                         continue  # its parent has not collected it yet
                     with contextlib.suppress(ChildProcessError):  # one that this process adopted
-                        os.waitpid(pid, os.WNOHANG)
+                        if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                            continue  # threads of it are ending
                 del self._dead[pid]
             deaths, self._deaths = self._deaths, []
         return deaths
@@ -202,13 +207,26 @@ class ProcessWatch:
     def _note_death(self, pid: int, stat: ProcStat | None, start_ticks: int) -> None:
         """The lock is held."""
         self._alive.pop(pid, None)
-        if (fd := self._pidfds.pop(pid, None)) is not None:
-            os.close(fd)  # the poller forgets it
-        code = None
+        status = None
         if stat is not None and stat.state in "ZX" and stat.start_ticks == start_ticks:
-            code = os.waitstatus_to_exitcode(stat.wait_status)
+            status = stat.wait_status
+        if (fd := self._pidfds.pop(pid, None)) is not None:
+            status = _collected(fd) if status is None else status
+            os.close(fd)  # the poller forgets it
+        code = None if status is None else os.waitstatus_to_exitcode(status)
         self._deaths.append(Death(pid, time.monotonic_ns(), code))
         self._dead[pid] = start_ticks
+
+
+def _collected(pidfd: int) -> int | None:
+    """Return the wait status of a process that its parent has collected; None: the kernel keeps
+    none."""
+    info = bytearray(struct.pack("Q56x", _INFO_EXIT))
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(pidfd, _GET_INFO, info)
+        mask, status = struct.unpack("Q52xi", info)
+        return status if mask & _INFO_EXIT else None
+    return None
 
 
 def adopt_orphans() -> None:

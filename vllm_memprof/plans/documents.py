@@ -24,7 +24,6 @@ from vllm_memprof.tables import (
     COUNT,
     GIB,
     GIB4,
-    STATUS_WORDS,
     Column,
     group_ranks,
     modelled,
@@ -43,7 +42,7 @@ _WIDE, _PAGE = 100, 200
 _NARROW_COLUMN, _REASON = 11, 200
 #: Owners that grew which are shown below a search.
 _GROWN = 3
-_STATUS = Column("Status", lambda each: STATUS_WORDS[each.plan.status])
+_STATUS = Column("Status", lambda each: TITLES["statuses"][each.plan.status])
 _MODELLED = text("(m): with non-torch memory set by the profile of a simulated device")
 
 #: Columns of the csv behind one for each option that was varied, which bear the options' own
@@ -332,7 +331,7 @@ _STARTS = (
         lambda row: text("were ready") if row.start.neighbours == READY else text("had served"),
     ),
     Column("Instance", "result.value", right=True),
-    Column("Status", lambda row: STATUS_WORDS[row.result.plan.status]),
+    Column("Status", lambda row: TITLES["statuses"][row.result.plan.status]),
     Column("KV, GiB", "result.plan.kv_cache_bytes", GIB),
     Column("Tokens", "result.plan.tokens", COUNT),
     Column("Least free,\nGiB", "start.least_free_bytes", GIB),

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
+from vllm_memprof.files import read_table
 from vllm_memprof.record.codec import one_of
 
 #: What a failure may be, and whether memory of any sort was short.
-KINDS = {
-    "negative-kv": True,
-    "kv-too-small": True,
-    "weights-too-large": True,
-    "static-share": True,
-    "graph-capture-oom": True,
-    "graph-streams": False,
-    "host-memory": True,
-    "communicator-resources": True,
-    "neighbour": True,
-    "not-returned-after-kill": True,
-    "profile-too-small": True,
-    "growth-while-serving": True,
-    "fragmentation": True,
-    "sleep-wake": True,
-    "connector": False,
-    "operator-workspace": True,
-    "sampler-warm-up": True,
-    "prompt-logprobs": True,
-    "multimodal": True,
-    "format-conversion": True,
-    "engine-bug": False,
-    "not-memory-at-all": False,
-    "other": True,
-}
+KINDS: dict[str, bool] = read_table(Path(__file__).with_name("cause.toml"))
 #: Whether a cure suffices: a plan with it passes, or fails (no); else as far as it is known.
 ENOUGH = ("checked", "computed", "at least", "unknown", "no")
 

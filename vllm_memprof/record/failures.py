@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from vllm_memprof.files import read_table
 from vllm_memprof.record.schema import Count, Snapshot
 
 #: Words of an exception that says that device memory was not to be had: torch, torch_npu (its
@@ -31,20 +33,7 @@ _RESOURCE = re.compile(
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
 
 #: Function of an engine -> the part of a step that it is. The innermost counts.
-STAGE_OF = {
-    "_merge_multimodal_embeddings": "mm_merge",
-    "merge_multimodal_embeddings": "mm_merge",
-    "embed_input_ids": "embedding",
-    "get_input_embeddings": "embedding",
-    "_execute_mm_encoder": "mm_encoder",
-    "embed_multimodal": "mm_encoder",
-    "get_multimodal_embeddings": "mm_encoder",
-    "_gather_mm_embeddings": "mm_gather",
-    "_model_forward": "model_forward",
-    "compute_logits": "logits",
-    "sample_tokens": "sampling",
-    "_sample": "sampling",
-}
+STAGE_OF: dict[str, str] = read_table(Path(__file__).with_name("stages.json"))
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ def is_held(run_dir: Path, host: str | None) -> bool | None:
     """Return whether a process records this run; None where it cannot be told.
 
     Args:
-        run_dir: the run folder.
+        run_dir: the run folder, or a file that its launcher locks likewise.
         host: that recorded it; of another host a lock need not be visible here.
     """
     try:
-        fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(run_dir, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:

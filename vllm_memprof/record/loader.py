@@ -19,6 +19,7 @@ from vllm_memprof.record.allocations import AllocationTrace
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.failures import Failure
+from vllm_memprof.record.held import is_held
 from vllm_memprof.record.lines import Event, parse_event, parse_events
 from vllm_memprof.record.samples import Served, dropped_of, load_samples
 from vllm_memprof.record.schema import (
@@ -261,7 +262,7 @@ def load_run(run_dir: Path) -> Run:
 
 
 def load_info(run_dir: Path) -> RunInfo:
-    """Read ``run.json`` of a run folder.
+    """Read ``run.json`` of a run folder; a run whose launcher is gone without its end has failed.
 
     Raises:
         RunRecordError: as ``load_run``.
@@ -279,10 +280,14 @@ def load_info(run_dir: Path) -> RunInfo:
         raise RunRecordError(f"{path} is not a JSON object", hint)
     _check_schema(data, RUN_SCHEMA, path)
     try:
-        return from_json(RunInfo, data)
+        info = from_json(RunInfo, data)
     except ValueError as exc:
         what = f"{path}: a field is missing or has the wrong type: {exc}"
         raise RunRecordError(what, "was it edited?") from exc
+    if info.status == "running" and is_held(run_dir, info.host) is False:
+        reason = "the process that recorded this run is gone and did not write its end"
+        return replace(info, status="failed", exit_reason=reason)
+    return info
 
 
 def _check_schema(data: Event, wanted: str, path: Path) -> None:

@@ -84,7 +84,7 @@ def _fill(hub: Path, weights: bool) -> None:
 def _with_weights(preset: Preset, made: Path) -> Path:
     """Return a folder beside a preset's, with weights of zeros that take no room on a disk.
 
-    The preset's own folder where its weights are quantized, or of a kind that no layout is known of.
+    The preset's own folder where its weights are quantized, or no layout is known of its kind.
     """
     text = text_config(preset.config)
     known = _DTYPES.get(text.get("dtype") or text.get("torch_dtype") or "bfloat16")

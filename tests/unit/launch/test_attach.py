@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.host_runs import write_hosts
 from vllm_memprof.cli import app
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.launch.attach import Attached
 from vllm_memprof.record.held import hold, is_held
-from vllm_memprof.sources import build_run
+from vllm_memprof.sources import build_run, build_runs
 
 DATA = Path(__file__).parents[2] / "data"
 HOST = os.uname().nodename
@@ -206,3 +207,17 @@ def test_a_run_whose_launcher_is_gone_has_failed(run_dir: Path) -> None:
     assert (run.status, run.exit_reason) == ("failed", reason)
     set_info(run_dir, host="elsewhere")  # where nothing is known of the process
     assert build_run(run_dir).run.status == "running"
+
+
+def test_a_deployment_whose_second_launcher_is_gone_has_failed(tmp_path: Path) -> None:
+    """``report --deployment``, as ``report`` says it of one run."""
+    first, second = write_hosts(tmp_path)
+    set_info(second, status="running", host=HOST)
+    with hold(second):
+        assert build_runs([str(first), str(second)]).run.status == "running"
+    report = build_runs([str(first), str(second)])
+    assert report.run.status == "failed"
+    reason = "the process that recorded this run is gone and did not write its end"
+    assert reason in str(report.run.exit_reason)
+    assert report.deployment is not None
+    assert [row.status for row in report.deployment.hosts] == ["ok", "failed"]

@@ -37,7 +37,7 @@ def grow(child: subprocess.Popen, size: int) -> None:
 @pytest.mark.parametrize("again", [True, False])
 def test_owners_are_divided_again_only_if_asked(child, monkeypatch, again):
     record = HostRecord()
-    watch = host.HostWatch(record, again)
+    watch = host.HostWatch(record, {}, again)
     grow(child, MIB)
     watch.look([child.pid])
     assert not record.later  # the engine is not ready
@@ -50,5 +50,7 @@ def test_owners_are_divided_again_only_if_asked(child, monkeypatch, again):
     if not again:
         assert not record.later
         return
-    before, after = (sum(each[str(child.pid)].values()) for each in (record.processes, record.later))
+    before, after = (
+        sum(each[str(child.pid)].values()) for each in (record.processes, record.later)
+    )
     assert 60 * MIB < after - before < 70 * MIB

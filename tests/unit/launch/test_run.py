@@ -278,12 +278,12 @@ def test_a_second_interrupt_hastens(tmp_path):
     assert time.monotonic() - began < 50  # the fake engine would go on for a minute
 
 
-def test_an_interrupt_during_start_up_is_a_failed_run(tmp_path):
+def test_an_interrupt_during_start_up_terminates_the_run(tmp_path):
     job = make_job(tmp_path, "--hang-in=weight_load")
     with interrupt_after(1.5):
         outcome, _ = run(job)
     assert outcome.verdict.exit_code == 130
-    assert outcome.verdict.status == "failed"
+    assert outcome.verdict.status == read_info(job)["status"] == "terminated"
     assert "interrupted by SIGINT" in str(outcome.verdict.reason)
     assert "TP1 in weight_load" in str(outcome.verdict.reason)
 
@@ -295,7 +295,7 @@ def test_sigterm_during_start_up_ends_it_within_five_seconds(tmp_path):
     with interrupt_after(1.5, "TERM"):
         outcome, _ = run(job)
     assert time.monotonic() - began_s < 1.5 + 5
-    assert outcome.verdict.exit_code == 143
+    assert (outcome.verdict.status, outcome.verdict.exit_code) == ("terminated", 143)
     assert outcome.left_behind == []
 
 

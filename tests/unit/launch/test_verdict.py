@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from vllm_memprof.launch import verdict as module
+from vllm_memprof.launch import watch as watch_module
+from vllm_memprof.launch.host import Seen
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.verdict import EngineEnd, RunVerdict, describe_stuck, find_error_line
 from vllm_memprof.launch.watch import Death, ProcessWatch, read_stat
@@ -66,7 +68,23 @@ def test_a_violent_death_comes_before_what_followed_from_it():
     end_phase(progress, 0, 5.2, error="RuntimeError: peer closed the connection")
     deaths = [Death(11, 5 * S, code=-9), Death(10, 6 * S, code=-15)]
     verdict = judge(seen(deaths=deaths), progress)
-    assert verdict.reason == "worker TP1 (pid 11) was killed by SIGKILL in weight_load"
+    died = "worker TP1 (pid 11) was killed by SIGKILL in weight_load"
+    assert verdict.reason == f"{died}; after it ended TP0 (pid 10)"
+
+
+def test_an_engine_core_that_wrote_nothing_is_named_by_its_title():
+    progress = progress_of("TP0", "TP1")
+    progress.seen |= {5: Seen(3 << 29, "EngineCore DP1"), 6: Seen(1 << 30, "")}
+    deaths = [
+        Death(6, 4 * S, code=-9),
+        Death(5, 5 * S, code=-9),
+        Death(10, 6 * S),
+        Death(11, 7 * S),
+    ]
+    assert judge(seen(deaths=deaths), progress).reason == (
+        "EngineCore DP1 (pid 5) was killed by SIGKILL with workers in weight_load, with 1.50 GiB of "
+        "host memory; after it ended TP0 (pid 10), TP1 (pid 11)"
+    )
 
 
 def test_an_exception_comes_before_the_deaths_that_followed_from_it():
@@ -243,6 +261,23 @@ def test_watching_a_child_die():
         watch.signal([child.pid], signal.SIGKILL)  # the id may be someone else's now
     finally:
         watch.close()
+
+
+def test_how_a_process_died_is_known_once_its_parent_has_collected_it(monkeypatch):
+    """As on a busy machine, where nobody looks in the moment in between. Linux 6.15"""
+    monkeypatch.setattr(ProcessWatch, "_wait_for_deaths", lambda self: None)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    pidfd = os.pidfd_open(child.pid)
+    watch = ProcessWatch(child.pid)
+    try:
+        child.kill()
+        child.wait()
+        if watch_module._collected(pidfd) is None:
+            pytest.skip("this kernel keeps no status of a process that was collected")
+        assert [(death.pid, death.code) for death in watch.refresh()] == [(child.pid, -9)]
+    finally:
+        watch.close()
+        os.close(pidfd)
 
 
 def test_an_id_that_was_used_again_is_not_ours():

@@ -19,6 +19,7 @@ from vllm_memprof.accounting.readings.startup import (
     grown_by,
     growth,
 )
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.spans import first_of
@@ -354,18 +355,14 @@ def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
     if not printed:
         return [Check(text("tokens and concurrency as the engine printed them"), None, None, None)]
 
-    titles = {
-        "tokens": text("tokens as the engine printed them"),
-        "max_concurrency": text("max concurrency as the engine printed it, in hundredths"),
-        "max_model_len": text("max_model_len as the engine printed it"),
-        "blocks": text("blocks as the engine printed them"),
-    }
     checks = []
-    for name in (name for name in titles if name in printed):
+    for name, title in TITLES["printed_plan"].items():
+        if name not in printed:
+            continue
         figures = [getattr(kv, name), printed[name]]
         if name == "max_concurrency":
             figures = [each and round(float(f"{each:.2f}") * 100) for each in figures]
-        checks.append(Check.of(titles[name], *figures))
+        checks.append(Check.of(title, *figures))
     return checks
 
 

@@ -30,7 +30,7 @@ from vllm_memprof.record.deployment import Parts
 from vllm_memprof.record.loader import Run
 
 #: Statuses, the gravest first.
-_GRAVITY = ("oom", "failed", "truncated", "running", "ok")
+_GRAVITY = ("oom", "failed", "terminated", "truncated", "running", "ok")
 
 
 def build_deployment(found: Parts) -> Report:

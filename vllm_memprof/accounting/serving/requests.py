@@ -191,7 +191,9 @@ def _point(samples: list[tuple[str, Sample]], start: int) -> Point:
     low: dict[str, int] = {}
     high: dict[str, int] = {}
     for source, sample in samples:
-        for name in (name for name, where in CURVES.items() if where == source):
+        for name, where in CURVES.items():
+            if where != source:
+                continue
             least, most = sample.low.get(name), sample.high.get(name)
             peak = sample.high.get(_PEAK_OF.get(name, ""))
             most = most if peak is None else max(peak, most or 0)

@@ -140,7 +140,7 @@ def most_lines(width: int) -> int:
 def opening_of(screen: FirstScreen, width: int) -> Opening:
     """Return the answer, its lines cut for a width where they quote what was printed."""
     report, rank = screen.report, _worst(screen.report)
-    failed = report.failure is not None or report.run.outcome in ("failed", "oom")
+    failed = report.failure is not None or report.run.outcome in ("failed", "terminated", "oom")
     answer = list(_failure(report, rank, width) if failed else _answer(report))
     if report.deployment is not None:
         answer.append(Line(text("hosts"), summary_of(report.deployment)))

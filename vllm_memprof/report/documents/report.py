@@ -11,6 +11,7 @@ from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, named_equatio
 from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.summary import engine_text
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.accuracy.spread import spread_of
 from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.record.cause import Cure, NamedFailure
@@ -20,7 +21,7 @@ from vllm_memprof.report.sections.audit import audited
 from vllm_memprof.report.sections.base import labels_of, least_grant, sentences_of
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
 from vllm_memprof.report.sections.findings import finding_views
-from vllm_memprof.tables import STATUS_WORDS, UNKNOWN, group_ranks, modelled
+from vllm_memprof.tables import UNKNOWN, group_ranks, modelled
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_gib, minus
 
@@ -331,8 +332,8 @@ def _device(report: Report) -> str:
 
 def _status_word(report: Report) -> str:
     status = report.run.status
-    words = {**STATUS_WORDS, **EVIDENCE[report.run.source].status}
-    return words.get(status, status)
+    words = TITLES["log_statuses"] if EVIDENCE[report.run.source].partial else {}
+    return (TITLES["statuses"] | words).get(status, status)
 
 
 def _status(report: Report) -> str:

@@ -22,9 +22,8 @@ from vllm_memprof.accounting.owners.skew import OwnerSkew, skew_by_owner
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, MUTED, PLAIN, Row, Section
 from vllm_memprof.record.deployment import Gap
-from vllm_memprof.report.sections.base import Sheet, draw, fitting
+from vllm_memprof.report.sections.base import Sheet, draw, fitting, sentences_of
 from vllm_memprof.tables import (
-    STATUS_WORDS,
     UNKNOWN,
     Column,
     fold,
@@ -41,13 +40,6 @@ _SLOWEST = "*"
 _NOT_STARTUP = ("request", "stage", "sleep", "wake_up", "shutdown", "oom", "empty_cache")
 _SECONDS = 10**9
 _WELL = ("ok", "running")
-_GAPS = {
-    "no_folder": text("no run folder of {name}: its ranks are not in this report"),
-    "unreadable": text("not read: {name} ({reason})"),
-    "given_twice": text("given twice, read once: {name} is {reason}"),
-    "truncated": text("incomplete record: {name} ({reason})"),
-    "no_rank": text("no rank left a record in {name} ({reason})"),
-}
 
 
 def summary_of(deployment: Deployment) -> Text:
@@ -59,7 +51,8 @@ def summary_of(deployment: Deployment) -> Text:
 def gap_text(gap: Gap) -> Text:
     """Return a gap as a sentence."""
     name = gap.name if gap.group is None else f"{gap.group}, {gap.name}"
-    return text(_GAPS[gap.kind], name=name, reason=gap.reason or UNKNOWN)
+    figures = {gap.kind: True, "name": name, "reason": gap.reason or UNKNOWN}
+    return sentences_of("gap", figures)
 
 
 def hosts(sheet: Sheet) -> Iterator[Section]:
@@ -75,7 +68,7 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
         return min(known, default=None)
 
     def status(row: HostRow) -> str:
-        word: str = STATUS_WORDS.get(row.status, row.status)
+        word: str = TITLES["statuses"].get(row.status, row.status)
         if not row.run.exit_reason or row.status in _WELL or row.run.id in told:
             return word
         told.add(row.run.id)

@@ -45,7 +45,7 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
         run = start.report.run
         if run.status == "oom":
             return text("out of memory")
-        if run.status == "failed":
+        if run.status in ("failed", "terminated"):
             return run.exit_reason or text("failed")
         results = {rank.budget.balanced for rank in start.report.ranks}
         if False in results:
