@@ -2,6 +2,7 @@
 // process has as much of it as RLIMIT_MEMLOCK allows.
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -34,12 +35,13 @@ struct HostState {
 
 HostState &host() { return process_state<HostState>(); }
 
-// Whether one of those that begin at or before an address reaches beyond it.
+// What is left behind an address of the range that begins at or before it; 0: it ends before.
 template <typename Map, typename Size>
-bool covers(const Map &ranges, const char *address, Size size) {
+uint64_t left_of(const Map &ranges, const char *address, Size size) {
   auto next = ranges.upper_bound(const_cast<char *>(address));
-  return next != ranges.begin() &&
-         address < static_cast<char *>(std::prev(next)->first) + size(std::prev(next)->second);
+  if (next == ranges.begin()) return 0;
+  const char *end = static_cast<char *>(std::prev(next)->first) + size(std::prev(next)->second);
+  return address < end ? static_cast<uint64_t>(end - address) : 0;
 }
 
 // Whether the limit of locked memory leaves no room for that many bytes more.
@@ -88,12 +90,17 @@ aclError register_host(const char *function, void *pointer, uint64_t bytes) {
 
 }  // namespace
 
-bool host_known(const void *pointer) {
+bool host_range(const void *pointer, uint64_t *bytes_left) {
   auto address = static_cast<const char *>(pointer);
-  std::lock_guard<std::mutex> guard(host().mutex);
-  return physical_of_host(pointer) ||
-         covers(host().allocated, address, [](const Pinned &each) { return each.bytes; }) ||
-         covers(host().registered, address, [](uint64_t bytes) { return bytes; });
+  uint64_t left = physical_of_host(pointer);
+  if (!left) {
+    std::lock_guard<std::mutex> guard(host().mutex);
+    left =
+        std::max(left_of(host().allocated, address, [](const Pinned &each) { return each.bytes; }),
+                 left_of(host().registered, address, [](uint64_t bytes) { return bytes; }));
+  }
+  if (bytes_left) *bytes_left = left;
+  return left > 0;
 }
 
 }  // namespace memprof_sim

@@ -263,9 +263,9 @@ SHIM_API aclError aclrtPointerGetAttributes(const void *pointer, aclrtPtrAttribu
   *attributes = aclrtPtrAttributes{};
   int device = 0;
   bool on_device = device_range(pointer, nullptr, &device);
-  attributes->location.type = on_device             ? ACL_MEM_LOCATION_TYPE_DEVICE
-                              : host_known(pointer) ? ACL_MEM_LOCATION_TYPE_HOST
-                                                    : ACL_MEM_LOCATION_TYPE_UNREGISTERED;
+  attributes->location.type = on_device                      ? ACL_MEM_LOCATION_TYPE_DEVICE
+                              : host_range(pointer, nullptr) ? ACL_MEM_LOCATION_TYPE_HOST
+                                                             : ACL_MEM_LOCATION_TYPE_UNREGISTERED;
   attributes->location.id = on_device ? static_cast<uint32_t>(device) : 0;
   attributes->pageSize =
       static_cast<uint32_t>(on_device ? profile().huge_page_bytes : profile().normal_page_bytes);

@@ -11,7 +11,7 @@ aclError device_free(void *pointer);
 void memory_forget_device(int device);  // after a device reset
 // Where a pointer lies, physical memory included; false: not device memory. Results may be null.
 bool device_range(const void *pointer, uint64_t *bytes_left, int *device);
-// Whether a pointer lies in host memory that was allocated or registered here (pinned).
-bool host_known(const void *pointer);
+// Likewise in host memory that was allocated or registered here (pinned).
+bool host_range(const void *pointer, uint64_t *bytes_left);
 
 }  // namespace memprof_sim

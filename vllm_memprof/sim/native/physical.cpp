@@ -94,9 +94,10 @@ bool physical_range(const void *pointer, uint64_t *bytes_left, int *device) {
   return place != kHost;
 }
 
-bool physical_of_host(const void *pointer) {
+uint64_t physical_of_host(const void *pointer) {
   int place = 0;
-  return !physical_range(pointer, nullptr, &place) && place == kHost;
+  uint64_t left = 0;
+  return !physical_range(pointer, &left, &place) && place == kHost ? left : 0;
 }
 
 void physical_forget_device(int device) {

@@ -15,7 +15,7 @@
 
 namespace memprof_sim {
 
-// Every element lies in one device allocation.
+// Every element lies in one allocation that kernels may reach: of the device, or pinned.
 inline bool addressable(const aclTensor &tensor) {
   uint64_t width = element_bytes(tensor.type);
   int64_t count = element_count(tensor);
@@ -28,8 +28,8 @@ inline bool addressable(const aclTensor &tensor) {
     (reach < 0 ? low : high) += reach;
   }
   uint64_t left = 0;
-  return low >= 0 && device_range(tensor.data, &left, nullptr) &&
-         static_cast<uint64_t>(high + 1) * width <= left;
+  bool reached = device_range(tensor.data, &left, nullptr) || host_range(tensor.data, &left);
+  return low >= 0 && reached && static_cast<uint64_t>(high + 1) * width <= left;
 }
 
 // Whether `count` elements are few enough to compute. Integers steer the engine (positions,
