@@ -3,8 +3,10 @@
 Runs alternate (without, with, with, without, …) so that a drifting machine does not favour one
 side. Each pair gives a ratio; the result is the median ratio with its smallest and largest value,
 beside the spread of the runs without memprof, which is what the machine's own noise looks like.
-Processor time, of all threads of the engine's process, stands beside it. The engine's figures in
-bytes must agree in every run.
+Processor time, of all threads of the engine's process, stands beside it, and the time that the
+engine spent in memprof's own code (hooks, binding, plug-in), as a ratio to the rest of the same
+start: it does not depend on how two runs differ. The engine's figures in bytes must agree in every
+run.
 
 With --attribution a third side is run in each turn: memprof without the readings of memory outside
 torch (the runtime's counters, the driver's list of processes), so that their own cost can be told.
@@ -31,18 +33,44 @@ import json, os, sys, time
 if os.environ.get("BENCH_NO_ATTRIBUTION"):
     from vllm_memprof.capture.probe import Probe
     Probe._outside_torch = lambda *args: {}
+own, depth = 0.0, 0
+
+def timed(holder, name):
+    inner = getattr(holder, name)
+
+    def outermost(*args, **kwargs):
+        global own, depth
+        depth, start = depth + 1, time.perf_counter()
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            depth -= 1
+            own += 0 if depth else time.perf_counter() - start
+
+    setattr(holder, name, outermost)
+
 begin = time.perf_counter()
+if os.environ.get("MEMPROF_RUN_DIR"):
+    from vllm_memprof.capture import plugin
+    from vllm_memprof.capture.binder import Binder
+    from vllm_memprof.capture.observer import Observer
+    own = time.perf_counter() - begin
+    for holder, name in ((plugin, "register"), (Observer, "run"), (Observer, "self_check"),
+                         (Binder, "_bind_loaded"), (Binder, "bind_instance"),
+                         (Binder, "bind_model")):
+        timed(holder, name)
 from vllm import LLM
 
 if __name__ == "__main__":
     eager = sys.argv[2] == "eager"
     llm = LLM(sys.argv[1], load_format="dummy", max_model_len=4096, enforce_eager=eager)
-    seconds, processor = time.perf_counter() - begin, time.process_time()
+    seconds, processor, spent = time.perf_counter() - begin, time.process_time(), own
     core = llm.llm_engine.engine_core.engine_core
     worker = core.model_executor.driver_worker.worker
     available = int(worker.available_kv_cache_memory_bytes)
     blocks = core.vllm_config.cache_config.num_gpu_blocks
-    found = {"seconds": seconds, "processor": processor, "available": available, "blocks": blocks}
+    found = {"seconds": seconds, "processor": processor, "available": available, "blocks": blocks,
+             "own": spent}
     print("START " + json.dumps(found), flush=True)
     begin = time.perf_counter()
     from vllm import SamplingParams
@@ -166,6 +194,12 @@ def main() -> int:
             print(
                 ratio_line(f"{name}, attribution alone", taken["bare"], taken["with"], unit, label)
             )
+    own = [run["own"] for run in results["with"]]
+    shares = [run["seconds"] / (run["seconds"] - run["own"]) for run in results["with"]]
+    print(
+        f"| in memprof's own code |  | {statistics.median(own) * 1000:.0f} ms "
+        f"| {statistics.median(shares):.4f} ({min(shares):.4f} to {max(shares):.4f}) |  |"
+    )
     for edges, counted in sorted(read):
         print(
             f"\nOne start-up: the device was read at {edges} edges, the runtime's counters at "
