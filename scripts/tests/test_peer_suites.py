@@ -1,0 +1,32 @@
+"""Which failures of tests that others wrote have a reason, and which are defects."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.peer_suites import TABLE, classify, tomllib
+
+ROWS = tomllib.loads(TABLE.read_text())["row"]
+CASE = '  File "…/torch_npu/testing/testcase.py", line 270 |     self.fail() | AssertionError: '
+
+
+@pytest.mark.parametrize(
+    ("test", "message", "reason"),
+    [
+        ("test/npu/test_x.py::T.test_a", f"{CASE}tensor(3.7) not less than or equal to 1", "operator"),
+        ("test/npu/test_x.py::T.test_a", f"{CASE}result error", "operator"),
+        # a figure of memory
+        ("test/npu/test_x.py::T.test_a", f"{CASE}83887104 not less than or equal to 1e-05", None),
+        ("test/npu/test_x.py::T.test_a", "[memprof simulated device] aclrtX: not there", None),
+        ("test/npu/test_ipc_event.py::T.test_d2d_copy1", f"{CASE}False is not true", None),
+        ("test/npu/test_ipc_event.py::(end of the file)", "status 137: ", "large"),
+    ],
+)  # fmt: skip
+def test_reasons(test: str, message: str, reason: str | None) -> None:
+    assert classify(test, message, ROWS) == reason
+
+
+def test_kinds_are_described() -> None:
+    described = TABLE.read_text()
+    for row in ROWS:
+        assert f"\n# {row['reason']}: " in described
