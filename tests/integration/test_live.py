@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
