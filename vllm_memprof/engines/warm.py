@@ -70,6 +70,8 @@ class Server:
     ) -> None:
         self._listener, self._run, self._printed = listener, run, printed
         self._plans: list[_Plan] = []
+        #: Process group of a plan that has ended -> when what is left of it is killed.
+        self._left: dict[int, float] = {}
         self._stopping = False
         for number in _ENDING:
             signal.signal(number, self._stop)
@@ -77,7 +79,9 @@ class Server:
     def serve(self, idle_s: float) -> None:
         """Serve until told to stop, or so many seconds without a plan."""
         last_s = time.monotonic()
-        while self._plans or not (self._stopping or time.monotonic() - last_s > idle_s):
+        while (
+            self._plans or self._left or not (self._stopping or time.monotonic() - last_s > idle_s)
+        ):
             clients = {plan.connection: plan for plan in self._plans if plan.kill_at_s == inf}
             tick_s = _TICK_S if self._plans else _IDLE_TICK_S
             for ready in wait([self._listener, *clients], tick_s):
@@ -92,6 +96,11 @@ class Server:
                 last_s = time.monotonic()
                 if last_s > plan.kill_at_s:
                     _signal_group(plan.pid, signal.SIGKILL)
+            for group, kill_at_s in list(self._left.items()):
+                if not _group_gets(group, 0):
+                    del self._left[group]
+                elif time.monotonic() > kill_at_s:
+                    _group_gets(group, signal.SIGKILL)
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
@@ -172,11 +181,22 @@ class Server:
                     _answer(plan.connection, status=os.waitstatus_to_exitcode(ended[1]))
                     plan.connection.close()
                     self._plans.remove(plan)
+                    if _group_gets(plan.pid, signal.SIGTERM):  # forks that outlive it
+                        self._left[plan.pid] = time.monotonic() + _ENDS_WITHIN_S
 
 
 def _answer(connection: socket.socket, **answer: int) -> None:
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _group_gets(group: int, number: int) -> bool:
+    """Signal a process group; return whether it has any process."""
+    try:
+        os.killpg(group, number)
+    except OSError:
+        return False
+    return True
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -103,6 +103,20 @@ def test_the_end_of_a_fork_is_told(
     assert printed in found[1]
 
 
+@pytest.mark.parametrize("politely", [["politely"], pytest.param([], marks=pytest.mark.full)])
+def test_what_a_plan_leaves_behind_ends(
+    env: dict[str, str], tmp_path: Path, politely: list[str]
+) -> None:
+    """As workers that their engine did not wait for; one that ignores SIGTERM is killed."""
+    started = time.monotonic()
+    asked = Asked("leave", str(tmp_path / "pid"), *politely, env=env)
+    status, _ = asked.ends()
+    assert status == 0
+    left = int((tmp_path / "pid").read_text())
+    until(lambda: not psutil.pid_exists(left), 5 if politely else 40)
+    assert (time.monotonic() - started > 25) is not bool(politely)
+
+
 def test_signals_reach_the_fork(env: dict[str, str], tmp_path: Path) -> None:
     asked = Asked("wait", str(tmp_path / "pid"), env=env)
     until((tmp_path / "pid").exists)
