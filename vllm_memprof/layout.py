@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.files import read_table
+from vllm_memprof.units import known_items
 
 #: The content of a config.json.
 ModelConfig = Mapping[str, Any]
@@ -66,7 +67,7 @@ def text_config(config: ModelConfig) -> dict[str, Any]:
 
 def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
     """Return a configuration with the words that follow from it, some of them by layer."""
-    known = {name: value for name, value in config.items() if value is not None}
+    known = known_items(config)
     for name, other in _TABLE["also"].items():
         if other in known:
             known.setdefault(name, known[other])

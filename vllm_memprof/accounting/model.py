@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, TypedDict
 
+from vllm_memprof.accounting.evidence import EVIDENCE, Evidence
 from vllm_memprof.accounting.serving.trend import Verdict
 from vllm_memprof.record.allocations import TraceTotals
 from vllm_memprof.record.cause import NamedFailure
@@ -28,7 +29,7 @@ from vllm_memprof.record.spans import MODELLED as MODELLED
 from vllm_memprof.record.spans import ComponentRow as ComponentRow
 from vllm_memprof.record.spans import DeviceMemory as DeviceMemory
 from vllm_memprof.record.spans import How, Span
-from vllm_memprof.units import MIB, Amount, minus, sum_or_none
+from vllm_memprof.units import MIB, Amount, minus, only_known, sum_or_none
 
 ENGINE, MEMPROF = "engine", "memprof"
 EXACT, AT_MOST, AT_LEAST = "exact", "at_most", "at_least"
@@ -51,6 +52,11 @@ class RunSummary(RunInfo):
     source: Annotated[str, one_of("hooks", "log")] = "hooks"
     truncated: bool = False
     eager: bool = False  # --enforce-eager was given
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the run was read from, and what that cannot tell."""
+        return EVIDENCE[self.source]
 
     @property
     @computed
@@ -269,7 +275,7 @@ class Budget:
     def implied_requested_bytes(self) -> Amount:
         """Return the request that the subtracted terms and the granted KV cache add up to."""
         sizes = [row.bytes for row in self.terms if row.subtracted]
-        known = [size for size in sizes if size is not None]
+        known = only_known(sizes)
         if (
             self.requested is not None
             or self.engine_kv_cache_bytes is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import MODELLED, RunSummary
 from vllm_memprof.accounting.summary import device_text, engine_text
 from vllm_memprof.check.limits import BYTES, FINDING, STATUS, LimitReading
@@ -50,7 +49,7 @@ def head(result: CheckResult) -> list[Line]:
 
 
 def _run(run: RunSummary) -> Text:
-    read_from = EVIDENCE[run.source].read_from
+    read_from = run.evidence.read_from
     return join(", ", (run.model, engine_text(run), device_text(run), read_from))
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Reading, Report
 from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.files import read_table
@@ -139,7 +138,7 @@ def read_figure(report: Report, figure: LimitFigure) -> list[LimitReading]:
     """Read a figure on every rank, or per group of ranks where it compares them; never empty."""
     if not report.ranks:
         return [LimitReading(None, "", None, reason=text("no worker was recorded"))]
-    readings, no_figure = [], EVIDENCE[report.run.source].no_figure
+    readings, no_figure = [], report.run.evidence.no_figure
     for rank in report.ranks:
         read = figure.read(rank)
         printed = {name for name, size in rank.figures.items() if size is not None}

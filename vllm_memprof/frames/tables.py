@@ -27,7 +27,7 @@ from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.record.spans import UNEXPLAINED, Edge, edges_of
 from vllm_memprof.report.sections.budget import budget_tokens
 from vllm_memprof.tables import PHASE_COLUMNS
-from vllm_memprof.units import minus
+from vllm_memprof.units import minus, only_known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -298,7 +298,7 @@ def requests(source: RankSource) -> Iterator[object]:
     left_reserved_bytes (Int64), peak_stage, reason (string), finished (boolean).
     """
     for each in source.rank.requests:
-        sizes = [size for size in each.images if size is not None]
+        sizes = only_known(each.images)
         width, height = max(sizes, key=prod, default=(None, None))
         own = vars(each) | {
             "images": len(each.images),

@@ -15,6 +15,7 @@ from typing import Any
 from vllm_memprof.launch.requests import Requests
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.text import text
+from vllm_memprof.units import only_known
 
 #: An event as the tail reads it; another release may have written it.
 Event = Mapping[str, Any]
@@ -249,7 +250,7 @@ class EngineProgress:
     def headroom_bytes(self) -> int | None:
         """Return the least of all ranks; None where one of them is unknown."""
         sizes = [process.headroom_bytes for process in self.workers]
-        known = [size for size in sizes if size is not None]
+        known = only_known(sizes)
         return min(known) if known and len(known) == len(sizes) else None
 
     @property

@@ -25,7 +25,7 @@ from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import FullStep
 from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.redact import redact_value
-from vllm_memprof.units import one_line
+from vllm_memprof.units import one_line, only_known
 
 #: Options of memprof that a sweep may vary as well.
 OWN_OPTIONS = ("device", "stack", "python")
@@ -342,7 +342,7 @@ def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
         figures[f"{name}_bytes"] = least.budget.term(name)
     if figures.get("headroom_bytes") is not None:
         hows = (each.how.get("headroom_bytes") for each in budgets)
-        figures["headroom_how"] = weakest(how for how in hows if how is not None)
+        figures["headroom_how"] = weakest(only_known(hows))
     balanced = [each.balanced for each in budgets]
     kv_plan = next((process.kv_plan for process in run.processes if process.kv_plan), None)
     return replace(

@@ -36,6 +36,7 @@ from vllm_memprof.report.sections.starts import starts_section
 from vllm_memprof.tables import GIB4, Column, modelled
 from vllm_memprof.text import fill, join, plain, text
 from vllm_memprof.units import GIB as GIB_BYTES
+from vllm_memprof.units import largest, smallest
 from vllm_memprof.version import __version__
 
 if TYPE_CHECKING:
@@ -195,8 +196,8 @@ def serving_text(view: RankView) -> str:
         return ""
     curves = []
     for curve in served.curves:
-        low = min((size for size in curve.low if size is not None), default=None)
-        high = max((size for size in curve.high if size is not None), default=None)
+        low = smallest(curve.low)
+        high = largest(curve.high)
         curves.append(text("{title} {low:gib} to {high:gib} GiB", curve, low=low, high=high))
     figures = {
         **vars(served),

@@ -14,7 +14,6 @@ from statistics import median_low
 
 from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, divisor_of
 from vllm_memprof.accounting.deployment.clock import host_starts
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report, RequestRow
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.accounting.titles import TITLES
@@ -192,7 +191,7 @@ def _starts(ranks: Sequence[RankReport]) -> dict[str | None, int]:
 def _view(report: Report, members: list[RankReport], starts: dict[str | None, int]) -> RankView:
     rank = members[0]
     drawn = timeline_of(rank, starts.get(rank.host, 0))
-    why = EVIDENCE[report.run.source].no_times
+    why = report.run.evidence.no_times
     unread = why or text("no memory was read on this rank: there is no timeline")
     steps, missing = waterfall(report, rank)
     return RankView(

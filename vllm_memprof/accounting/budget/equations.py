@@ -27,6 +27,7 @@ from vllm_memprof.engines.equation import (
     read_equations,
 )
 from vllm_memprof.text import text
+from vllm_memprof.units import only_known
 
 #: A row with ``versions``, a specifier of PEP 440.
 _Row = TypeVar("_Row", bound=Any)
@@ -230,7 +231,7 @@ def counted_per_byte(
     """
     stages = () if equation is None else equation.stages
     factors = [each.factor(figures) for each in stages if not (fixed_size and each.replaces)]
-    return math.prod(factor for factor in factors if factor is not None)
+    return math.prod(only_known(factors))
 
 
 def _terms_for(equation: Equation, figures: Figures) -> list[Term]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.budget.engine_options import is_cuda, share_of
 from vllm_memprof.accounting.budget.equations import divisor_of
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import (
     AT_LEAST,
     DERIVED,
@@ -58,7 +57,7 @@ class Case:
     @property
     def logged(self) -> bool:
         """Return whether it was read from a log, not recorded by hooks."""
-        return EVIDENCE[self.run.source].partial
+        return self.run.evidence.partial
 
     @property
     def arguments(self) -> Arguments:

@@ -21,7 +21,7 @@ from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within, last_of, weakest
 from vllm_memprof.text import Text, text, titled
-from vllm_memprof.units import MIB, Amount, either, largest, minus
+from vllm_memprof.units import MIB, Amount, either, known_items, largest, minus
 
 #: Tensors that ``load_model`` makes outside of what the engine measures as weights (tables of
 #: expert load balancing, buffers of a drafter) and garbage that the engine collects first: less
@@ -394,4 +394,4 @@ def engine_figures(
     if eager and any(term.name == "graph_estimate" for term in equation.terms):
         filled["graph_estimate_bytes"] = 0
     missing = {name: size for name, size in filled.items() if figures.get(name) is None}
-    return figures | {name: size for name, size in missing.items() if size is not None}
+    return figures | known_items(missing)

@@ -15,7 +15,6 @@ from math import inf
 from string import digits
 
 from vllm_memprof.accounting.budget.equations import divisor_of, form_of
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.findings.advice import more_kv_cache
 from vllm_memprof.accounting.model import Budget, ItemPart, RankReport, Report
 from vllm_memprof.accounting.owners.peak_owners import (
@@ -262,7 +261,7 @@ def _answer(report: Report) -> Iterable[Line]:
         "fixed": any(each.override for each in budgets),
         "differs": False in checks,
         "equal": True in checks,
-        "unchecked": None in checks and not EVIDENCE[run.source].partial,
+        "unchecked": None in checks and not run.evidence.partial,
     }
     if word := sentences_of("checked", checked):
         outcomes = join("; ", (*recomputed(report), audited(report)))
@@ -308,7 +307,7 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
             "labels": _few([each.label for each in report.ranks if each.oom is not None]),
         }
         yield Line("", sentences_of("asked", asked, ", "))
-    elif failure is not None and run.exit_reason and not EVIDENCE[run.source].partial:
+    elif failure is not None and run.exit_reason and not run.evidence.partial:
         yield Line("", cut(run.exit_reason, width))
     if least_grant(report.ranks) is not None:
         yield Line("", _granted(report))
@@ -485,7 +484,7 @@ def _start_up(on: Paper, report: Report, rank: RankReport, most: int) -> Section
     def took(each: Passage) -> str:
         return text("open") if each.open else number(each.seconds, ".1f")
 
-    timed = {"timed": EVIDENCE[report.run.source].no_times is None}
+    timed = {"timed": report.run.evidence.no_times is None}
     read: dict[str, Values] = {name: partial(edges, name=name) for name in _START_UP}
     found = foremost(_telling(list(passages_of(rank).values())), most, _changed)
     columns = [Column(title, "name"), *columns_of("start_up", timed, took=took, **read)]
@@ -637,7 +636,7 @@ def _starts(screen: FirstScreen, width: int) -> Section:
 def _not_in_the_log(report: Report) -> list[Line]:
     """Return what a log does not tell, in one line."""
     ranks = report.ranks
-    if not EVIDENCE[report.run.source].partial:
+    if not report.run.evidence.partial:
         return []
     terms = {row.name for rank in ranks for row in rank.budget.terms if row.subtracted}
     known: dict[str, list[object]] = {
@@ -657,7 +656,7 @@ def _not_in_the_log(report: Report) -> list[Line]:
 
 def _more(screen: FirstScreen) -> list[Line]:
     """Return where the rest is: commands that can be copied."""
-    command = "explain" if EVIDENCE[screen.report.run.source].partial else "report"
+    command = "explain" if screen.report.run.evidence.partial else "report"
     whole = " ".join(filter(None, ("memprof", command, screen.where, "--full")))
     lines = [
         Line(text("more"), text("--section NAME, --format html, or the whole report:"), MUTED),

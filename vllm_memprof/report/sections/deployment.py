@@ -32,6 +32,7 @@ from vllm_memprof.tables import (
     modelled,
 )
 from vllm_memprof.text import Text, text
+from vllm_memprof.units import smallest
 
 #: Rows that a table has, of ranks, hosts and engine cores; of owners.
 _LISTED, _LISTED_OWNERS = 16, 8
@@ -140,7 +141,7 @@ def cores(sheet: Sheet) -> Iterator[Section]:
     least = []
     for group in deployment.groups:
         granted = [core.granted_bytes for core in ranked if core.group == group]
-        size = min((each for each in granted if each is not None), default=None)
+        size = smallest(granted)
         least.append(text("least of {group}: {size:gib4} GiB", group=group or "-", size=size))
     figures = {"several": several, "least": None if several or len(ranked) < 2 else size}
     notes = least if several else []
