@@ -143,7 +143,7 @@ def read_figure(report: Report, figure: LimitFigure) -> list[LimitReading]:
         read = figure.read(rank)
         printed = {name for name, size in rank.figures.items() if size is not None}
         known = (names for names in figure.printed if printed.issuperset(names))
-        half_unit = sum(rank.half_units.get(name, 0) for name in next(known, ()))
+        half_unit = rank.rounding(*next(known, ()))
         reason = None
         if read.bytes is None:
             gap = next(

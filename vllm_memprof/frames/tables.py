@@ -14,17 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_memprof.accounting.deployment.clock import host_starts
-from vllm_memprof.accounting.model import (
-    DERIVED,
-    MEASURED,
-    MODELLED,
-    RankReport,
-    Report,
-)
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.readings.startup import value
 from vllm_memprof.files import read_table
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
-from vllm_memprof.record.spans import UNEXPLAINED, Edge, edges_of
+from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, UNEXPLAINED, Edge, edges_of
 from vllm_memprof.report.sections.budget import budget_tokens
 from vllm_memprof.tables import PHASE_COLUMNS
 from vllm_memprof.units import minus, only_known

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from vllm_memprof.accounting.model import DERIVED, MODELLED, Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import (
     MUTED,
@@ -27,6 +27,7 @@ from vllm_memprof.document import (
     Document,
     Section,
 )
+from vllm_memprof.record.spans import DERIVED, MODELLED
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.first_screen import FirstScreen, Opening, opening_of
 from vllm_memprof.report.language import ENGLISH, Language, language

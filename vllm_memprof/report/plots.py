@@ -14,10 +14,10 @@ from statistics import median_low
 
 from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, divisor_of
 from vllm_memprof.accounting.deployment.clock import host_starts
-from vllm_memprof.accounting.model import MODELLED, RankReport, Report, RequestRow
+from vllm_memprof.accounting.model import RankReport, Report, RequestRow
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.accounting.titles import TITLES
-from vllm_memprof.record.spans import edges_of
+from vllm_memprof.record.spans import MODELLED, edges_of
 from vllm_memprof.report.sections.base import labels_of
 from vllm_memprof.report.sections.budget import BUDGET_TITLES, term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of

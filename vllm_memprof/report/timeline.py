@@ -14,13 +14,15 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from vllm_memprof.accounting.deployment.clock import MOMENTS
-from vllm_memprof.accounting.model import DERIVED, MEASURED, RankReport
+from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
 from vllm_memprof.accounting.readings.startup import peak_between, value
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     AFTER,
+    DERIVED,
+    MEASURED,
     UNEXPLAINED,
     DeviceMemory,
     Edge,

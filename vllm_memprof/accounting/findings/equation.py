@@ -136,7 +136,7 @@ def engine_suggestion_wrong(rank: RankReport, _: Context) -> Iterator[Found]:
     if rank.budget.equation != "E6" or not estimate or printed is None or len(parts) < 4:
         return
     asked, consumed, peak, graph = parts
-    slack = sum(rank.half_units.get(name, 0) for name in (*_SUGGESTION_FIGURES, rounded))
+    slack = rank.rounding(*_SUGGESTION_FIGURES, rounded)
     if abs(asked - consumed - peak - graph - MARGIN_BYTES - printed) <= slack + 1:
         right = int(printed) + estimate
         yield Found(estimate, {"printed": printed, "right": right > 0 and right})
@@ -150,7 +150,7 @@ def requested_base_mistaken(rank: RankReport, _: Context) -> Iterator[Found]:
     if base is None or asked is None or share is None or total is None:
         return
     off = round(asked - base * share)
-    if abs(off) > sum(rank.half_units.get(name, 0) for name in ("requested_bytes", claimed)):
+    if abs(off) > rank.rounding("requested_bytes", claimed):
         yield Found(off, {"wrong": base * share, "total": total})
 
 

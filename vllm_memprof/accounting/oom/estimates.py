@@ -12,17 +12,7 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.budget.engine_options import is_cuda, share_of
 from vllm_memprof.accounting.budget.equations import divisor_of
-from vllm_memprof.accounting.model import (
-    AT_LEAST,
-    DERIVED,
-    ESTIMATED,
-    EXACT,
-    MEASURED,
-    MODELLED,
-    Oom,
-    RankReport,
-    RunSummary,
-)
+from vllm_memprof.accounting.model import AT_LEAST, EXACT, Oom, RankReport, RunSummary
 from vllm_memprof.accounting.oom.failed_allocation import (
     NOT_YET,
     images_of,
@@ -31,7 +21,7 @@ from vllm_memprof.accounting.oom.failed_allocation import (
 )
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.base import Arguments
-from vllm_memprof.record.spans import How, first_of
+from vllm_memprof.record.spans import DERIVED, ESTIMATED, MEASURED, MODELLED, How, first_of
 from vllm_memprof.text import titled
 from vllm_memprof.units import MIB
 
@@ -82,8 +72,7 @@ class Case:
             return None
         missing = self.oom.missing_bytes
         size = self.oom.requested_bytes if missing is None else missing
-        names = ("oom_requested_bytes", "oom_free_bytes")
-        rounded = sum(self.rank.half_units.get(name, 0) for name in names)
+        rounded = self.rank.rounding("oom_requested_bytes", "oom_free_bytes")
         return size + max(rounded, self.oom.requested_half_unit_bytes)
 
     @property

@@ -11,14 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vllm_memprof.accounting.model import (
-    DERIVED,
-    MEASURED,
-    ComponentRow,
-    FreeBlocks,
-    Oom,
-    RankReport,
-)
+from vllm_memprof.accounting.model import FreeBlocks, Oom, RankReport
 from vllm_memprof.accounting.owners.in_torch import divide_allocated, torch_owners
 from vllm_memprof.accounting.owners.outside_torch import EdgeTime
 from vllm_memprof.accounting.readings.startup import grown_by
@@ -34,7 +27,16 @@ from vllm_memprof.record.failures import (
 )
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import BEFORE, Span, ancestors, first_of, last_of
+from vllm_memprof.record.spans import (
+    BEFORE,
+    DERIVED,
+    MEASURED,
+    ComponentRow,
+    Span,
+    ancestors,
+    first_of,
+    last_of,
+)
 from vllm_memprof.text import sentences
 from vllm_memprof.units import GIB, format_gib, minus
 

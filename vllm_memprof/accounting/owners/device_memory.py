@@ -11,14 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from vllm_memprof.accounting.model import (
-    DERIVED,
-    MEASURED,
-    MODELLED,
-    ComponentRow,
-    DeviceMemory,
-    RankReport,
-)
+from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.owners.in_torch import TorchOwners, divide_allocated, torch_owners
 from vllm_memprof.accounting.owners.outside_torch import (
     NON_TORCH,
@@ -38,7 +31,17 @@ from vllm_memprof.accounting.readings.counters import (
 from vllm_memprof.accounting.readings.quantities import NEVER_MODELLED_ROWS
 from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import UNEXPLAINED, Edge, Span, weakest
+from vllm_memprof.record.spans import (
+    DERIVED,
+    MEASURED,
+    MODELLED,
+    UNEXPLAINED,
+    ComponentRow,
+    DeviceMemory,
+    Edge,
+    Span,
+    weakest,
+)
 from vllm_memprof.units import Amount, either, minus, only_known
 
 _NO_OWNERS, _NO_TORCH_OWNERS = Owners(), TorchOwners()

@@ -11,11 +11,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from vllm_memprof.accounting.model import DERIVED, MEASURED, ComponentRow
 from vllm_memprof.accounting.owners.outside_torch import EdgeTime, Taken
 from vllm_memprof.accounting.readings.quantities import LOADED_BESIDE
 from vllm_memprof.accounting.readings.startup import end_of_loading
-from vllm_memprof.record.spans import AFTER, BEFORE, Span, is_within, last_of
+from vllm_memprof.record.spans import (
+    AFTER,
+    BEFORE,
+    DERIVED,
+    MEASURED,
+    ComponentRow,
+    Span,
+    is_within,
+    last_of,
+)
 from vllm_memprof.units import minus, sum_or_none
 
 #: Phase -> the owner of what it leaves allocated, and the row's source.

@@ -12,13 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from vllm_memprof.accounting.model import (
-    DERIVED,
-    MEASURED,
-    MODELLED,
-    ItemPart,
-    Reading,
-)
+from vllm_memprof.accounting.model import ItemPart, Reading
 from vllm_memprof.accounting.readings.counters import (
     HCCL,
     RUNTIME,
@@ -42,7 +36,7 @@ from vllm_memprof.accounting.readings.startup import (
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.files import read_table
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import Span, edges_of, is_within
+from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, Span, edges_of, is_within
 from vllm_memprof.text import Text, text, titled
 from vllm_memprof.units import GIB, Amount, either, floor_zero, largest, minus, sum_or_none
 

@@ -13,13 +13,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, Reading
+from vllm_memprof.accounting.model import Printed, Reading
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.equation import Equation, Figures
 from vllm_memprof.files import read_table
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import Span, edges_of, is_within, last_of, weakest
+from vllm_memprof.record.spans import (
+    DERIVED,
+    MEASURED,
+    MODELLED,
+    Span,
+    edges_of,
+    is_within,
+    last_of,
+    weakest,
+)
 from vllm_memprof.text import Text, text, titled
 from vllm_memprof.units import MIB, Amount, either, known_items, largest, minus
 
@@ -64,7 +73,7 @@ class ProfilePeak(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moments:
+class Moments(Printed):
     """What one rank recorded of its start-up, and what it read at the moments of engines.
 
     Attributes:
@@ -86,15 +95,6 @@ class Moments:
     not_own: Text | None = None
     nothing_later: Text | None = None
     half_units: Mapping[str, int] = field(default_factory=dict)
-
-    def rounding(self, *names: str) -> int:
-        """Return what the rounding of printed figures adds up to, bytes; 0 from hooks."""
-        return sum(self.half_units.get(name, 0) for name in names)
-
-    def figure(self, name: str) -> Amount:
-        """Return a figure of the engine in whole bytes."""
-        size = self.figures.get(name)
-        return None if size is None else int(size)
 
     def last(self, phase: str) -> Span | None:
         """Return the last passage through a phase."""

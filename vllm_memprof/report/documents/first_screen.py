@@ -7,6 +7,7 @@ Reports enter, a compact document leaves. Whatever it leaves out is in the whole
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -183,7 +184,6 @@ def first_screen_document(screen: FirstScreen, width: int) -> Document:
         title=report.run.model,
         head=head,
         sections=[section for section in sections if section.rows],
-        verdict="",
         tail=[*opening.absent, *_more(screen)],
         compact=True,
         simulated=on.simulated,
@@ -233,7 +233,7 @@ def _headline(report: Report, named: bool = True) -> Text:
         "kind": len(kinds) == 1 and "".join(kind for kind in kinds if kind.isalpha()),
         "count": report.world_size if report.world_size > 1 else None,
         "device": (run.device or "").removeprefix("Ascend"),
-        "total": next(filter(None, (rank.device_total_bytes for rank in ranks)), None),
+        "total": report.device_total_bytes,
         "simulated": run.simulated,
         "seconds": run.seconds,
     }
@@ -399,18 +399,17 @@ def _owners(divided: DividedDevice) -> list[ItemPart]:
 
 def _outside(divided: DividedDevice) -> Text:
     """Return what non-torch memory is, the largest first."""
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for part in [] if divided.memory is None else divided.memory.rows:
         name = part.component.partition(":")[0]
         if name not in ("allocated", "reserved_not_allocated", "free", "other_processes"):
-            sizes[name] = sizes.get(name, 0) + (part.bytes or 0)
-    largest = sorted(sizes.items(), key=lambda each: -each[1])[:3]
+            sizes[name] += part.bytes or 0
     titles = {**OWNER_TITLES, "graph": text("graphs outside torch")}
     return join(
         ", ",
         (
             text("{title} {size:size}", title=titles.get(name, name), size=size)
-            for name, size in largest
+            for name, size in sizes.most_common(3)
             if size >= _LEAST_BYTES
         ),
     )

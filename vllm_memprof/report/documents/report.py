@@ -11,7 +11,7 @@ from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, named_equatio
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.summary import engine_text
 from vllm_memprof.accuracy.spread import spread_of
-from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
+from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line, note_lines
 from vllm_memprof.record.cause import Cure, NamedFailure
 from vllm_memprof.record.spans import MODELLED, last_of
 from vllm_memprof.report.sections import SECTIONS, sections
@@ -73,7 +73,7 @@ def head(report: Report) -> list[Line]:
         Line(text("status"), _status(report), PLAIN if ended_well else BAD),
         Line(text("verdict"), verdict(report), summary=True),
         *spread(report),
-        *(Line(text("note"), note) for note in (*run.notes, no_phases) if note),
+        *note_lines(filter(None, (*run.notes, no_phases))),
     ]
 
 
@@ -317,7 +317,7 @@ def _left_by_plan(report: Report) -> list[Text]:
 def _device(report: Report) -> str:
     run = report.run
     name = run.device or UNKNOWN
-    if total := next(filter(None, (rank.device_total_bytes for rank in report.ranks)), None):
+    if total := report.device_total_bytes:
         name = text("{device}, {total:gib} GiB", device=name, total=total)
     if not run.simulated:
         return name

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.model import MODELLED, RankReport, Reading, Report
+from vllm_memprof.accounting.model import RankReport, Reading, Report
 from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.document import BAD, MUTED, PLAIN, TOTAL, Section
+from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import Look, fold, modelled
 from vllm_memprof.text import Text, join, text

@@ -5,6 +5,7 @@ A report of one host has none of them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from statistics import median_low
@@ -213,11 +214,11 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
         name = rank.label if by_rank else rank.host or "-"
         line = lines.setdefault(name, _MatrixRow(name, rank.host or "-", {}))
         around = {span.order: span.phase for span in rank.phases}
-        own: dict[str, float] = {}
+        own: defaultdict[str, float] = defaultdict(float)
         for span in rank.phases:  # of the start-up, those in no other phase but device_init
             outermost = span.parent is None or around.get(span.parent) == "device_init"
             if outermost and span.phase not in _NOT_STARTUP and span.seconds is not None:
-                own[span.phase] = own.get(span.phase, 0.0) + span.seconds
+                own[span.phase] += span.seconds
         for phase, seconds in own.items():
             for held in (line.seconds, slowest):
                 if phase not in held or seconds > held[phase][0]:
