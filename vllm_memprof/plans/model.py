@@ -315,7 +315,6 @@ class Fit(Answer):
 def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
     """Return the row of a plan that has left a run folder, and its report."""
     head, outcome = report.run, report.run.outcome
-    totals = (rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes)
     row = PlanRow(
         values=dict(plan.values),
         status=outcome if outcome in ("ok", "oom") else "failed",
@@ -326,7 +325,7 @@ def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
         simulated=head.simulated,
         until=head.until,
         step=head.full_step,
-        device_total_bytes=next(totals, None),
+        device_total_bytes=report.device_total_bytes,
     )
     granted = [rank for rank in report.ranks if granted_bytes(rank) is not None]
     if not granted:

@@ -44,7 +44,7 @@ from vllm_memprof.record.spans import edges_of, last_of
 from vllm_memprof.redact import redact_command
 from vllm_memprof.sim.runtime import ENV_STATE, PACKAGE_DIR, own_state_file, prepare_runtime
 from vllm_memprof.text import text
-from vllm_memprof.units import minus, one_line, only_known, sum_or_none
+from vllm_memprof.units import known_items, minus, one_line, only_known, sum_or_none
 
 #: Options that fix the KV cache, which is what is to be divided.
 BLOCKS = "--num-gpu-blocks-override"
@@ -170,7 +170,7 @@ def compute(job: ShareJob, runner: PlanRunner) -> tuple[DeviceShare, SharedDevic
         rows.append(SoloPlan(name, plan.model, args, [want.text for want in wanted], row, figures))
     equation, total = rows[0].plan.equation, rows[0].plan.device_total_bytes
     share = DeviceShare(rows, equation, total, job.beside, job.headroom)
-    known = {row.name: row.figures for row in rows if row.figures is not None}
+    known = known_items({row.name: row.figures for row in rows})
     form = equations.form_of(equation)
     if failed := next((row for row in rows if not row.plan.ok), None):
         why = text(

@@ -195,7 +195,7 @@ def evaluate(
     printed = half_units.get("kv_cache_bytes", 0)
     if asked is None or any(row.bytes is None for row in subtracted):
         return Evaluation(asked, terms, None, slack + printed)
-    budget = asked - sum(row.bytes for row in subtracted if row.bytes is not None)
+    budget = asked - sum(only_known(row.bytes for row in subtracted))
     if equation.divisor != 1:
         budget = budget // equation.divisor
     run: list[str] = []

@@ -38,6 +38,7 @@ from vllm_memprof.units import (
     known_items,
     largest,
     minus,
+    only_known,
     sum_or_none,
 )
 
@@ -123,7 +124,7 @@ def serving_peak(of: Moments, kv_cache_bytes: Amount, oom: Oom | None = None) ->
     if late_torch is None and late_device is None and graph is not None:
         where = text("the engine's figure for its graph capture")
         held["graph"] = Reading(max(0, graph), non_torch, where)
-    total = sum(each.bytes for each in held.values() if each.bytes is not None)
+    total = sum(only_known(each.bytes for each in held.values()))
     if later is not None and later > total:
         where = text("the worst reading after kv_cache_alloc")
         held["held_later"] = Reading(later - total, non_torch, where)

@@ -21,7 +21,7 @@ from vllm_memprof.accounting.model import RankReport, Tried
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import join, text
-from vllm_memprof.units import GIB
+from vllm_memprof.units import GIB, only_known
 
 _SUGGESTION_FIGURES = (
     "requested_bytes",
@@ -130,7 +130,7 @@ def graph_estimate_high(rank: RankReport, run: Context) -> Iterator[Found]:
 def engine_suggestion_wrong(rank: RankReport, _: Context) -> Iterator[Found]:
     """Find suggested KV caches from which graph memory was taken twice."""
     figures, rounded = rank.figures, "suggested_requested_printed_bytes"
-    parts = [size for name in _SUGGESTION_FIGURES if (size := figures.get(name)) is not None]
+    parts = only_known(figures.get(name) for name in _SUGGESTION_FIGURES)
     estimate = int(figures.get("graph_estimate_bytes") or 0)
     printed = figures.get("suggested_requested_bytes", figures.get(rounded))
     if rank.budget.equation != "E6" or not estimate or printed is None or len(parts) < 4:

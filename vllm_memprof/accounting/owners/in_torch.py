@@ -24,7 +24,7 @@ from vllm_memprof.record.spans import (
     is_within,
     last_of,
 )
-from vllm_memprof.units import minus, sum_or_none
+from vllm_memprof.units import minus, only_known, sum_or_none
 
 #: Phase -> the owner of what it leaves allocated, and the row's source.
 _OWNERS = {
@@ -129,7 +129,7 @@ def divide_allocated(
             how = MEASURED
         rows[each.name] = ComponentRow(each.name, size, how, each.source, "allocated")
     found = [rows[name] for name in _ORDER if name in rows]
-    sizes = [row.bytes for row in found if row.bytes is not None]
+    sizes = only_known(row.bytes for row in found)
     replaced = owners.until is not None and at.is_after(owners.until)
     if replaced or allocated is None or sum(sizes) > allocated or min(sizes, default=0) < 0:
         return [replace(row, bytes=None) for row in found]

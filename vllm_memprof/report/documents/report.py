@@ -187,7 +187,7 @@ def granted(report: Report) -> Text:
     run, evidence = report.run, report.run.evidence
     least = least_grant(report.ranks)
     if least is None:
-        tokens = [rank.kv.tokens for rank in report.ranks if rank.kv.tokens is not None]
+        tokens = only_known(rank.kv.tokens for rank in report.ranks)
         told: dict[str, object] = {
             "cut_off": evidence.no_kv_cache if run.status == "truncated" else None,
             "reason": run.exit_reason,

@@ -73,8 +73,7 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
     told: set[str] = set()  # runs whose reason stands in a row above
 
     def least(row: HostRow) -> int | None:
-        known = (size for label in row.labels if (size := headroom[label]) is not None)
-        return min(known, default=None)
+        return smallest(headroom[label] for label in row.labels)
 
     def status(row: HostRow) -> str:
         word: str = STATUS_WORDS.get(row.status, row.status)

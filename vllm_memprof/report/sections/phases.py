@@ -58,7 +58,7 @@ def phases(sheet: Sheet) -> Iterator[Section]:
     Ranks that print alike share a row. Few logs name a phase.
     """
     report, evidence = sheet.report, sheet.evidence
-    snapshots = [row.after for rank in report.ranks for row in rank.phases if row.after is not None]
+    snapshots = only_known(row.after for rank in report.ranks for row in rank.phases)
     peaks = [each.reserved_peak_bytes or each.reserved_bytes or 0 for each in snapshots]
     # 2 as in the engine's log; 4 where a whole run stays below 1 GiB of torch memory
     digits = 4 if 0 < max(peaks, default=0) < GIB else 2
