@@ -19,7 +19,7 @@ from vllm_memprof.record.codec import computed
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.tables import group_ranks
 from vllm_memprof.text import Text, text, titled
-from vllm_memprof.units import largest, minus
+from vllm_memprof.units import Amount, largest, minus
 
 BYTES, TOKENS, FINDING, STATUS = "bytes", "tokens", "finding", "status"
 AT_LEAST = "at least"
@@ -35,11 +35,11 @@ class LimitReading:
     value: int | None  # None: not measured
     half_unit: int = 0  # of the printed digits: of the figure, and of the baseline's
     reason: str | None = None  # why value or limit is None; of a finding, its title
-    whole: int | None = None  # what a percentage in [budget] is taken of
-    limit: int | None = None  # None: not known, as the baseline does not have the figure
+    whole: Amount = None  # what a percentage in [budget] is taken of
+    limit: Amount = None  # None: not known, as the baseline does not have the figure
     ok: bool = False
-    baseline: int | None = None
-    margin: int | None = None  # what is left to the limit; negative: over it by so much
+    baseline: Amount = None
+    margin: Amount = None  # what is left to the limit; negative: over it by so much
 
     @property
     @computed

@@ -61,7 +61,7 @@ from vllm_memprof.tables import (
     table,
 )
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import GIB, format_bytes, format_gib, minus
+from vllm_memprof.units import GIB, Amount, format_bytes, format_gib, minus
 
 #: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.
 _OF_OWNERS = {"initial_non_torch", "non_torch"}
@@ -224,7 +224,7 @@ def _difference(size: int) -> Text:
     return text("{size:+,} bytes", size=size)
 
 
-def _run(run: RunSummary, granted: int | None, tokens: int | None) -> Text:
+def _run(run: RunSummary, granted: Amount, tokens: Amount) -> Text:
     told = join(", ", [run.model, engine_text(run), device_text(run), run.status])
     if granted is None:
         return told
@@ -274,7 +274,7 @@ def _signed_bar(share: float) -> str:
 def _cause_section(
     diff: Diff, rank: RankDiff, label: str, width: int, others: bool = False
 ) -> Section:
-    def total(title: str, size: int | None, tokens: int | None, mark: str) -> _CauseRow:
+    def total(title: str, size: Amount, tokens: Amount, mark: str) -> _CauseRow:
         sizes = format_gib(size, 4), format_bytes(size), format_bytes(tokens)
         return _CauseRow(title, *sizes, style=TOTAL, mark=mark)
 

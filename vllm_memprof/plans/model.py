@@ -25,7 +25,7 @@ from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import FullStep
 from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.redact import redact_value
-from vllm_memprof.units import one_line, only_known
+from vllm_memprof.units import Amount, one_line, only_known
 
 #: Options of memprof that a sweep may vary as well.
 OWN_OPTIONS = ("device", "stack", "python")
@@ -150,24 +150,24 @@ class PlanRow:
     reason: str | None = None  # why it is not ok, one line
     devices: int | None = None
     #: Granted by the engine; where it refused to start, what its equation gives.
-    kv_cache_bytes: int | None = None
-    tokens: int | None = None
+    kv_cache_bytes: Amount = None
+    tokens: Amount = None
     max_concurrency: float | None = None  # at max_model_len
-    max_model_len: int | None = None
-    fits_request_bytes: int | None = None
-    fits_request_tokens: int | None = None
-    fits_device_bytes: int | None = None
-    fits_device_tokens: int | None = None
+    max_model_len: Amount = None
+    fits_request_bytes: Amount = None
+    fits_request_tokens: Amount = None
+    fits_device_bytes: Amount = None
+    fits_device_tokens: Amount = None
     #: As in ``accounting.model.Budget``: at the serving peak, without what comes after the plan.
-    headroom_bytes: int | None = None
+    headroom_bytes: Amount = None
     headroom_how: How | None = None
-    device_total_bytes: int | None = None
+    device_total_bytes: Amount = None
     gpu_memory_utilization: float | None = None
-    requested_bytes: int | None = None
+    requested_bytes: Amount = None
     #: Terms of the budget of the rank with the least KV cache.
-    weights_bytes: int | None = None
-    peak_activation_bytes: int | None = None
-    non_torch_bytes: int | None = None
+    weights_bytes: Amount = None
+    peak_activation_bytes: Amount = None
+    non_torch_bytes: Amount = None
     equation: str | None = None
     balanced: bool | None = None
     simulated: bool = False
@@ -231,7 +231,7 @@ class Miss:
     #: Of the want; length: of requests; plan: it failed; room: none for a KV cache; small: of a
     #: batch; refused: no value would do.
     kind: str
-    short_bytes: int | None = None  # None: not a matter of bytes, or not known
+    short_bytes: Amount = None  # None: not a matter of bytes, or not known
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class FirstFailure:
     text: str  # why, in one line
     label: str | None = None  # of the rank that the figures are of
     #: Bytes that it lacks; None: not a matter of bytes, not known, or free in pieces.
-    short_bytes: int | None = None
+    short_bytes: Amount = None
     at_least: bool = False  # short_bytes is what is known to lack: it may be more
     oom: Oom | None = None
     modelled: bool = (

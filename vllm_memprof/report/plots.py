@@ -23,7 +23,7 @@ from vllm_memprof.report.sections.budget import BUDGET_TITLES, term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
 from vllm_memprof.tables import foremost, group_ranks, modelled
 from vllm_memprof.text import join, text
-from vllm_memprof.units import GIB, format_gib, minus
+from vllm_memprof.units import GIB, Amount, format_gib, minus
 
 #: Groups of ranks that the page shows; of more, those with a least or a most of something.
 MOST_VIEWS = 24
@@ -58,7 +58,7 @@ class RequestBar:
     begin: float  # seconds since the launch
     end: float
     lane: int  # rows of bars that overlap in time, from 0
-    peak_bytes: int | None
+    peak_bytes: Amount
     exact: bool
     failed: bool
 
@@ -81,8 +81,8 @@ class RankView:
     labels: str
     drawn: str  # label of the rank whose times and bytes these are
     ranks: int
-    device_total_bytes: int | None
-    requested_bytes: int | None
+    device_total_bytes: Amount
+    requested_bytes: Amount
     timeline: Timeline | None
     no_timeline: str | None  # why there is none
     waterfall: list[WaterfallBar]

@@ -23,7 +23,7 @@ from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.base import Arguments
 from vllm_memprof.record.spans import DERIVED, ESTIMATED, MEASURED, MODELLED, How, first_of
 from vllm_memprof.text import titled
-from vllm_memprof.units import MIB
+from vllm_memprof.units import MIB, Amount
 
 #: Less than this is not worth a row.
 _LEAST_BYTES = MIB
@@ -42,7 +42,7 @@ class Case:
     rank: RankReport
     oom: Oom
     run: RunSummary
-    max_batched_tokens: int | None
+    max_batched_tokens: Amount
 
     @property
     def logged(self) -> bool:
@@ -90,7 +90,7 @@ class Case:
 class Estimate:
     """What an argument gives in one case. What is None is as its row says."""
 
-    bytes: int | None  # None: not known
+    bytes: Amount  # None: not known
     figures: Mapping[str, object]  # by the names that the sentences of the row have for them
     bound: str | None = None
     how: How | None = None

@@ -38,7 +38,7 @@ from vllm_memprof.record.spans import (
     last_of,
 )
 from vllm_memprof.text import sentences
-from vllm_memprof.units import GIB, format_gib, minus
+from vllm_memprof.units import GIB, Amount, format_gib, minus
 
 #: What the allocator asks the device for on behalf of a small request (up to 1 MiB, which is
 #: served from pools of its own): kSmallBuffer.
@@ -242,9 +242,9 @@ def kv_cache_state(rank: RankReport, oom: Oom) -> str | None:
 
 def divide_free(
     pools: list[Pool],
-    requested: int | None,
-    allocated: int | None,
-    reserved: int | None,
+    requested: Amount,
+    allocated: Amount,
+    reserved: Amount,
 ) -> FreeBlocks | None:
     """Divide the free memory of the allocator's segments by whether it could have been used.
 
@@ -322,7 +322,7 @@ def merge_not_profiled(oom: Oom) -> str | None:
     )
 
 
-def gib_of(rank: RankReport, size: int | None) -> str:
+def gib_of(rank: RankReport, size: Amount) -> str:
     """Return GiB with as many digits as are known: a log prints two, or MiB."""
     logged = "oom_requested_bytes" in rank.figures or "oom_reserved_bytes" in rank.figures
     return format_gib(size, 2 if logged and size is not None and abs(size) >= GIB else 4)

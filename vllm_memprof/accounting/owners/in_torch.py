@@ -24,7 +24,7 @@ from vllm_memprof.record.spans import (
     is_within,
     last_of,
 )
-from vllm_memprof.units import minus, only_known, sum_or_none
+from vllm_memprof.units import Amount, minus, only_known, sum_or_none
 
 #: Phase -> the owner of what it leaves allocated, and the row's source.
 _OWNERS = {
@@ -59,7 +59,7 @@ class TorchOwners(NamedTuple):
 
 
 def torch_owners(
-    spans: Sequence[Span], draft_kv_bytes: int | None = None, alignment_bytes: int | None = None
+    spans: Sequence[Span], draft_kv_bytes: Amount = None, alignment_bytes: Amount = None
 ) -> TorchOwners:
     """Return the owners that the phases of a process have.
 
@@ -102,9 +102,7 @@ def _owner(span: Span) -> Taken | None:
     return replace(owner, grown_bytes=None) if owner is not None and span.error else owner
 
 
-def divide_allocated(
-    owners: TorchOwners, allocated: int | None, at: EdgeTime
-) -> list[ComponentRow]:
+def divide_allocated(owners: TorchOwners, allocated: Amount, at: EdgeTime) -> list[ComponentRow]:
     """Return the parts of ``allocated`` at an edge, bytes: of the phases that have begun by then.
 
     A part is measured at the end of its own phase. Later it is derived: nothing counts it again.
