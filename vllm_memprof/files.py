@@ -103,7 +103,7 @@ def open_file(path: Path | str, within: Path | None = None) -> BufferedReader:
     return stream
 
 
-def read_file(path: Path, within: Path | None = None) -> bytes:
+def read_file(path: Path, within: Path | None) -> bytes:
     """Return all of a file of somebody else, as ``open_file`` opens it.
 
     Raises:

@@ -216,8 +216,8 @@ def fit_device(
     of: StartupReadings,
     kv: Kv,
     *,
-    oom: Oom | None = None,
-    eager: bool = False,
+    oom: Oom | None,
+    eager: bool,
 ) -> Budget:
     """Return a budget with the KV cache that fits the device, the headroom, and how each is known.
 

@@ -344,7 +344,7 @@ def others_at_start(spans: Sequence[Span], own: Collection[str] = ()) -> Amount:
     return either(*(others_in(edge.snapshot, own) for _, edge in edges_of(spans)))
 
 
-def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> Amount:
+def others_in(snapshot: Snapshot, own: Collection[str]) -> Amount:
     """Return what other processes held at one moment, those of ``own`` left out, bytes."""
     total, by_process = snapshot.other_processes_bytes, snapshot.other_processes or {}
     return minus(total, sum(size for pid, size in by_process.items() if pid in own))
