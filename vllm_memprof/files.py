@@ -165,6 +165,11 @@ def read_table(path: Path) -> dict[str, Any]:
     return {name: _frozen(value) for name, value in table.items() if not name.startswith("#")}
 
 
+def read_own(module: str, name: str) -> dict[str, Any]:
+    """Return the table of that name beside a module, which says ``__file__``."""
+    return read_table(Path(module).with_name(name))
+
+
 def _frozen(value: Any) -> Any:
     """Return a value that can be compared and hashed, as far as it holds lists alone."""
     if isinstance(value, dict):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_memprof.accounting.model import RankReport, Reading, Report
 from vllm_memprof.accounting.readings.quantities import QUANTITIES
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.record.codec import computed
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.tables import group_ranks
@@ -119,7 +118,7 @@ def limit_figure(name: str, row: Mapping[str, Any]) -> LimitFigure:
     return LimitFigure(read=_READ.get(name, lambda rank: rank.readings[name]), **own)
 
 
-_TABLE = read_table(Path(__file__).with_name("limits.toml"))
+_TABLE = read_own(__file__, "limits.toml")
 FIGURES = {name: limit_figure(name, row) for name, row in _TABLE["figures"].items()}
 KEYS = tuple(
     LimitKey(table, name, **{**row, "figure": FIGURES[row["figure"]]})

@@ -17,7 +17,7 @@ from vllm_memprof.accounting.budget.decomposition import granted_bytes
 from vllm_memprof.accounting.budget.kv import concurrency_at
 from vllm_memprof.accounting.model import Oom, Report
 from vllm_memprof.engines import engine_row
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.launch.request import DeviceChoice, parse_device
 from vllm_memprof.options import devices_of, with_option
 from vllm_memprof.record.codec import computed
@@ -125,7 +125,7 @@ def folder_name(number: int, plan: Plan, width: int = 2) -> str:
 
 
 #: Names, figures, patterns and words that plans are told by.
-TABLES = read_table(Path(__file__).with_name("tables.toml"))
+TABLES = read_own(__file__, "tables.toml")
 #: Where a plan stops: at the KV plan; or it goes on, and runs its largest batches.
 KV, READY = "kv", "ready"
 #: Figures of a row that the budget of the rank with the least KV cache has, that its KV cache has,

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple, cast
 
 from vllm_memprof.accounting.model import Printed, Reading
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.equation import Equation, Figures
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
@@ -42,7 +41,7 @@ ALLOCATED, FREE, NON_TORCH = "allocated_bytes", "device_free_bytes", "non_torch_
 #: Fields that are read from the device, and depend on the profile of a simulated one.
 _DEVICE_WIDE = (FREE, NON_TORCH)
 
-_OWN = read_table(Path(__file__).with_name("own.toml"))
+_OWN = read_own(__file__, "own.toml")
 _NO_READING = text("no reading at this edge")
 CONSTANT = text("nothing: the size of a device does not change")
 _NOT_LOADED = text("weight_load was not recorded to its end")
