@@ -890,7 +890,7 @@ class ConnectorRow:
     part_of: str | None = None  # what holds it already
 
 
-class Printed:
+class PrintedFigures:
     """What has the engine's figures; a log prints them rounded."""
 
     figures: Mapping[str, int | float | None]
@@ -907,7 +907,7 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class RankReport(Identity, Printed):
+class RankReport(Identity, PrintedFigures):
     """One worker."""
 
     label: str = ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, cast
 
-from vllm_memprof.accounting.model import Printed, Reading
+from vllm_memprof.accounting.model import PrintedFigures, Reading
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.equation import Equation, Figures
 from vllm_memprof.files import read_own
@@ -72,7 +72,7 @@ class ProfilePeak(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moments(Printed):
+class Moments(PrintedFigures):
     """What one rank recorded of its start-up, and what it read at the moments of engines.
 
     Attributes:
