@@ -7,7 +7,7 @@ document into another language.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from vllm_memprof.text import text
@@ -66,6 +66,11 @@ class Line:
     value: str
     style: str = PLAIN
     summary: bool = False  # belongs to the first sentence, where a format has one
+
+
+def note_lines(notes: Iterable[str]) -> list[Line]:
+    """Return a line per note."""
+    return [Line(text("note"), note) for note in notes]
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ class Document:
     title: str
     head: list[Line]
     sections: list[Section]
-    verdict: str  # "" where there is none
+    verdict: str = ""  # "" where there is none
     verdict_style: str = TOTAL
     findings: list[FindingView] | None = None  # None: this kind has none
     tail: list[Line] = field(default_factory=list)

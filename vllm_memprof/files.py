@@ -103,7 +103,7 @@ def open_file(path: Path | str, within: Path | None = None) -> BufferedReader:
     return stream
 
 
-def read_file(path: Path, within: Path | None = None) -> bytes:
+def read_file(path: Path, within: Path | None) -> bytes:
     """Return all of a file of somebody else, as ``open_file`` opens it.
 
     Raises:
@@ -163,6 +163,11 @@ def read_table(path: Path) -> dict[str, Any]:
             import tomli as tomllib
         table = tomllib.loads(text)
     return {name: _frozen(value) for name, value in table.items() if not name.startswith("#")}
+
+
+def read_own(module: str, name: str) -> dict[str, Any]:
+    """Return the table of that name beside a module, which says ``__file__``."""
+    return read_table(Path(module).with_name(name))
 
 
 def _frozen(value: Any) -> Any:

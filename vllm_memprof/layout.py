@@ -12,16 +12,16 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
+from vllm_memprof.units import known_items
 
 #: The content of a config.json.
 ModelConfig = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
-_TABLE = read_table(Path(__file__).with_name("layout.toml"))
+_TABLE = read_own(__file__, "layout.toml")
 #: By ``model_type`` of config.json; the file explains its keys.
 ARCHITECTURES: dict[str, dict[str, Any]] = _TABLE["types"]
 #: Ways to quantize a model type, by the name that its row has: weights of a layer -> type.
@@ -66,7 +66,7 @@ def text_config(config: ModelConfig) -> dict[str, Any]:
 
 def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
     """Return a configuration with the words that follow from it, some of them by layer."""
-    known = {name: value for name, value in config.items() if value is not None}
+    known = known_items(config)
     for name, other in _TABLE["also"].items():
         if other in known:
             known.setdefault(name, known[other])

@@ -14,12 +14,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 
-SHORT_NAMES: dict[str, str] = read_table(Path(__file__).with_name("short_options.json"))
+SHORT_NAMES: dict[str, str] = read_own(__file__, "short_options.json")
 #: Values by which an option that takes none is switched.
 ON, OFF = ("true", "on"), ("false", "off")
 _NUMBER = re.compile(r"-\.?\d")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TypeVar
 
 #: An amount in the unit that its name says; None: unknown, and never 0 instead.
 Amount = int | None
 Number = TypeVar("Number", int, float)
+T = TypeVar("T")
+K = TypeVar("K")
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -72,14 +74,24 @@ def parse_size(text: str) -> int:
     return round(number * _SUFFIX[match.group(2).lower()])
 
 
-def minus(left: int | None, right: int | None) -> int | None:
+def only_known(figures: Iterable[T | None]) -> list[T]:
+    """Return the figures that are known, in their order."""
+    return [figure for figure in figures if figure is not None]
+
+
+def known_items(figures: Mapping[K, T | None]) -> dict[K, T]:
+    """Return the figures that are known, by their names."""
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def minus(left: Number | None, right: Number | None) -> Number | None:
     """Return ``left - right``; None where either is unknown."""
     return None if left is None or right is None else left - right
 
 
 def either(*figures: int | None) -> int | None:
     """Return the first figure that is known; None where none is."""
-    return next((figure for figure in figures if figure is not None), None)
+    return next(iter(only_known(figures)), None)
 
 
 def floor_zero(figure: int | None) -> int | None:
@@ -89,13 +101,18 @@ def floor_zero(figure: int | None) -> int | None:
 
 def largest(figures: Iterable[int | None]) -> int | None:
     """Return the largest of those that are known; None where none is."""
-    return max((figure for figure in figures if figure is not None), default=None)
+    return max(only_known(figures), default=None)
+
+
+def smallest(figures: Iterable[int | None]) -> int | None:
+    """Return the smallest of those that are known; None where none is."""
+    return min(only_known(figures), default=None)
 
 
 def sum_or_none(sizes: Iterable[Number | None]) -> Number | None:
     """Return the sum of sizes, None where one of them is unknown; 0 of none."""
     known = list(sizes)
-    return None if None in known else sum(size for size in known if size is not None)
+    return None if None in known else sum(only_known(known))
 
 
 def product_or_none(*figures: int | None) -> int | None:
@@ -105,7 +122,7 @@ def product_or_none(*figures: int | None) -> int | None:
 
 def sum_known(sizes: Iterable[Number | None]) -> Number | None:
     """Return the sum of the sizes that are known; None where none is."""
-    known = [size for size in sizes if size is not None]
+    known = only_known(sizes)
     return sum(known) if known else None
 
 

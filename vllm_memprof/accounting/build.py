@@ -13,7 +13,6 @@ from vllm_memprof.accounting.budget.infer_equation import choose
 from vllm_memprof.accounting.budget.kv import kv_cache
 from vllm_memprof.accounting.budget.usable import usable
 from vllm_memprof.accounting.empty_cache import reclaimed
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.findings.table import find
 from vllm_memprof.accounting.model import RankReport, Report, RunSummary
 from vllm_memprof.accounting.not_measured import not_measured
@@ -84,7 +83,7 @@ def read_ranks(
     run: Run, summary: RunSummary, workers: list[tuple[str, ProcessRecord]]
 ) -> list[RankReadings]:
     """Return what was read of each worker of a run folder, with the equation of its release."""
-    evidence = EVIDENCE[run.source]
+    evidence = summary.evidence
     nothing_later = evidence.no_later
     if nothing_later is None and summary.planned_only:
         nothing_later = text("memprof plan stops after the KV plan")

@@ -7,28 +7,24 @@ within it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, TypedDict
 
+from vllm_memprof.accounting.evidence import EVIDENCE, Evidence
 from vllm_memprof.accounting.serving.trend import Verdict
 from vllm_memprof.record.allocations import TraceTotals
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import computed, one_of
 from vllm_memprof.record.deployment import Gap
-from vllm_memprof.record.failures import StepReading as StepReading
-from vllm_memprof.record.failures import StepRequest as StepRequest
+from vllm_memprof.record.failures import StepReading, StepRequest
 from vllm_memprof.record.host import HostAsk, HostLimit
 from vllm_memprof.record.loader import Identity
 from vllm_memprof.record.samples import RequestFigures
 from vllm_memprof.record.schema import REPORT_SCHEMA, RunInfo, Snapshot
-from vllm_memprof.record.spans import DERIVED as DERIVED
-from vllm_memprof.record.spans import ESTIMATED as ESTIMATED
+from vllm_memprof.record.spans import DERIVED, ComponentRow, How, Span
 from vllm_memprof.record.spans import MEASURED as MEASURED
-from vllm_memprof.record.spans import MODELLED as MODELLED
-from vllm_memprof.record.spans import ComponentRow as ComponentRow
-from vllm_memprof.record.spans import DeviceMemory as DeviceMemory
-from vllm_memprof.record.spans import How, Span
 from vllm_memprof.units import MIB, Amount, minus, sum_or_none
 
 ENGINE, MEMPROF = "engine", "memprof"
@@ -52,6 +48,11 @@ class RunSummary(RunInfo):
     source: Annotated[str, one_of("hooks", "log")] = "hooks"
     truncated: bool = False
     eager: bool = False  # --enforce-eager was given
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the run was read from, and what that cannot tell."""
+        return EVIDENCE[self.source]
 
     @property
     @computed
@@ -270,15 +271,9 @@ class Budget:
     def implied_requested_bytes(self) -> Amount:
         """Return the request that the subtracted terms and the granted KV cache add up to."""
         sizes = [row.bytes for row in self.terms if row.subtracted]
-        known = [size for size in sizes if size is not None]
-        if (
-            self.requested is not None
-            or self.engine_kv_cache_bytes is None
-            or not known
-            or len(known) < len(sizes)
-        ):
+        if self.requested is not None or not sizes:
             return None
-        return sum(known) + self.engine_kv_cache_bytes
+        return sum_or_none([*sizes, self.engine_kv_cache_bytes])
 
     def implied_term(self, divisor: int = 1) -> tuple[str, int] | None:
         """Return (name, bytes) of the only unknown term, as the available KV cache leaves it."""
@@ -835,9 +830,9 @@ class Weights:
     @property
     def by_class(self) -> dict[str, int]:
         """Return the loaded bytes of each class, all dtypes."""
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for row in self.rows:
-            found[row["class"]] = found.get(row["class"], 0) + row["loaded_bytes"]
+            found[row["class"]] += row["loaded_bytes"]
         return found
 
 
@@ -895,11 +890,11 @@ class ConnectorRow:
     part_of: str | None = None  # what holds it already
 
 
-class Figured:
-    """Has figures of an engine."""
+class PrintedFigures:
+    """What has the engine's figures; a log prints them rounded."""
 
-    figures: Mapping[str, float | None]
-    half_units: Mapping[str, int]
+    figures: Mapping[str, int | float | None]
+    half_units: Mapping[str, int]  # of those that a log prints, bytes: half a last digit
 
     def figure(self, name: str) -> Amount:
         """Return a figure of the engine in whole bytes."""
@@ -912,7 +907,7 @@ class Figured:
 
 
 @dataclass(frozen=True)
-class RankReport(Identity, Figured):
+class RankReport(Identity, PrintedFigures):
     """One worker."""
 
     label: str = ""
@@ -1007,6 +1002,11 @@ class Report:
     #: Of each host whose launcher has read it.
     host_memory: list[HostMemory] = field(default_factory=list)
     SCHEMA: ClassVar[str] = REPORT_SCHEMA
+
+    @property
+    def device_total_bytes(self) -> Amount:
+        """The total of the first rank that has one."""
+        return next(filter(None, (rank.device_total_bytes for rank in self.ranks)), None)
 
     @property
     def world_size(self) -> int:

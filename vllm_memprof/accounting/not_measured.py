@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import NotMeasured, Report, RunSummary
 from vllm_memprof.accounting.readings.run import RunReadings
 from vllm_memprof.engines import row_of_run
@@ -18,7 +17,7 @@ _AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up", "request")
 def not_measured(read: RunReadings, report: Report) -> Report:
     """Add a row per absent phase and reason, with the ranks where it is not all of them."""
     summary, workers, planned = report.run, read.workers, bool(read.run.whole.planners)
-    none, rows = EVIDENCE[summary.source].no_snapshot, []
+    none, rows = summary.evidence.no_snapshot, []
     for phase in row_of_run(None if none else summary.engine).phases:
         reasons: dict[str, list[str]] = defaultdict(list)
         for label, process in workers:

@@ -8,13 +8,12 @@ import re
 from contextlib import suppress
 from fractions import Fraction
 from functools import cache
-from pathlib import Path
 
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.layout import list_weights, text_config
 from vllm_memprof.record.weights import TensorRow, fold, folded
 
-TABLE = read_table(Path(__file__).with_suffix(".toml"))
+TABLE = read_own(__file__, "tensors.toml")
 
 
 @cache

@@ -19,6 +19,7 @@ from vllm_memprof.causes.values import ask
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.cause import EvidenceLine, NamedFailure
 from vllm_memprof.text import text
+from vllm_memprof.units import only_known
 
 #: A line that tells of a failure contains one of these, or stands near one that does.
 SIGNALS = ("rror", "RROR", "ailed", "illed", "xception")
@@ -125,7 +126,7 @@ class CauseReader:
     def finish(self) -> list[tuple[int, NamedFailure]]:
         """Return (line, failure) of each start that failed, in their order."""
         found = (_first_cause(start, self._words.speakers) for start in self._starts)
-        return [each for each in found if each is not None]
+        return only_known(found)
 
 
 def _has(line: str, words: Iterable[str]) -> bool:

@@ -6,11 +6,11 @@ settings and variables that bear on memory. What neither decides nor can be told
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.check.limits import NO_WEIGHT
 from vllm_memprof.compare.changes import Change, changes
 from vllm_memprof.text import Text, text
+from vllm_memprof.units import only_known
 
 
 def differences(baseline: Report, run: Report) -> list[Text]:
@@ -21,7 +21,7 @@ def differences(baseline: Report, run: Report) -> list[Text]:
         next((rank for rank in report.ranks if rank.device_total_bytes is not None), None)
         for report in (baseline, run)
     ]
-    known = [rank for rank in sized if rank is not None]
+    known = only_known(sized)
     if len(known) == 2:
         a, b = (rank.device_total_bytes or 0 for rank in known)
         if abs(a - b) <= sum(rank.half_units.get("device_total_bytes", 0) for rank in known):
@@ -36,7 +36,7 @@ def remarks(baseline: Report, run: Report) -> list[Text]:
         for change in changes(baseline, run)
         if change.kind in ("version", "engine") and not _decides(change)
     ]
-    if any(EVIDENCE[report.run.source].partial for report in (baseline, run)):
+    if any(report.run.evidence.partial for report in (baseline, run)):
         lines.append(
             text("what a log does not tell of model, device and arguments was not compared")
         )

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from vllm_memprof.accounting.evidence import EVIDENCE
-from vllm_memprof.accounting.model import MODELLED, RunSummary
+from vllm_memprof.accounting.model import RunSummary
 from vllm_memprof.accounting.summary import device_text, engine_text
 from vllm_memprof.check.limits import BYTES, FINDING, STATUS, LimitReading
 from vllm_memprof.check.outcomes import CheckResult, Outcome
-from vllm_memprof.document import BAD, GOOD, NOT_MEASURED, PLAIN, Document, Head, Line, Row, Section
+from vllm_memprof.document import (
+    BAD,
+    GOOD,
+    NOT_MEASURED,
+    PLAIN,
+    Document,
+    Head,
+    Line,
+    Row,
+    Section,
+    note_lines,
+)
+from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.tables import SHOWN_GROUPS, WIDE, fold, group_ranks, modelled, signed
 from vllm_memprof.text import Text, join, text, titled
 from vllm_memprof.units import format_bytes, format_gib
@@ -46,11 +57,11 @@ def head(result: CheckResult) -> list[Line]:
     lines = [Line(text("run"), _run(result.run)), Line(text("budget"), result.budget)]
     if result.baseline is not None:
         lines.append(Line(text("baseline"), _run(result.baseline)))
-    return [*lines, *(Line(text("note"), note) for note in result.notes)]
+    return [*lines, *note_lines(result.notes)]
 
 
 def _run(run: RunSummary) -> Text:
-    read_from = EVIDENCE[run.source].read_from
+    read_from = run.evidence.read_from
     return join(", ", (run.model, engine_text(run), device_text(run), read_from))
 
 

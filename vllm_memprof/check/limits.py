@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Reading, Report
 from vllm_memprof.accounting.readings.quantities import QUANTITIES
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.record.codec import computed
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.tables import group_ranks
 from vllm_memprof.text import Text, text, titled
-from vllm_memprof.units import largest, minus
+from vllm_memprof.units import Amount, largest, minus
 
 BYTES, TOKENS, FINDING, STATUS = "bytes", "tokens", "finding", "status"
 AT_LEAST = "at least"
@@ -36,11 +34,11 @@ class LimitReading:
     value: int | None  # None: not measured
     half_unit: int = 0  # of the printed digits: of the figure, and of the baseline's
     reason: str | None = None  # why value or limit is None; of a finding, its title
-    whole: int | None = None  # what a percentage in [budget] is taken of
-    limit: int | None = None  # None: not known, as the baseline does not have the figure
+    whole: Amount = None  # what a percentage in [budget] is taken of
+    limit: Amount = None  # None: not known, as the baseline does not have the figure
     ok: bool = False
-    baseline: int | None = None
-    margin: int | None = None  # what is left to the limit; negative: over it by so much
+    baseline: Amount = None
+    margin: Amount = None  # what is left to the limit; negative: over it by so much
 
     @property
     @computed
@@ -120,7 +118,7 @@ def limit_figure(name: str, row: Mapping[str, Any]) -> LimitFigure:
     return LimitFigure(read=_READ.get(name, lambda rank: rank.readings[name]), **own)
 
 
-_TABLE = read_table(Path(__file__).with_name("limits.toml"))
+_TABLE = read_own(__file__, "limits.toml")
 FIGURES = {name: limit_figure(name, row) for name, row in _TABLE["figures"].items()}
 KEYS = tuple(
     LimitKey(table, name, **{**row, "figure": FIGURES[row["figure"]]})
@@ -139,12 +137,12 @@ def read_figure(report: Report, figure: LimitFigure) -> list[LimitReading]:
     """Read a figure on every rank, or per group of ranks where it compares them; never empty."""
     if not report.ranks:
         return [LimitReading(None, "", None, reason=text("no worker was recorded"))]
-    readings, no_figure = [], EVIDENCE[report.run.source].no_figure
+    readings, no_figure = [], report.run.evidence.no_figure
     for rank in report.ranks:
         read = figure.read(rank)
         printed = {name for name, size in rank.figures.items() if size is not None}
         known = (names for names in figure.printed if printed.issuperset(names))
-        half_unit = sum(rank.half_units.get(name, 0) for name in next(known, ()))
+        half_unit = rank.rounding(*next(known, ()))
         reason = None
         if read.bytes is None:
             gap = next(

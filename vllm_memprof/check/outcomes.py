@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from vllm_memprof.accounting.findings.table import blind_ranks
-from vllm_memprof.accounting.model import MEASURED, MODELLED, Report, RunSummary
+from vllm_memprof.accounting.model import Report, RunSummary
 from vllm_memprof.check.baseline import differences, remarks
 from vllm_memprof.check.budget_file import BudgetFile, Limit
 from vllm_memprof.check.limits import (
@@ -24,7 +24,7 @@ from vllm_memprof.check.limits import (
     read_figure,
 )
 from vllm_memprof.record.codec import computed
-from vllm_memprof.record.spans import How
+from vllm_memprof.record.spans import MEASURED, MODELLED, How
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus, sum_or_none
 

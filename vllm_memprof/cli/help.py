@@ -10,13 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 from vllm_memprof.errors import UsageError, require_known
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 
 #: What a document is drawn as, in any language; the other formats are names that programs know.
 DRAWN = ("table", "markdown", "html")
@@ -33,10 +32,7 @@ class CommandHelp:
     formats: Sequence[str] = ("table", "markdown", "json")
 
 
-EVERY = {
-    name: CommandHelp(**row)
-    for name, row in read_table(Path(__file__).with_name("commands.toml")).items()
-}
+EVERY = {name: CommandHelp(**row) for name, row in read_own(__file__, "commands.toml").items()}
 COMMANDS = {name: row for name, row in EVERY.items() if row.group}
 
 

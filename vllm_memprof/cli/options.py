@@ -18,13 +18,13 @@ from vllm_memprof.cli import complete
 from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.help import EVERY, HelpCommand
 from vllm_memprof.engines import ENGINES as ENGINE_ROWS
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.launch.request import LaunchRequest
 
 #: Name of a parameter -> its type and its default.
 Options = Mapping[str, tuple[Any, Any]]
 
-_ROWS: dict[str, dict[str, Any]] = read_table(Path(__file__).with_name("options.toml"))
+_ROWS: dict[str, dict[str, Any]] = read_own(__file__, "options.toml")
 
 
 def of_request(*names: str) -> Options:

@@ -16,7 +16,7 @@ from vllm_memprof.accounting.budget.decomposition import Decomposition, KvChange
 from vllm_memprof.accounting.model import Kv, RankReport
 from vllm_memprof.accounting.readings.quantities import QUANTITIES, title_of
 from vllm_memprof.text import join, text
-from vllm_memprof.units import minus
+from vllm_memprof.units import Amount, minus
 
 #: Kinds of causes. request: what was asked of the device. state: subtracted by both, of another
 #: size. method: subtracted by one equation alone. mixed: quantities that a run does not tell apart,
@@ -43,8 +43,8 @@ _ORDER = list(QUANTITIES)
 class CausePart:
     """One run's part in a cause."""
 
-    held_bytes: int | None  # None: unknown, or not a thing that is held
-    subtracted_bytes: int | None  # by its equation; 0: nothing of it; None: unknown
+    held_bytes: Amount  # None: unknown, or not a thing that is held
+    subtracted_bytes: Amount  # by its equation; 0: nothing of it; None: unknown
     subtracts: tuple[str, ...] = ()  # which of the quantities its equation subtracts
 
 
@@ -58,10 +58,10 @@ class Cause:
     names: tuple[str, ...]  # several: not told apart
     title: str
     kind: str
-    bytes: int | None  # None: unknown
+    bytes: Amount  # None: unknown
     a: CausePart = _NEITHER
     b: CausePart = _NEITHER
-    kv_tokens: int | None = None
+    kv_tokens: Amount = None
 
 
 def in_order(causes: Iterable[Cause]) -> list[Cause]:
@@ -136,7 +136,7 @@ def _side(run: Decomposition, names: Sequence[str]) -> CausePart:
     return CausePart(held, subtracted, subtracts)
 
 
-def _request_causes(size: int | None, a: RankReport, b: RankReport) -> list[Cause]:
+def _request_causes(size: Amount, a: RankReport, b: RankReport) -> list[Cause]:
     """Divide the request's difference: the share at A's total, then the device's total."""
     whole = Cause(("requested",), title_of("requested"), REQUEST, size)
     total_a, total_b = a.device_total_bytes, b.device_total_bytes
@@ -158,7 +158,7 @@ def _request_causes(size: int | None, a: RankReport, b: RankReport) -> list[Caus
 
 
 def in_tokens(
-    causes: list[Cause], a_granted: int | None, a: Kv, b_granted: int | None, b: Kv, rounded: bool
+    causes: list[Cause], a_granted: Amount, a: Kv, b_granted: Amount, b: Kv, rounded: bool
 ) -> list[Cause]:
     """Return the causes in KV tokens, whole blocks as causes of their own; the sum is exact.
 
@@ -202,7 +202,7 @@ def in_tokens(
     ]
 
 
-def _token_facts(granted: int | None, kv: Kv, rounded: bool) -> tuple[Fraction, int, int] | None:
+def _token_facts(granted: Amount, kv: Kv, rounded: bool) -> tuple[Fraction, int, int] | None:
     """Return (tokens per byte, bytes that make no whole block, bytes of blocks without a plan).
 
     A grant that is known to its printed digits alone does not tell the last two apart.

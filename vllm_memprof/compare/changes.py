@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.options import given_options
@@ -73,7 +72,7 @@ def changes(a: Report, b: Report) -> list[Change]:
 
 def _given(report: Report) -> dict[str, dict[str, str]]:
     """Return what a run was given: kind -> name -> value, what is unknown left out."""
-    run, evidence = report.run, EVIDENCE[report.run.source]
+    run, evidence = report.run, report.run.evidence
     equations = dict.fromkeys(rank.budget.equation for rank in report.ranks if rank.budget.equation)
     totals = dict.fromkeys(
         f"{rank.device_total_bytes:,} bytes" for rank in report.ranks if rank.device_total_bytes

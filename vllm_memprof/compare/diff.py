@@ -18,7 +18,7 @@ from vllm_memprof.compare.phases import OwnerDiff, PhaseDiff, owner_diffs, phase
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.codec import computed
 from vllm_memprof.text import Text, text, titled
-from vllm_memprof.units import minus, sum_or_none
+from vllm_memprof.units import Amount, minus, sum_or_none
 
 DIFF_SCHEMA = "memprof.diff/3"
 
@@ -51,8 +51,8 @@ class RankDiff:
 
     a_label: str
     b_label: str
-    a_granted: int | None
-    b_granted: int | None
+    a_granted: Amount
+    b_granted: Amount
     causes: list[Cause]  # by bytes, the largest first
     terms: list[TermDiff]
     phases: list[PhaseDiff]
@@ -85,8 +85,8 @@ class Diff:
     served: RankDiff | None  # None where a run has no worker
     ranks: list[RankDiff]  # of the same label; that of ``served`` where no label is in both
     kv: list[TermDiff]
-    a_kv_tokens: int | None = None
-    b_kv_tokens: int | None = None
+    a_kv_tokens: Amount = None
+    b_kv_tokens: Amount = None
     notes: list[Text] = field(default_factory=list)
     a_findings: list[str] = field(default_factory=list)  # ids that B lacks
     b_findings: list[str] = field(default_factory=list)

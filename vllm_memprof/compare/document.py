@@ -41,6 +41,7 @@ from vllm_memprof.document import (
     Line,
     Row,
     Section,
+    note_lines,
 )
 from vllm_memprof.record.spans import UNEXPLAINED
 from vllm_memprof.tables import (
@@ -59,7 +60,7 @@ from vllm_memprof.tables import (
     table,
 )
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import GIB, format_bytes, format_gib
+from vllm_memprof.units import GIB, Amount, format_bytes, format_gib, minus
 
 #: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.
 _OF_OWNERS = {"initial_non_torch", "non_torch"}
@@ -86,15 +87,11 @@ def _level(value: int | float | None) -> str:
     return "0.0000" if shown == "-0.0000" else shown
 
 
-def _less(left: int | float | None, right: int | float | None) -> int | float | None:
-    return None if left is None or right is None else left - right
-
-
 #: A size of both runs, and the difference.
 _SIDES = (
     Column("A, GiB", "a", _level),
     Column("B, GiB", "b", _level),
-    Column("B - A, bytes", lambda row: _less(row.b, row.a), signed),
+    Column("B - A, bytes", lambda row: minus(row.b, row.a), signed),
 )
 
 
@@ -126,7 +123,7 @@ def diff_document(diff: Diff, width: int) -> Document:
             parts.append(text("{title} {size:+,} bytes", title=title, size=size))
     if parts:
         head.append(Line(text("causes"), join("; ", parts)))
-    head += [Line(text("note"), note) for note in diff.notes]
+    head += note_lines(diff.notes)
     found = []
     if served is not None:
         groups = group_ranks(diff.ranks, _key)
@@ -197,7 +194,7 @@ def _difference(size: int) -> Text:
     return text("{size:+,} bytes", size=size)
 
 
-def _run(run: RunSummary, granted: int | None, tokens: int | None) -> Text:
+def _run(run: RunSummary, granted: Amount, tokens: Amount) -> Text:
     told = join(", ", [run.model, engine_text(run), device_text(run), run.status])
     if granted is None:
         return told
@@ -247,7 +244,7 @@ def _signed_bar(share: float) -> str:
 def _cause_section(
     diff: Diff, rank: RankDiff, label: str, width: int, others: bool = False
 ) -> Section:
-    def total(title: str, size: int | None, tokens: int | None, mark: str) -> _CauseRow:
+    def total(title: str, size: Amount, tokens: Amount, mark: str) -> _CauseRow:
         sizes = format_gib(size, 4), format_bytes(size), format_bytes(tokens)
         return _CauseRow(title, *sizes, style=TOTAL, mark=mark)
 
@@ -343,7 +340,7 @@ def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[st
         if owner.phase == "profile_run" and owner.component not in _NOT_OWNERS
     ]
     parts = [
-        f"{owner.component} {signed(_less(owner.b, owner.a))}"
+        f"{owner.component} {signed(minus(owner.b, owner.a))}"
         for owner in owners
         if owner.a is not None and owner.b is not None and owner.a != owner.b
     ]
@@ -536,7 +533,7 @@ def _kv_section(diff: Diff) -> list[Section]:
         return number(side, ",")
 
     def change(row: TermDiff) -> str:
-        less = _less(row.b, row.a)
+        less = minus(row.b, row.a)
         return f"{less:+.2f}" if isinstance(less, float) else signed(less)
 
     rows = [row for row in diff.kv if (row.a, row.b) != (None, None)]

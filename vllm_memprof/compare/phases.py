@@ -9,6 +9,7 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import AFTER, UNEXPLAINED, DeviceMemory, Span, device_after
 from vllm_memprof.tables import merged_order
+from vllm_memprof.units import only_known
 
 #: After which phases the device is compared by owner: where the budget is settled, and with the KV
 #: cache in place. Of each the first that both ranks reached.
@@ -53,7 +54,7 @@ def phase_diffs(a: RankReport, b: RankReport) -> list[PhaseDiff]:
     found = []
     for path in merged_order(left, right):
         passed = left.get(path, []), right.get(path, [])
-        times = [[span.seconds for span in each if span.seconds is not None] for each in passed]
+        times = [only_known(span.seconds for span in each) for each in passed]
         count_a, count_b = map(len, passed)
         seconds = [fsum(each) if each else None for each in times]  # the same on every Python
         after = [each[-1].after if each else None for each in passed]

@@ -137,9 +137,7 @@ def row(
     )
 
 
-def line_formats(
-    rows: Iterable[Mapping[str, Any]], engine: str | None = None
-) -> tuple[LineFormat, ...]:
+def line_formats(rows: Iterable[Mapping[str, Any]], engine: str | None) -> tuple[LineFormat, ...]:
     """Compile the rows of a table.
 
     Args:

@@ -10,31 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm_memprof.accounting.deployment.clock import host_starts
-from vllm_memprof.accounting.model import (
-    DERIVED,
-    MEASURED,
-    MODELLED,
-    RankReport,
-    Report,
-)
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.readings.startup import value
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
-from vllm_memprof.record.spans import UNEXPLAINED, Edge, edges_of
+from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, UNEXPLAINED, Edge, edges_of
 from vllm_memprof.report.sections.budget import budget_tokens
 from vllm_memprof.tables import PHASE_COLUMNS
-from vllm_memprof.units import minus
+from vllm_memprof.units import minus, only_known
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: Table -> its columns -> their pandas types. ``who``: the columns that every table begins with,
 #: whose row it is; ``attributes``: what columns show that has another name in a report.
-_COLUMNS = read_table(Path(__file__).with_name("columns.toml"))
+_COLUMNS = read_own(__file__, "columns.toml")
 WHO = tuple(_COLUMNS["who"])
 #: Readings of the device, in which the profile of a simulated one has a part.
 _DEVICE_WIDE = {
@@ -298,7 +291,7 @@ def requests(source: RankSource) -> Iterator[object]:
     left_reserved_bytes (Int64), peak_stage, reason (string), finished (boolean).
     """
     for each in source.rank.requests:
-        sizes = [size for size in each.images if size is not None]
+        sizes = only_known(each.images)
         width, height = max(sizes, key=prod, default=(None, None))
         own = vars(each) | {
             "images": len(each.images),

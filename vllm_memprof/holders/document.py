@@ -120,7 +120,6 @@ def who_document(who: Who, width: int) -> Document:
         title=text("Who uses {device}", who),
         head=[Line(text("device"), who.device, TOTAL)],
         sections=sections if listed else sections[:1],
-        verdict="",
         tail=tail,
         whole="--json",
         simulated=who.simulated,

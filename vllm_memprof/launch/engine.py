@@ -31,6 +31,7 @@ from vllm_memprof.record.schema import (
     ENV_TRACE_ALLOCATIONS,
     TRAVELS,
 )
+from vllm_memprof.units import known_items
 
 PLUGIN_NAME = "memprof"
 #: vLLM >= 0.18 copies the variables that this one names to Ray workers. (vllm/ray/ray_env.py) A
@@ -86,7 +87,7 @@ def build_command(
     }
     if devices is not None:  # on hardware all ranks run: each waits for the others
         options |= {"devices": devices, "ranks": request.ranks or "auto", "rank": request.rank}
-    known = {name: value for name, value in options.items() if value is not None}
+    known = known_items(options)
     return [*start, "-m", row.driver, request.mode, json.dumps(known), *engine_args]
 
 

@@ -11,11 +11,10 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_memprof.errors import MemprofError, UsageError
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress
 
@@ -49,7 +48,7 @@ class Metric:
 
 METRICS = [
     Metric(key, text, kind)
-    for kind, rows in read_table(Path(__file__).with_name("metrics.toml")).items()
+    for kind, rows in read_own(__file__, "metrics.toml").items()
     for key, text in rows.items()
 ]
 

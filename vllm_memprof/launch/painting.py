@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.launch.progress import EngineProgress, PhaseProgress, ProcessProgress
 from vllm_memprof.text import Text, join, said, text
 from vllm_memprof.units import MIB, format_gib
@@ -20,7 +19,7 @@ from vllm_memprof.units import MIB, format_gib
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_WORDS = read_table(Path(__file__).with_name("words.toml"))
+_WORDS = read_own(__file__, "words.toml")
 #: A sample of this age is said to be of that age.
 _OLD_S = 5.0
 _BAR_WIDTH = 28

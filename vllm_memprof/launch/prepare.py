@@ -33,6 +33,7 @@ from vllm_memprof.record.schema import (
     RunInfo,
 )
 from vllm_memprof.redact import redact_command, select_env
+from vllm_memprof.units import known_items
 
 #: Files that exist where a kind of device does.
 DEVICE_FILES = {
@@ -102,7 +103,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] = os.environ)
         command=redact_command(request.typed),
         engine_command=redact_command(command),
         env=select_env(env),
-        versions={name: version for name, version in facts.versions.items() if version is not None},
+        versions=known_items(facts.versions),
         device=device,
         simulated=profile is not None,
         device_profile=device,

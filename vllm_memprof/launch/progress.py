@@ -16,6 +16,7 @@ from vllm_memprof.launch.host import Seen
 from vllm_memprof.launch.requests import Requests
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.text import text
+from vllm_memprof.units import Amount, only_known
 
 #: An event as the tail reads it; another release may have written it.
 Event = Mapping[str, Any]
@@ -47,12 +48,12 @@ class Load:
     """What an engine core does at its last sample, or all of them together; None where unknown."""
 
     t_ns: int  # CLOCK_MONOTONIC; of the oldest sample
-    requests_running: int | None = None
-    requests_waiting: int | None = None
-    kv_blocks_used: int | None = None
-    kv_blocks: int | None = None
-    kv_cache_used_bytes: int | None = None  # on the worker that holds the most
-    kv_cache_bytes: int | None = None
+    requests_running: Amount = None
+    requests_waiting: Amount = None
+    kv_blocks_used: Amount = None
+    kv_blocks: Amount = None
+    kv_cache_used_bytes: Amount = None  # on the worker that holds the most
+    kv_cache_bytes: Amount = None
 
 
 #: How figures of several engine cores become one.
@@ -86,15 +87,15 @@ class RankBudget:
 
     label: str
     pid: int | None
-    kv_cache_granted_bytes: int | None = None
-    kv_cache_fits_request_bytes: int | None = None
-    kv_cache_fits_device_bytes: int | None = None
-    headroom_bytes: int | None = None  # at the serving peak
+    kv_cache_granted_bytes: Amount = None
+    kv_cache_fits_request_bytes: Amount = None
+    kv_cache_fits_device_bytes: Amount = None
+    headroom_bytes: Amount = None  # at the serving peak
     owners: Mapping[str, int] = field(default_factory=dict)  # at the last phase edge
     #: Owners that grow; empty: none of those that could be judged. None: none could be yet.
     growth: tuple[GrowingOwner, ...] | None = None
     host: Mapping[str, int] = field(default_factory=dict)  # host memory by owner
-    kv_usable_tokens: int | None = None  # most that requests can hold at once
+    kv_usable_tokens: Amount = None  # most that requests can hold at once
 
 
 @dataclass
@@ -115,7 +116,7 @@ class ProcessProgress:
     shutting_down: bool = False
     last_t_ns: int = 0
     kv_blocks: int = 0  # of an engine core: the KV cache that it serves with
-    kv_cache_bytes: int | None = None  # of all blocks, on the worker that holds the most
+    kv_cache_bytes: Amount = None  # of all blocks, on the worker that holds the most
     load: Load | None = None  # of an engine core, while it serves
     lowest_free_bytes: int = sys.maxsize  # of the device, by samples
     samples: int = 0  # lines of all kinds of samples
@@ -254,7 +255,7 @@ class EngineProgress:
     def headroom_bytes(self) -> int | None:
         """Return the least of all ranks; None where one of them is unknown."""
         sizes = [process.headroom_bytes for process in self.workers]
-        known = [size for size in sizes if size is not None]
+        known = only_known(sizes)
         return min(known) if known and len(known) == len(sizes) else None
 
     @property

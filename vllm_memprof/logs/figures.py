@@ -20,7 +20,7 @@ from vllm_memprof.engines.line_format import UNITS, LineFormat
 from vllm_memprof.logs.formats import FORMATS, LOGS
 from vllm_memprof.logs.lines import LogLine, strip_markup
 from vllm_memprof.redact import Redactor
-from vllm_memprof.units import GIB
+from vllm_memprof.units import GIB, only_known
 
 #: Lines on which a wrapped line continues, at most: the longest engine line has 800 characters.
 MAX_JOINED = 12
@@ -47,7 +47,7 @@ _LABEL = re.compile(
 #: The end of the first half of a number.
 _OPEN_END = re.compile(r"(?:\d[.,]?|-)\s*$")
 #: How engines name the rank that prints a line.
-_RANKS = tuple(log.ranks for log in LOGS.values() if log.ranks is not None)
+_RANKS = tuple(only_known(log.ranks for log in LOGS.values()))
 _RANK_IN = re.compile(r"(?<![A-Z_])(?:DP|PP|TP)\d+")
 _RANK_TAG = re.compile(r"\[rank(?P<rank>\d+)\]:")
 _DIMENSION = re.compile(r"(?<![A-Z])(DP|PP|PCP|TP|EP|RANK)(\d+)")

@@ -111,7 +111,7 @@ def hardware_of(
         hint = "give a run or a log of vllm-ascend on an NPU"
         raise RunRecordError(f"{name} is of {what}: the plan is of vllm-ascend", hint)
     # of another type of device: by its SoC, else by its total
-    total = next((rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), 0)
+    total = report.device_total_bytes or 0
     soc, where = profile_of_soc(run.device), run.device
     profiles = [*list_profiles(), profile]
     if soc is not None:

@@ -12,7 +12,18 @@ from typing import NamedTuple
 
 from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.accounting.titles import TITLES
-from vllm_memprof.document import BAD, CODE, GOOD, MUTED, PLAIN, TOTAL, Document, Line, Section
+from vllm_memprof.document import (
+    BAD,
+    CODE,
+    GOOD,
+    MUTED,
+    PLAIN,
+    TOTAL,
+    Document,
+    Line,
+    Section,
+    note_lines,
+)
 from vllm_memprof.plans.calibrated import Calibrated
 from vllm_memprof.plans.corrections import OWNERS, ProfileCorrection
 from vllm_memprof.plans.curves import curves
@@ -75,7 +86,7 @@ def sweep_document(sweep: Sweep, width: int) -> Document:
         )
         if known
         else "",
-        tail=[Line(text("note"), note) for note in sweep.notes],
+        tail=note_lines(sweep.notes),
         badge=came_up,
         whole="sweep.json",
         simulated=any(row.simulated for row in rows),
@@ -135,8 +146,7 @@ def fit_document(fit: Fit, width: int) -> Document:
                 look,
             )
         ],
-        verdict="",
-        tail=[*tail, *(Line(text("note"), note) for note in fit.notes)],
+        tail=[*tail, *note_lines(fit.notes)],
         whole="fit.json",
         simulated=any(each.plan.simulated for each in fit.tries),
     )
@@ -277,8 +287,7 @@ def share_document(share: DeviceShare, width: int) -> Document:
             Line(text("headroom"), text("{headroom_bytes:gib} GiB", share)),
         ],
         sections=sections,
-        verdict="",
-        tail=[*tail, *(Line(text("note"), note) for note in share.notes)],
+        tail=[*tail, *note_lines(share.notes)],
         badge=answer,
         whole="share.json",
         simulated=True,
@@ -419,10 +428,9 @@ def calibrated_document(found: Calibrated, width: int) -> Document:
             ),
             _rows(found.model, ["plan"], plans, width),
         ],
-        verdict="",
         tail=[
             Line(text("change"), change, TOTAL),
-            *(Line(text("note"), note) for note in found.notes),
+            *note_lines(found.notes),
             Line(text("profile"), found.profile),
         ],
         badge=Line(text("status"), text("ok") if up else text("failed"), GOOD if up else BAD),

@@ -23,6 +23,7 @@ from vllm_memprof.plans.model import KV, READY, Fit, Plan, Try, folder_name
 from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.wants import Want, misses
 from vllm_memprof.text import text
+from vllm_memprof.units import only_known
 
 #: Said below every answer of a bisection.
 ASSUMED = text("values between those tried are taken to follow their neighbours")
@@ -97,7 +98,7 @@ def run_fit(
     # Where the next value lacks less headroom than a figure is seen to vary against the order, the
     # verdict may change more than once between values that were not tried.
     tried = (tries[value].plan.headroom_bytes for value in values if value in tries)
-    sizes = [size for size in tried if size is not None]
+    sizes = only_known(tried)
     rise = max((b - a for a, b in itertools.combinations(sizes, 2)), default=0)
     uneven: str | bool = False
     if limit is not None and limit.kind in ("oom", "want"):  # short of headroom

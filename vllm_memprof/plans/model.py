@@ -17,7 +17,7 @@ from vllm_memprof.accounting.budget.decomposition import granted_bytes
 from vllm_memprof.accounting.budget.kv import concurrency_at
 from vllm_memprof.accounting.model import Oom, Report
 from vllm_memprof.engines import engine_row
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.launch.request import DeviceChoice, parse_device
 from vllm_memprof.options import devices_of, with_option
 from vllm_memprof.record.codec import computed
@@ -25,7 +25,7 @@ from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import FullStep
 from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.redact import redact_value
-from vllm_memprof.units import one_line
+from vllm_memprof.units import Amount, one_line, only_known
 
 #: Options of memprof that a sweep may vary as well.
 OWN_OPTIONS = ("device", "stack", "python")
@@ -125,7 +125,7 @@ def folder_name(number: int, plan: Plan, width: int = 2) -> str:
 
 
 #: Names, figures, patterns and words that plans are told by.
-TABLES = read_table(Path(__file__).with_name("tables.toml"))
+TABLES = read_own(__file__, "tables.toml")
 #: Where a plan stops: at the KV plan; or it goes on, and runs its largest batches.
 KV, READY = "kv", "ready"
 #: Figures of a row that the budget of the rank with the least KV cache has, that its KV cache has,
@@ -150,24 +150,24 @@ class PlanRow:
     reason: str | None = None  # why it is not ok, one line
     devices: int | None = None
     #: Granted by the engine; where it refused to start, what its equation gives.
-    kv_cache_bytes: int | None = None
-    tokens: int | None = None
+    kv_cache_bytes: Amount = None
+    tokens: Amount = None
     max_concurrency: float | None = None  # at max_model_len
-    max_model_len: int | None = None
-    fits_request_bytes: int | None = None
-    fits_request_tokens: int | None = None
-    fits_device_bytes: int | None = None
-    fits_device_tokens: int | None = None
+    max_model_len: Amount = None
+    fits_request_bytes: Amount = None
+    fits_request_tokens: Amount = None
+    fits_device_bytes: Amount = None
+    fits_device_tokens: Amount = None
     #: As in ``accounting.model.Budget``: at the serving peak, without what comes after the plan.
-    headroom_bytes: int | None = None
+    headroom_bytes: Amount = None
     headroom_how: How | None = None
-    device_total_bytes: int | None = None
+    device_total_bytes: Amount = None
     gpu_memory_utilization: float | None = None
-    requested_bytes: int | None = None
+    requested_bytes: Amount = None
     #: Terms of the budget of the rank with the least KV cache.
-    weights_bytes: int | None = None
-    peak_activation_bytes: int | None = None
-    non_torch_bytes: int | None = None
+    weights_bytes: Amount = None
+    peak_activation_bytes: Amount = None
+    non_torch_bytes: Amount = None
     equation: str | None = None
     balanced: bool | None = None
     simulated: bool = False
@@ -231,7 +231,7 @@ class Miss:
     #: Of the want; length: of requests; plan: it failed; room: none for a KV cache; small: of a
     #: batch; refused: no value would do.
     kind: str
-    short_bytes: int | None = None  # None: not a matter of bytes, or not known
+    short_bytes: Amount = None  # None: not a matter of bytes, or not known
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class FirstFailure:
     text: str  # why, in one line
     label: str | None = None  # of the rank that the figures are of
     #: Bytes that it lacks; None: not a matter of bytes, not known, or free in pieces.
-    short_bytes: int | None = None
+    short_bytes: Amount = None
     at_least: bool = False  # short_bytes is what is known to lack: it may be more
     oom: Oom | None = None
     modelled: bool = (
@@ -315,7 +315,6 @@ class Fit(Answer):
 def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
     """Return the row of a plan that has left a run folder, and its report."""
     head, outcome = report.run, report.run.outcome
-    totals = (rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes)
     row = PlanRow(
         values=dict(plan.values),
         status=outcome if outcome in ("ok", "oom") else "failed",
@@ -326,7 +325,7 @@ def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
         simulated=head.simulated,
         until=head.until,
         step=head.full_step,
-        device_total_bytes=next(totals, None),
+        device_total_bytes=report.device_total_bytes,
     )
     granted = [rank for rank in report.ranks if granted_bytes(rank) is not None]
     if not granted:
@@ -342,7 +341,7 @@ def plan_row(run: Run, report: Report, plan: Plan) -> PlanRow:
         figures[f"{name}_bytes"] = least.budget.term(name)
     if figures.get("headroom_bytes") is not None:
         hows = (each.how.get("headroom_bytes") for each in budgets)
-        figures["headroom_how"] = weakest(how for how in hows if how is not None)
+        figures["headroom_how"] = weakest(only_known(hows))
     balanced = [each.balanced for each in budgets]
     kv_plan = next((process.kv_plan for process in run.processes if process.kv_plan), None)
     return replace(

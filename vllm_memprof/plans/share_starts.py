@@ -44,7 +44,7 @@ from vllm_memprof.record.spans import edges_of, last_of
 from vllm_memprof.redact import redact_command
 from vllm_memprof.sim.runtime import ENV_STATE, PACKAGE_DIR, own_state_file, prepare_runtime
 from vllm_memprof.text import text
-from vllm_memprof.units import minus, one_line, sum_or_none
+from vllm_memprof.units import known_items, minus, one_line, only_known, sum_or_none
 
 #: Options that fix the KV cache, which is what is to be divided.
 BLOCKS = "--num-gpu-blocks-override"
@@ -170,7 +170,7 @@ def compute(job: ShareJob, runner: PlanRunner) -> tuple[DeviceShare, SharedDevic
         rows.append(SoloPlan(name, plan.model, args, [want.text for want in wanted], row, figures))
     equation, total = rows[0].plan.equation, rows[0].plan.device_total_bytes
     share = DeviceShare(rows, equation, total, job.beside, job.headroom)
-    known = {row.name: row.figures for row in rows if row.figures is not None}
+    known = known_items({row.name: row.figures for row in rows})
     form = equations.form_of(equation)
     if failed := next((row for row in rows if not row.plan.ok), None):
         why = text(
@@ -216,7 +216,7 @@ def figures_of(rank: RankReport, row: PlanRow, instance: Instance) -> Figures | 
         need,
         block,
     )
-    known = [size for size in sizes if size is not None]
+    known = only_known(sizes)
     if len(known) < len(sizes):
         return None
     rate = kv.tokens / kv.blocks if kv.tokens else None
@@ -321,7 +321,7 @@ def start_all(
             if rank.kv.planned_bytes is not None:
                 row = replace(row, kv_cache_bytes=rank.kv.planned_bytes)
             seen = (edge.snapshot.device_free_bytes for _, edge in edges_of(rank.phases))
-            frees += (size for size in seen if size is not None)
+            frees += only_known(seen)
         results.append(Try(each, row, misses(row, instances[each].wants)))
     least = min(frees, default=None)
     if least is not None and least < job.headroom:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vllm_memprof.errors import UsageError
 from vllm_memprof.plans.model import READY, TABLES, Miss, PlanRow
 from vllm_memprof.text import text
-from vllm_memprof.units import format_gib, parse_size
+from vllm_memprof.units import format_gib, only_known, parse_size
 
 HINT = (
     "tokens=500000 (KV cache), concurrency=8@32768 (8 requests of 32768 tokens at once), "
@@ -130,7 +130,7 @@ def size_option(option: str, typed: str) -> int:
 
 def lengths(wants: list[Want]) -> tuple[int, ...]:
     """Return the tokens of requests for which a plan's concurrency is needed."""
-    return tuple(want.length for want in wants if want.length is not None)
+    return tuple(only_known(want.length for want in wants))
 
 
 def misses(row: PlanRow, wants: list[Want]) -> list[Miss]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from vllm_memprof.accounting.model import DERIVED, MODELLED, Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import (
     MUTED,
@@ -27,6 +27,7 @@ from vllm_memprof.document import (
     Document,
     Section,
 )
+from vllm_memprof.record.spans import DERIVED, MODELLED
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.first_screen import FirstScreen, Opening, opening_of
 from vllm_memprof.report.language import ENGLISH, Language, language
@@ -36,6 +37,7 @@ from vllm_memprof.report.sections.starts import starts_section
 from vllm_memprof.tables import GIB4, Column, modelled
 from vllm_memprof.text import fill, join, plain, text
 from vllm_memprof.units import GIB as GIB_BYTES
+from vllm_memprof.units import largest, smallest
 from vllm_memprof.version import __version__
 
 if TYPE_CHECKING:
@@ -195,8 +197,8 @@ def serving_text(view: RankView) -> str:
         return ""
     curves = []
     for curve in served.curves:
-        low = min((size for size in curve.low if size is not None), default=None)
-        high = max((size for size in curve.high if size is not None), default=None)
+        low = smallest(curve.low)
+        high = largest(curve.high)
         curves.append(text("{title} {low:gib} to {high:gib} GiB", curve, low=low, high=high))
     figures = {
         **vars(served),

@@ -97,7 +97,7 @@ def render_markdown(found: Found, lang: str = ENGLISH) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render_markdown_starts(reports: list[Report], lang: str = ENGLISH) -> str:
+def render_markdown_starts(reports: list[Report], lang: str) -> str:
     """Return several engine starts: a table, then the reports that a comment has room for."""
     say = language(lang)
     opening = [*_section(say(starts_section(reports, _WIDE)), say), ""]

@@ -14,17 +14,16 @@ from statistics import median_low
 
 from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, divisor_of
 from vllm_memprof.accounting.deployment.clock import host_starts
-from vllm_memprof.accounting.evidence import EVIDENCE
-from vllm_memprof.accounting.model import MODELLED, RankReport, Report, RequestRow
+from vllm_memprof.accounting.model import RankReport, Report, RequestRow
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.accounting.titles import TITLES
-from vllm_memprof.record.spans import edges_of
+from vllm_memprof.record.spans import MODELLED, edges_of
 from vllm_memprof.report.sections.base import labels_of
 from vllm_memprof.report.sections.budget import BUDGET_TITLES, term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
 from vllm_memprof.tables import foremost, group_ranks, modelled
 from vllm_memprof.text import join, text
-from vllm_memprof.units import GIB, format_gib, minus
+from vllm_memprof.units import GIB, Amount, format_gib, minus
 
 #: Groups of ranks that the page shows; of more, those with a least or a most of something.
 MOST_VIEWS = 24
@@ -59,7 +58,7 @@ class RequestBar:
     begin: float  # seconds since the launch
     end: float
     lane: int  # rows of bars that overlap in time, from 0
-    peak_bytes: int | None
+    peak_bytes: Amount
     exact: bool
     failed: bool
 
@@ -82,8 +81,8 @@ class RankView:
     labels: str
     drawn: str  # label of the rank whose times and bytes these are
     ranks: int
-    device_total_bytes: int | None
-    requested_bytes: int | None
+    device_total_bytes: Amount
+    requested_bytes: Amount
     timeline: Timeline | None
     no_timeline: str | None  # why there is none
     waterfall: list[WaterfallBar]
@@ -192,7 +191,7 @@ def _starts(ranks: Sequence[RankReport]) -> dict[str | None, int]:
 def _view(report: Report, members: list[RankReport], starts: dict[str | None, int]) -> RankView:
     rank = members[0]
     drawn = timeline_of(rank, starts.get(rank.host, 0))
-    why = EVIDENCE[report.run.source].no_times
+    why = report.run.evidence.no_times
     unread = why or text("no memory was read on this rank: there is no timeline")
     steps, missing = waterfall(report, rank)
     return RankView(

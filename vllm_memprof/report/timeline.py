@@ -14,13 +14,15 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from vllm_memprof.accounting.deployment.clock import MOMENTS
-from vllm_memprof.accounting.model import DERIVED, MEASURED, RankReport
+from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
 from vllm_memprof.accounting.readings.startup import peak_between, value
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     AFTER,
+    DERIVED,
+    MEASURED,
     UNEXPLAINED,
     DeviceMemory,
     Edge,
@@ -30,7 +32,7 @@ from vllm_memprof.record.spans import (
 )
 from vllm_memprof.tables import foremost
 from vllm_memprof.text import text
-from vllm_memprof.units import minus
+from vllm_memprof.units import minus, only_known
 
 #: Readings that a timeline draws; of more, those at which the device changed most.
 MOST_MOMENTS = 1200
@@ -224,7 +226,7 @@ def _heights(span: Span, start: int) -> Iterator[Peak]:
     where, seconds = text("in {phase}", span), ((begins + ends) / 2 - start) / 1e9
     reserved, allocated = peak_between(span), peak_between(span, "allocated_run_peak_bytes")
     others = [value(at, "non_torch_bytes") for at in (span.before, span.after)]
-    known = [size for size in others if size is not None]
+    known = only_known(others)
     if reserved is not None and len(known) == 2:
         yield Peak("in use", where, reserved + min(known), seconds, False)
     if allocated is not None:

@@ -20,11 +20,11 @@ from itertools import count
 from math import inf
 
 from vllm_memprof.accounting.deployment.clock import host_starts, passages
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.errors import UsageError
 from vllm_memprof.record.spans import UNEXPLAINED, edges_of
 from vllm_memprof.report.json_text import json_pieces
+from vllm_memprof.units import known_items
 
 Event = dict[str, object]
 _PHASES = "phases"
@@ -37,7 +37,7 @@ def report_trace(report: Report) -> Iterator[str]:
         UsageError: the run has no moments in time, as one that was read from a log.
     """
     if not any(passages(rank) for rank in report.ranks):
-        if EVIDENCE[report.run.source].no_times is not None:
+        if report.run.evidence.no_times is not None:
             raise UsageError(
                 "--format trace needs a recorded run: a log tells of no moments in time",
                 hint="csv has its figures",
@@ -99,7 +99,7 @@ def _rank_events(
             "tid": threads[order],
             "cat": "phase",
             "name": span.phase,
-            "args": {name: value for name, value in args.items() if value is not None},
+            "args": known_items(args),
         }
     for _, edge in edges_of(rank.phases):
         if edge.owners is None or not edge.snapshot.t_ns:

@@ -13,10 +13,10 @@ from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.budget.kv import infer_layout
 from vllm_memprof.accounting.budget.serving_peak import ServingPeak, serving_peak, unprofiled
-from vllm_memprof.accounting.model import ESTIMATED, Budget, Kv, Oom, Report
+from vllm_memprof.accounting.model import Budget, Kv, Oom, Report
 from vllm_memprof.accounting.readings.startup import Moments
 from vllm_memprof.record.loader import ProcessRecord
-from vllm_memprof.record.spans import Span
+from vllm_memprof.record.spans import ESTIMATED, Span
 from vllm_memprof.text import text
 from vllm_memprof.units import MIB
 

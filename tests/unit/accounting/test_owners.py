@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import TOTAL, divided_rows, process, rest_of, span
-from vllm_memprof.accounting.model import DeviceMemory
 from vllm_memprof.accounting.owners.device_memory import device_memory
 from vllm_memprof.accounting.owners.outside_torch import ATB_POOL_BYTES, Owners, owners_of
 from vllm_memprof.accounting.readings.startup import others_at_start
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import Span
+from vllm_memprof.record.spans import DeviceMemory, Span
 from vllm_memprof.units import MIB
 
 CONTEXT, RUNTIME, BUFFERS = 332 * MIB, 26 * MIB, 400 * MIB

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.accounting.builders import process, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import Finding
-from vllm_memprof.accounting.serving.requests import MOST_POINTS, largest
+from vllm_memprof.accounting.serving.requests import MOST_POINTS, largest_rows
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.samples import (
     Item,
@@ -224,5 +224,5 @@ def test_the_ten_largest_leave_out_what_is_unknown() -> None:
         .ranks[0]
         .requests
     )
-    found = [row.allocated_peak_bytes for row in largest(rows, "allocated_peak_bytes")]
+    found = [row.allocated_peak_bytes for row in largest_rows(rows, "allocated_peak_bytes")]
     assert found == [38, 37, 35, 34, 32, 31, 29, 28, 26, 25]

@@ -23,9 +23,6 @@ from vllm_memprof.accounting.budget.equations import (
 from vllm_memprof.accounting.budget.kv import tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.budget.serving_peak import serving_peak, suggested, unprofiled
 from vllm_memprof.accounting.model import (
-    DERIVED,
-    MEASURED,
-    MODELLED,
     Budget,
     Check,
     ItemPart,
@@ -47,7 +44,7 @@ from vllm_memprof.accounting.readings.startup import NON_TORCH
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.equation import WHOLE_PAGES, Equation, Term
 from vllm_memprof.options import Option, read_options
-from vllm_memprof.record.spans import weakest
+from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, weakest
 from vllm_memprof.text import text
 from vllm_memprof.units import Amount, largest, minus, sum_or_none
 
@@ -219,8 +216,8 @@ def fit_device(
     of: StartupReadings,
     kv: Kv,
     *,
-    oom: Oom | None = None,
-    eager: bool = False,
+    oom: Oom | None,
+    eager: bool,
 ) -> Budget:
     """Return a budget with the KV cache that fits the device, the headroom, and how each is known.
 

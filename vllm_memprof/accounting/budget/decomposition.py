@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import Budget, RankReport, TermRow
 from vllm_memprof.engines.equation import Equation
-from vllm_memprof.units import Amount
+from vllm_memprof.units import Amount, known_items
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _split(
     parts = next((known.parts for known in terms if known.name == term.name), ()) or (term.name,)
     if term.bytes is None:
         return [], list(parts)
-    known = {name: size for name in parts[:-1] if (size := held.get(name)) is not None}
+    known = known_items({name: held.get(name) for name in parts[:-1]})
     rest = [name for name in parts if name not in known]
     last = held.get(parts[-1])
     if len(rest) > 1 and last is not None:

@@ -27,6 +27,7 @@ from vllm_memprof.engines.equation import (
     read_equations,
 )
 from vllm_memprof.text import text
+from vllm_memprof.units import only_known
 
 #: A row with ``versions``, a specifier of PEP 440.
 _Row = TypeVar("_Row", bound=Any)
@@ -194,7 +195,7 @@ def evaluate(
     printed = half_units.get("kv_cache_bytes", 0)
     if asked is None or any(row.bytes is None for row in subtracted):
         return Evaluation(asked, terms, None, slack + printed)
-    budget = asked - sum(row.bytes for row in subtracted if row.bytes is not None)
+    budget = asked - sum(only_known(row.bytes for row in subtracted))
     if equation.divisor != 1:
         budget = budget // equation.divisor
     run: list[str] = []
@@ -230,7 +231,7 @@ def counted_per_byte(
     """
     stages = () if equation is None else equation.stages
     factors = [each.factor(figures) for each in stages if not (fixed_size and each.replaces)]
-    return math.prod(factor for factor in factors if factor is not None)
+    return math.prod(only_known(factors))
 
 
 def _terms_for(equation: Equation, figures: Figures) -> list[Term]:

@@ -18,7 +18,7 @@ from vllm_memprof.engines.base import same_lines
 from vllm_memprof.engines.equation import Equation, Figures
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.text import text
-from vllm_memprof.units import GIB
+from vllm_memprof.units import GIB, only_known
 
 #: Totals that a 310P reports: 43.24 and 42.67 GiB are known. No other Ascend device has as much.
 _TOTALS_310P = (42 * GIB, 44 * GIB)
@@ -77,7 +77,7 @@ def choose(
 def device_by_total(engine: str | None, ranks: Sequence[Printed]) -> str | None:
     """Return the chip whose memory is as large as the ranks' devices, where one alone is."""
     totals = [rank.figures.get("device_total_bytes") for rank in ranks]
-    known = [total for total in totals if total is not None]
+    known = only_known(totals)
     low, high = _TOTALS_310P
     if engine != "vllm-ascend" or not known or not all(low <= total <= high for total in known):
         return None

@@ -24,7 +24,7 @@ from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.spans import first_of
 from vllm_memprof.text import text
-from vllm_memprof.units import Amount, either, minus, sum_or_none
+from vllm_memprof.units import Amount, either, known_items, minus, product_or_none, sum_or_none
 
 #: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by
 #: as much each. (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::
@@ -66,7 +66,7 @@ def build_kv(
         "allocated_bytes": allocated_bytes,
         "storage_bytes": storage_bytes,
     }
-    known = {name: value for name, value in (plan | own).items() if value is not None}
+    known = known_items(plan | own)
     kv = from_json(Kv, {"group_count": len(plan.get("groups") or ()) or None, **known})
     layers = _of(plan.get("layer_bytes"), worker_index)
     if drafter is not None and layers is not None:
@@ -325,7 +325,7 @@ def _checks(kv: Kv) -> list[Check]:
         per_block = _bytes_per_block(replace(kv, groups=sized, planned_bytes=None))
     by_type = "bytes per block = those of its layers, by their types", per_block, kv.bytes_per_block
     if kv.planned_bytes is not None:
-        product = None if kv.blocks is None or per_block is None else kv.blocks * per_block
+        product = product_or_none(kv.blocks, per_block)
         name = "planned bytes = blocks x bytes per block of their layers, by type"
         by_type = name, product, kv.planned_bytes
     checks = [Check.of(*by_type)]

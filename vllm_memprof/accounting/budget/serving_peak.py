@@ -30,7 +30,17 @@ from vllm_memprof.record.spans import (
     weakest,
 )
 from vllm_memprof.text import text
-from vllm_memprof.units import MIB, Amount, either, floor_zero, largest, minus, sum_or_none
+from vllm_memprof.units import (
+    MIB,
+    Amount,
+    either,
+    floor_zero,
+    known_items,
+    largest,
+    minus,
+    only_known,
+    sum_or_none,
+)
 
 #: What engines leave free in the sizes that they suggest, because profiling "may slightly
 #: underestimate non-torch allocations". (vllm-ascend 0.23.0, vllm_ascend/worker/worker.py::
@@ -114,7 +124,7 @@ def serving_peak(of: Moments, kv_cache_bytes: Amount, oom: Oom | None = None) ->
     if late_torch is None and late_device is None and graph is not None:
         where = text("the engine's figure for its graph capture")
         held["graph"] = Reading(max(0, graph), non_torch, where)
-    total = sum(each.bytes for each in held.values() if each.bytes is not None)
+    total = sum(only_known(each.bytes for each in held.values()))
     if later is not None and later > total:
         where = text("the worst reading after kv_cache_alloc")
         held["held_later"] = Reading(later - total, non_torch, where)
@@ -203,7 +213,7 @@ def suggested(equation: Equation | None, of: Moments, eager: bool) -> dict[str, 
     printed = {
         limit: either(*(of.figure(name) for name in names)) for limit, (_, names) in _LIMITS.items()
     }
-    found = {limit: size for limit, size in printed.items() if size is not None}
+    found = known_items(printed)
     if found or equation is None or not equation.suggests or of.last("warm_up") is None:
         return found
     names = ("weights_bytes", "peak_activation_bytes", "non_torch_increase_bytes")
@@ -214,4 +224,4 @@ def suggested(equation: Equation | None, of: Moments, eager: bool) -> dict[str, 
     left = {
         limit: minus(of.figure(name), taken + MARGIN_BYTES) for limit, (name, _) in _LIMITS.items()
     }
-    return {limit: size for limit, size in left.items() if size is not None}
+    return known_items(left)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from vllm_memprof.accounting.budget.equations import of_release
 from vllm_memprof.accounting.budget.kv import blocks_of_request
@@ -18,11 +17,11 @@ from vllm_memprof.accounting.budget.layers import request_blocks
 from vllm_memprof.accounting.model import Kv, KvGroup, KvLimit, LargestStep, RankReport, Report
 from vllm_memprof.accounting.readings.run import RunReadings
 from vllm_memprof.engines import row_of_run
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.text import Sentence, sentences, titled
 from vllm_memprof.units import Amount, minus, product_or_none, sum_or_none
 
-_TABLE = read_table(Path(__file__).with_name("usable.toml"))
+_TABLE = read_own(__file__, "usable.toml")
 #: Bytes of a row of logits and vocabulary in float32, into which log probabilities are computed.
 _FLOAT32 = 4
 

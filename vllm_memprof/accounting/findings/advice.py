@@ -13,7 +13,7 @@ from vllm_memprof.accounting.budget.engine_options import share_of
 from vllm_memprof.accounting.budget.equations import divisor_of, form_of
 from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.units import GIB
+from vllm_memprof.units import GIB, Amount, smallest
 
 #: Less KV cache than this is not worth a change.
 _LEAST_GAIN_BYTES = GIB // 10
@@ -30,11 +30,11 @@ def device_total(rank: RankReport) -> int | None:
 def least_granted(ranks: Iterable[RankReport]) -> int | None:
     """Return the smallest KV cache that a rank was granted, bytes; None: none is known."""
     grants = [rank.budget.engine_kv_cache_bytes for rank in ranks]
-    return min((grant for grant in grants if grant is not None), default=None)
+    return smallest(grants)
 
 
 def leave_room(
-    rank: RankReport, size: int, granted: int | None, by_utilization: bool = False
+    rank: RankReport, size: int, granted: Amount, by_utilization: bool = False
 ) -> dict[str, str]:
     """Return the arguments that take an amount off the KV cache: ``argument``, and an ``other``.
 
@@ -84,7 +84,7 @@ class MoreKvCache:
 
     argument: str
     bytes: int  # by which the KV cache of every rank grows
-    tokens: int | None
+    tokens: Amount
     left_bytes: int  # headroom that is left on the rank with the least
 
 

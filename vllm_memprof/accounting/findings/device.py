@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from vllm_memprof.accounting.budget.equations import divisor_of
@@ -172,15 +173,14 @@ def _own_growth(rank: RankReport) -> Iterator[tuple[Growth, int]]:
     """Yield the growth of ``other`` by phase, less that of the phases inside it."""
     table = growth_by_owner(rank)
     parents = {row.order: row.parent for row in rank.phases}
-    inside: dict[int | None, int] = {}
+    inside: Counter[int | None] = Counter()
     for row in table:
         if row.after is None:
-            parent = parents.get(row.order)
-            inside[parent] = inside.get(parent, 0) + (row.remainders.get("other") or 0)
+            inside[parents.get(row.order)] += row.remainders.get("other") or 0
     for row in table:
         size = row.remainders.get("other")
         if size is not None:
-            yield row, size - (inside.get(row.order, 0) if row.after is None else 0)
+            yield row, size - (inside[row.order] if row.after is None else 0)
 
 
 def communicator_buffers(rank: RankReport, run: Context) -> Iterator[Found]:

@@ -23,7 +23,7 @@ from vllm_memprof.accounting.findings.rules import (
 from vllm_memprof.accounting.model import ENGINE, Cycle, EmptyCacheCall, RankReport
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import join, text
-from vllm_memprof.units import MIB
+from vllm_memprof.units import MIB, only_known
 
 #: From this share on, what was freed counts as reallocated.
 REFILLED_SHARE = 0.8
@@ -43,9 +43,9 @@ def empty_cache_in_hot_path(rank: RankReport, _: Context) -> Iterator[Found]:
     """Find calls of empty_cache while requests run, by place."""
     serving = (call for call in rank.empty_cache if call.while_serving)
     for site, calls in _grouped(serving, _site).items():
-        freed = [call.freed_bytes for call in calls if call.freed_bytes is not None]
+        freed = only_known(call.freed_bytes for call in calls)
         again = [call.refilled_bytes or 0 for call in calls if call.refilled_by is not None]
-        requests = [call.requests for call in calls if call.requests is not None]
+        requests = only_known(call.requests for call in calls)
         yield Found(
             max(freed, default=None),
             {
@@ -109,7 +109,7 @@ def _calls_at(site: str, calls: list[EmptyCacheCall]) -> dict[str, object]:
     """Return number and time of calls, and ``where``: with the functions; ``place``: the only."""
     names = list(dict.fromkeys(call.function for call in calls if call.function))
     where = text("{site} ({functions})", site=site, functions=", ".join(names)) if names else site
-    seconds = [call.seconds for call in calls if call.seconds is not None]
+    seconds = only_known(call.seconds for call in calls)
     return {
         "count": len(calls),
         "time": sum(seconds),

@@ -21,7 +21,7 @@ from vllm_memprof.accounting.model import RankReport, Tried
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import join, text
-from vllm_memprof.units import GIB
+from vllm_memprof.units import GIB, only_known
 
 _SUGGESTION_FIGURES = (
     "requested_bytes",
@@ -130,13 +130,13 @@ def graph_estimate_high(rank: RankReport, run: Context) -> Iterator[Found]:
 def engine_suggestion_wrong(rank: RankReport, _: Context) -> Iterator[Found]:
     """Find suggested KV caches from which graph memory was taken twice."""
     figures, rounded = rank.figures, "suggested_requested_printed_bytes"
-    parts = [size for name in _SUGGESTION_FIGURES if (size := figures.get(name)) is not None]
+    parts = only_known(figures.get(name) for name in _SUGGESTION_FIGURES)
     estimate = int(figures.get("graph_estimate_bytes") or 0)
     printed = figures.get("suggested_requested_bytes", figures.get(rounded))
     if rank.budget.equation != "E6" or not estimate or printed is None or len(parts) < 4:
         return
     asked, consumed, peak, graph = parts
-    slack = sum(rank.half_units.get(name, 0) for name in (*_SUGGESTION_FIGURES, rounded))
+    slack = rank.rounding(*_SUGGESTION_FIGURES, rounded)
     if abs(asked - consumed - peak - graph - MARGIN_BYTES - printed) <= slack + 1:
         right = int(printed) + estimate
         yield Found(estimate, {"printed": printed, "right": right > 0 and right})
@@ -150,7 +150,7 @@ def requested_base_mistaken(rank: RankReport, _: Context) -> Iterator[Found]:
     if base is None or asked is None or share is None or total is None:
         return
     off = round(asked - base * share)
-    if abs(off) > sum(rank.half_units.get(name, 0) for name in ("requested_bytes", claimed)):
+    if abs(off) > rank.rounding("requested_bytes", claimed):
         yield Found(off, {"wrong": base * share, "total": total})
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.serving.trend import TOO_SHORT
 from vllm_memprof.text import text, titled
@@ -18,7 +17,7 @@ Condition = Callable[[Report, RankReport], object]
 
 
 CONDITIONS: dict[str, Condition] = {
-    "recorded": lambda report, rank: not EVIDENCE[report.run.source].partial,
+    "recorded": lambda report, rank: not report.run.evidence.partial,
     "granted": lambda report, rank: rank.budget.engine_kv_cache_bytes is not None,
     "refused": lambda report, rank: rank.figures.get("no_cache_blocks"),
     "sampled": lambda report, rank: rank.samples,

@@ -17,7 +17,7 @@ from vllm_memprof.accounting.oom.failed_allocation import (
 from vllm_memprof.accounting.oom.remedies import room_for
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import text
-from vllm_memprof.units import minus
+from vllm_memprof.units import Amount, minus
 
 
 def out_of_memory(rank: RankReport, _: Context) -> Iterator[Found]:
@@ -63,7 +63,7 @@ def out_of_memory(rank: RankReport, _: Context) -> Iterator[Found]:
 
 
 def _largest(
-    rank: RankReport, oom: Oom, has_kv_cache: bool, outside: int | None, peak: int | None
+    rank: RankReport, oom: Oom, has_kv_cache: bool, outside: Amount, peak: Amount
 ) -> tuple[str, int]:
     """Return (name, bytes) of what held most of the device, by the figures that divide it."""
     tensors = oom.allocated_bytes

@@ -20,7 +20,7 @@ from vllm_memprof.accounting.model import Finding, RankReport
 from vllm_memprof.files import read_table
 from vllm_memprof.record.loader import Identity, Run
 from vllm_memprof.text import Part, Sentence, sentences
-from vllm_memprof.units import MIB
+from vllm_memprof.units import MIB, Amount
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 #: From this size on, memory that the equation does not subtract is a warning, not info.
@@ -53,12 +53,12 @@ class Context:
 class Found:
     """One occurrence. What is None is as the rule says."""
 
-    bytes: int | None
+    bytes: Amount
     #: By the names that the sentences of the row have for them. Others that they name are of the
     #: rank, its budget, its KV plan, or in ``RankReport.figures``.
     figures: Mapping[str, object]
     severity: str | None = None
-    kv_tokens: int | None = None  # where the cost in KV tokens is not that of ``bytes``
+    kv_tokens: Amount = None  # where the cost in KV tokens is not that of ``bytes``
     about: RankReport | Identity | None = None  # None: the rank that was looked at, or the run
 
 

@@ -10,6 +10,7 @@ from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.options import given_options
 from vllm_memprof.record.loader import Run
 from vllm_memprof.text import Text, join, text
+from vllm_memprof.units import smallest
 
 #: Things that differ, and hosts of one value, that are named.
 _NAMED, _NAMED_HOSTS = 12, 4
@@ -101,7 +102,7 @@ def _facts(run: Run, left_out: Mapping[str, Sequence[str]]) -> dict[str, str]:
     info = run.info
     socs = (each.identity.soc for each in run.processes if each.identity.soc)
     totals = [first_device_total(each.phases) for each in run.processes if each.is_worker]
-    total = min((size for size in totals if size is not None), default=None)
+    total = smallest(totals)
     given = {
         **dict(sorted(run.versions.items())),
         "model": info.model,

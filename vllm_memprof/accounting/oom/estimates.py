@@ -12,18 +12,7 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.budget.engine_options import is_cuda, share_of
 from vllm_memprof.accounting.budget.equations import divisor_of
-from vllm_memprof.accounting.evidence import EVIDENCE
-from vllm_memprof.accounting.model import (
-    AT_LEAST,
-    DERIVED,
-    ESTIMATED,
-    EXACT,
-    MEASURED,
-    MODELLED,
-    Oom,
-    RankReport,
-    RunSummary,
-)
+from vllm_memprof.accounting.model import AT_LEAST, EXACT, Oom, RankReport, RunSummary
 from vllm_memprof.accounting.oom.failed_allocation import (
     NOT_YET,
     images_of,
@@ -32,9 +21,9 @@ from vllm_memprof.accounting.oom.failed_allocation import (
 )
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.base import Arguments
-from vllm_memprof.record.spans import How, first_of
+from vllm_memprof.record.spans import DERIVED, ESTIMATED, MEASURED, MODELLED, How, first_of
 from vllm_memprof.text import titled
-from vllm_memprof.units import MIB
+from vllm_memprof.units import MIB, Amount
 
 #: Less than this is not worth a row.
 _LEAST_BYTES = MIB
@@ -53,12 +42,12 @@ class Case:
     rank: RankReport
     oom: Oom
     run: RunSummary
-    max_batched_tokens: int | None
+    max_batched_tokens: Amount
 
     @property
     def logged(self) -> bool:
         """Return whether it was read from a log, not recorded by hooks."""
-        return EVIDENCE[self.run.source].partial
+        return self.run.evidence.partial
 
     @property
     def arguments(self) -> Arguments:
@@ -83,8 +72,7 @@ class Case:
             return None
         missing = self.oom.missing_bytes
         size = self.oom.requested_bytes if missing is None else missing
-        names = ("oom_requested_bytes", "oom_free_bytes")
-        rounded = sum(self.rank.half_units.get(name, 0) for name in names)
+        rounded = self.rank.rounding("oom_requested_bytes", "oom_free_bytes")
         return size + max(rounded, self.oom.requested_half_unit_bytes)
 
     @property
@@ -102,7 +90,7 @@ class Case:
 class Estimate:
     """What an argument gives in one case. What is None is as its row says."""
 
-    bytes: int | None  # None: not known
+    bytes: Amount  # None: not known
     figures: Mapping[str, object]  # by the names that the sentences of the row have for them
     bound: str | None = None
     how: How | None = None

@@ -11,14 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vllm_memprof.accounting.model import (
-    DERIVED,
-    MEASURED,
-    ComponentRow,
-    FreeBlocks,
-    Oom,
-    RankReport,
-)
+from vllm_memprof.accounting.model import FreeBlocks, Oom, RankReport
 from vllm_memprof.accounting.owners.in_torch import divide_allocated, torch_owners
 from vllm_memprof.accounting.owners.outside_torch import EdgeTime
 from vllm_memprof.accounting.readings.startup import grown_by
@@ -34,9 +27,18 @@ from vllm_memprof.record.failures import (
 )
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import BEFORE, Span, ancestors, first_of, last_of
+from vllm_memprof.record.spans import (
+    BEFORE,
+    DERIVED,
+    MEASURED,
+    ComponentRow,
+    Span,
+    ancestors,
+    first_of,
+    last_of,
+)
 from vllm_memprof.text import sentences
-from vllm_memprof.units import GIB, format_gib, minus
+from vllm_memprof.units import GIB, Amount, format_gib, minus
 
 #: What the allocator asks the device for on behalf of a small request (up to 1 MiB, which is
 #: served from pools of its own): kSmallBuffer.
@@ -240,9 +242,9 @@ def kv_cache_state(rank: RankReport, oom: Oom) -> str | None:
 
 def divide_free(
     pools: list[Pool],
-    requested: int | None,
-    allocated: int | None,
-    reserved: int | None,
+    requested: Amount,
+    allocated: Amount,
+    reserved: Amount,
 ) -> FreeBlocks | None:
     """Divide the free memory of the allocator's segments by whether it could have been used.
 
@@ -320,7 +322,7 @@ def merge_not_profiled(oom: Oom) -> str | None:
     )
 
 
-def gib_of(rank: RankReport, size: int | None) -> str:
+def gib_of(rank: RankReport, size: Amount) -> str:
     """Return GiB with as many digits as are known: a log prints two, or MiB."""
     logged = "oom_requested_bytes" in rank.figures or "oom_reserved_bytes" in rank.figures
     return format_gib(size, 2 if logged and size is not None and abs(size) >= GIB else 4)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, Oom, RankReport, Remedy, Report
@@ -17,7 +16,7 @@ from vllm_memprof.accounting.oom.estimates import Case
 from vllm_memprof.accounting.oom.failed_allocation import gib_of
 from vllm_memprof.accounting.readings.run import RunReadings
 from vllm_memprof.engines import ENGINES
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.spans import How
@@ -43,7 +42,7 @@ class RemedyRow:
     of_no_engine: bool = False  # its argument is not one of the engine
 
 
-_TABLE = read_table(Path(__file__).with_name("remedies.toml"))
+_TABLE = read_own(__file__, "remedies.toml")
 #: What is said of a remedy and of what it gives: the first that can be said.
 GIVES: Part = _TABLE["sentences"]["gives"]
 #: Id -> what it gives, in the order in which they are worth trying.

@@ -16,19 +16,12 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from vllm_memprof.accounting.budget.kv import padding_bytes
-from vllm_memprof.accounting.model import (
-    DERIVED,
-    ESTIMATED,
-    MEASURED,
-    MODELLED,
-    ConnectorRow,
-    RankReport,
-)
+from vllm_memprof.accounting.model import ConnectorRow, RankReport
 from vllm_memprof.accounting.owners.outside_torch import CONNECTOR_PHASES, grown, owners_of
 from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.files import read_table
-from vllm_memprof.record.spans import Span
+from vllm_memprof.record.spans import DERIVED, ESTIMATED, MEASURED, MODELLED, Span
 from vllm_memprof.units import Amount, minus, sum_or_none
 
 _ALIGNS = "vllm_ascend/worker/model_runner_v1.py::NPUModelRunner._allocate_int8_cache_tensor"

@@ -11,14 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from vllm_memprof.accounting.model import (
-    DERIVED,
-    MEASURED,
-    MODELLED,
-    ComponentRow,
-    DeviceMemory,
-    RankReport,
-)
+from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.owners.in_torch import TorchOwners, divide_allocated, torch_owners
 from vllm_memprof.accounting.owners.outside_torch import (
     NON_TORCH,
@@ -38,8 +31,18 @@ from vllm_memprof.accounting.readings.counters import (
 from vllm_memprof.accounting.readings.quantities import NEVER_MODELLED_ROWS
 from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import UNEXPLAINED, Edge, Span, weakest
-from vllm_memprof.units import Amount, either, minus
+from vllm_memprof.record.spans import (
+    DERIVED,
+    MEASURED,
+    MODELLED,
+    UNEXPLAINED,
+    ComponentRow,
+    DeviceMemory,
+    Edge,
+    Span,
+    weakest,
+)
+from vllm_memprof.units import Amount, either, minus, only_known
 
 _NO_OWNERS, _NO_TORCH_OWNERS = Owners(), TorchOwners()
 #: What is left of a counter, of the process or of the device when all that is known is taken off.
@@ -249,7 +252,7 @@ def _uncounted(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
     if owners.first_context is not None:
         known.append(("context", min(owners.first_context, max(0, rest)), _FIRST_READING))
     for each in owners.communicators:
-        sizes = [size for size in (each.configured_bytes, each.seen_bytes) if size is not None]
+        sizes = only_known((each.configured_bytes, each.seen_bytes))
         size = min(sizes, default=None) if at.is_after(each.begins) else 0
         known.append((each.name, size, each.source))
     if owners.atb is not None:

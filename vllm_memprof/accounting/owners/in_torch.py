@@ -11,12 +11,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from vllm_memprof.accounting.model import DERIVED, MEASURED, ComponentRow
 from vllm_memprof.accounting.owners.outside_torch import EdgeTime, Taken
 from vllm_memprof.accounting.readings.quantities import LOADED_BESIDE
 from vllm_memprof.accounting.readings.startup import end_of_loading
-from vllm_memprof.record.spans import AFTER, BEFORE, Span, is_within, last_of
-from vllm_memprof.units import minus, sum_or_none
+from vllm_memprof.record.spans import (
+    AFTER,
+    BEFORE,
+    DERIVED,
+    MEASURED,
+    ComponentRow,
+    Span,
+    is_within,
+    last_of,
+)
+from vllm_memprof.units import Amount, minus, only_known, sum_or_none
 
 #: Phase -> the owner of what it leaves allocated, and the row's source.
 _OWNERS = {
@@ -51,7 +59,7 @@ class TorchOwners(NamedTuple):
 
 
 def torch_owners(
-    spans: Sequence[Span], draft_kv_bytes: int | None = None, alignment_bytes: int | None = None
+    spans: Sequence[Span], draft_kv_bytes: Amount = None, alignment_bytes: Amount = None
 ) -> TorchOwners:
     """Return the owners that the phases of a process have.
 
@@ -94,9 +102,7 @@ def _owner(span: Span) -> Taken | None:
     return replace(owner, grown_bytes=None) if owner is not None and span.error else owner
 
 
-def divide_allocated(
-    owners: TorchOwners, allocated: int | None, at: EdgeTime
-) -> list[ComponentRow]:
+def divide_allocated(owners: TorchOwners, allocated: Amount, at: EdgeTime) -> list[ComponentRow]:
     """Return the parts of ``allocated`` at an edge, bytes: of the phases that have begun by then.
 
     A part is measured at the end of its own phase. Later it is derived: nothing counts it again.
@@ -121,7 +127,7 @@ def divide_allocated(
             how = MEASURED
         rows[each.name] = ComponentRow(each.name, size, how, each.source, "allocated")
     found = [rows[name] for name in _ORDER if name in rows]
-    sizes = [row.bytes for row in found if row.bytes is not None]
+    sizes = only_known(row.bytes for row in found)
     replaced = owners.until is not None and at.is_after(owners.until)
     if replaced or allocated is None or sum(sizes) > allocated or min(sizes, default=0) < 0:
         return [replace(row, bytes=None) for row in found]

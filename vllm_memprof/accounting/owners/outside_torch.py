@@ -26,7 +26,7 @@ from vllm_memprof.accounting.readings.quantities import CONTEXT_CEILING_BYTES
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import AFTER, BEFORE, Span, ancestors, edges_of, first_of
-from vllm_memprof.units import MIB, Amount, either, floor_zero, minus
+from vllm_memprof.units import MIB, Amount, either, floor_zero, minus, only_known
 
 #: ATB's tiling buffers: ATB_DEVICE_TILING_BUFFER_BLOCK_NUM blocks (32 at the least) of 3 MiB, each
 #: rounded to pages.
@@ -179,7 +179,7 @@ def owners_of(process: ProcessRecord) -> Owners:
         first_context=_first_context(read),
         others=series(lambda at: at.other_processes_bytes),
         atb=_atb(spans),
-        captures=tuple(each for each in captures if each is not None),
+        captures=tuple(only_known(captures)),
         links=tuple(_links(spans)),
     )
 

@@ -8,10 +8,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vllm_memprof.accounting.findings.advice import device_total
-from vllm_memprof.accounting.model import DERIVED, ESTIMATED, MEASURED, ItemPart, RankReport
+from vllm_memprof.accounting.model import ItemPart, RankReport
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.accounting.titles import TITLES
-from vllm_memprof.record.spans import UNEXPLAINED, DeviceMemory, edges_of, weakest
+from vllm_memprof.record.spans import (
+    DERIVED,
+    ESTIMATED,
+    MEASURED,
+    UNEXPLAINED,
+    DeviceMemory,
+    edges_of,
+    weakest,
+)
 from vllm_memprof.text import text
 from vllm_memprof.units import Amount, either, minus
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vllm_memprof.accounting.budget import equations
-from vllm_memprof.accounting.model import DERIVED, Reading
+from vllm_memprof.accounting.model import Reading
 from vllm_memprof.accounting.readings.quantities import QUANTITIES, title_of
 from vllm_memprof.accounting.readings.startup import (
     Moments,
@@ -22,7 +22,7 @@ from vllm_memprof.accounting.readings.startup import (
 )
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.engines.equation import Equation, Figures, Term
-from vllm_memprof.record.spans import weakest
+from vllm_memprof.record.spans import DERIVED, weakest
 from vllm_memprof.text import join, text
 
 #: Figures that stand in a term and in the request, and have no row of their own.

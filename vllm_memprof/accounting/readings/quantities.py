@@ -10,15 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 
-from vllm_memprof.accounting.model import (
-    DERIVED,
-    MEASURED,
-    MODELLED,
-    ItemPart,
-    Reading,
-)
+from vllm_memprof.accounting.model import ItemPart, Reading
 from vllm_memprof.accounting.readings.counters import (
     HCCL,
     RUNTIME,
@@ -40,9 +33,9 @@ from vllm_memprof.accounting.readings.startup import (
     value,
 )
 from vllm_memprof.accounting.titles import TITLES
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import Span, edges_of, is_within
+from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, Span, edges_of, is_within
 from vllm_memprof.text import Text, text, titled
 from vllm_memprof.units import GIB, Amount, either, floor_zero, largest, minus, sum_or_none
 
@@ -367,7 +360,7 @@ QUANTITIES: dict[str, Quantity] = {
         read=_READ.get(name),
         **(said | {key: titled(said[key]) for key in _WORDS if key in said}),
     )
-    for name, said in read_table(Path(__file__).with_name("quantities.toml")).items()
+    for name, said in read_own(__file__, "quantities.toml").items()
 }
 
 

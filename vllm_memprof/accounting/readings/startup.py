@@ -10,18 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple, cast
 
-from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, Figured, Reading
+from vllm_memprof.accounting.model import PrintedFigures, Reading
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.equation import Equation, Figures
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import Span, edges_of, is_within, last_of, weakest
+from vllm_memprof.record.spans import (
+    DERIVED,
+    MEASURED,
+    MODELLED,
+    Span,
+    edges_of,
+    is_within,
+    last_of,
+    weakest,
+)
 from vllm_memprof.text import Text, text, titled
-from vllm_memprof.units import MIB, Amount, either, largest, minus
+from vllm_memprof.units import MIB, Amount, either, known_items, largest, minus
 
 #: Tensors that ``load_model`` makes outside of what the engine measures as weights (tables of
 #: expert load balancing, buffers of a drafter) and garbage that the engine collects first: less
@@ -33,7 +41,7 @@ ALLOCATED, FREE, NON_TORCH = "allocated_bytes", "device_free_bytes", "non_torch_
 #: Fields that are read from the device, and depend on the profile of a simulated one.
 _DEVICE_WIDE = (FREE, NON_TORCH)
 
-_OWN = read_table(Path(__file__).with_name("own.toml"))
+_OWN = read_own(__file__, "own.toml")
 _NO_READING = text("no reading at this edge")
 CONSTANT = text("nothing: the size of a device does not change")
 _NOT_LOADED = text("weight_load was not recorded to its end")
@@ -64,7 +72,7 @@ class ProfilePeak(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Moments(Figured):
+class Moments(PrintedFigures):
     """What one rank recorded of its start-up, and what it read at the moments of engines.
 
     Attributes:
@@ -335,7 +343,7 @@ def others_at_start(spans: Sequence[Span], own: Collection[str] = ()) -> Amount:
     return either(*(others_in(edge.snapshot, own) for _, edge in edges_of(spans)))
 
 
-def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> Amount:
+def others_in(snapshot: Snapshot, own: Collection[str]) -> Amount:
     """Return what other processes held at one moment, those of ``own`` left out, bytes."""
     total, by_process = snapshot.other_processes_bytes, snapshot.other_processes or {}
     return minus(total, sum(size for pid, size in by_process.items() if pid in own))
@@ -385,4 +393,4 @@ def engine_figures(
     if eager and any(term.name == "graph_estimate" for term in equation.terms):
         filled["graph_estimate_bytes"] = 0
     missing = {name: size for name, size in filled.items() if figures.get(name) is None}
-    return figures | {name: size for name, size in missing.items() if size is not None}
+    return figures | known_items(missing)

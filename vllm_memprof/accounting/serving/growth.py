@@ -28,7 +28,7 @@ from vllm_memprof.record.allocations import AliveStack, TraceTotals
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.samples import RUNTIME, Sample
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import MIB, minus, sum_or_none
+from vllm_memprof.units import MIB, Amount, minus, only_known, sum_or_none
 
 #: Growth over a window below this is none worth speaking of, whatever its interval.
 LEAST_RISE_BYTES = 16 * MIB
@@ -128,7 +128,7 @@ def _clock(cores: Sequence[ProcessRecord]) -> tuple[list[int], int]:
     Of requests that are in no file any more nothing tells when they finished.
     """
     ends = [record.end_ns for core in cores for record in core.served.requests]
-    finished = sorted(t_ns for t_ns in ends if t_ns is not None)
+    finished = sorted(only_known(ends))
     dropped = any(core.served.dropped.get("request") for core in cores)
     return finished, finished[0] if dropped and finished else 0
 
@@ -183,7 +183,7 @@ def _growth(
     )
 
 
-def with_room(rows: list[OwnerGrowth], headroom_bytes: int | None) -> list[OwnerGrowth]:
+def with_room(rows: list[OwnerGrowth], headroom_bytes: Amount) -> list[OwnerGrowth]:
     """Return the rows of a rank with what is left until the device is full, of those that grow.
 
     Args:
@@ -200,7 +200,7 @@ def with_room(rows: list[OwnerGrowth], headroom_bytes: int | None) -> list[Owner
     ]
 
 
-def _until(headroom_bytes: int | None, row: OwnerGrowth, rate: float | None) -> float | None:
+def _until(headroom_bytes: Amount, row: OwnerGrowth, rate: float | None) -> float | None:
     if headroom_bytes is None or row.verdict != GROWING or row.bounded or not rate or rate < 0:
         return None
     return max((headroom_bytes - (row.grown_bytes or 0)) / rate, 0.0)

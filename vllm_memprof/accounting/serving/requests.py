@@ -24,7 +24,7 @@ from vllm_memprof.record.samples import (
 )
 from vllm_memprof.record.schema import STAGES
 from vllm_memprof.record.spans import Span, first_of
-from vllm_memprof.units import minus
+from vllm_memprof.units import largest, minus, only_known, product_or_none
 
 #: Points of a curve in a report at most: what lies between two is in their lowest and highest.
 MOST_POINTS = 400
@@ -107,7 +107,7 @@ def engine_cores(process: ProcessRecord, cores: list[ProcessRecord]) -> list[Pro
 
 def _row(memory: RequestMemory, core: RequestRecord, start: int | None) -> RequestRow:
     items = core.items or memory.items
-    tokens = [item.tokens for item in items if item.tokens is not None]
+    tokens = only_known(item.tokens for item in items)
     known = {name: getattr(memory, name) for name in RequestFigures.__dataclass_fields__}
     if core.prompt_tokens is not None:
         known["prompt_tokens"] = core.prompt_tokens
@@ -140,11 +140,11 @@ def stage_rows(process: ProcessRecord) -> list[StageRow]:
         if not passages:
             continue
         # the largest passage handed out most bytes, then has most tokens
-        largest = max(
+        most = max(
             passages,
             key=lambda each: (each.figures["allocated_total_bytes"] or 0, _tokens_of(each)),
         )
-        figures, moved = largest.figures, name in ("mm_encoder", "mm_merge")
+        figures, moved = most.figures, name in ("mm_encoder", "mm_merge")
         held = minus(figures["allocated_bytes"], figures["allocated_before_bytes"])
         rows.append(
             StageRow(
@@ -154,12 +154,14 @@ def stage_rows(process: ProcessRecord) -> list[StageRow]:
                 items=sum(len(stage.items) for stage in passages),
                 allocated_total_bytes=figures["allocated_total_bytes"] if moved else None,
                 held_bytes=held if moved else None,
-                allocated_peak_bytes=_most(
+                allocated_peak_bytes=largest(
                     each.figures["allocated_peak_bytes"] for each in passages
                 ),
-                request=next(iter(largest.requests), None),
-                image=_largest_size(largest),
-                cache_bytes=_most(each.figures["encoder_cache_bytes"] or None for each in passages),
+                request=next(iter(most.requests), None),
+                image=_largest_size(most),
+                cache_bytes=largest(
+                    each.figures["encoder_cache_bytes"] or None for each in passages
+                ),
             )
         )
     return rows
@@ -207,7 +209,7 @@ def _point(samples: list[tuple[str, Sample]], start: int) -> Point:
     return Point((begin - start) / 1e9, (end - start) / 1e9, readings, low, high)
 
 
-def largest(rows: Sequence[RequestRow], name: str, count: int = 10) -> list[RequestRow]:
+def largest_rows(rows: Sequence[RequestRow], name: str, count: int = 10) -> list[RequestRow]:
     """Return the rows with the largest values of a field, the largest first."""
     known = (row for row in rows if getattr(row, name) is not None)
     return nlargest(count, known, key=attrgetter(name))
@@ -233,7 +235,7 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
     return MmProfile(
         modality=profiled.string("mm_modality"),
         items=items,
-        tokens=None if items is None or each is None else items * each,
+        tokens=product_or_none(items, each),
         size=list(size) if isinstance(size, list) else None,
         bytes=minus(peak, value(profiled.before, "allocated_bytes")) if rose else None,
         merged=merged if isinstance(merged, bool) else None,
@@ -254,18 +256,14 @@ def _tokens_of(stage: MediaStage) -> int:
 
 
 def _largest_size(stage: MediaStage) -> list[int] | None:
-    sizes = [item.size for item in stage.items if item.size is not None]
+    sizes = only_known(item.size for item in stage.items)
     size = max(sizes, key=lambda each: each[0] * each[1], default=None)
     return None if size is None else list(size)
 
 
 def _most_taken(stages: Iterable[MediaStage]) -> int | None:
     """Return the most that was allocated in a passage less what was before it, where known."""
-    return _most(
+    return largest(
         minus(stage.figures["allocated_peak_bytes"], stage.figures["allocated_before_bytes"])
         for stage in stages
     )
-
-
-def _most(sizes: Iterable[int | None]) -> int | None:
-    return max((size for size in sizes if size is not None), default=None)

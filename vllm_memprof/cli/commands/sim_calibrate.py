@@ -14,6 +14,7 @@ from vllm_memprof.plans.device_facts import DECIDING, base_of, engine_args_of, f
 from vllm_memprof.sim.calibrate import calibrate, profile_name, render
 from vllm_memprof.sim.profiles import find_profile, load_profile
 from vllm_memprof.sources import build_run
+from vllm_memprof.units import known_items
 
 
 def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
@@ -104,8 +105,8 @@ def _row_of(report: Report) -> dict[str, Any]:
         "model": run.model,
         "args": engine_args_of(run),
         "env": {name: each for name, each in run.env.items() if name.startswith(DECIDING)},
-        "published": {name: size for name, size in figures.items() if size is not None},
+        "published": known_items(figures),
         "total_bytes": rank.device_total_bytes,
         "rank": rank.rank or None,
     }
-    return {name: value for name, value in row.items() if value is not None}
+    return known_items(row)

@@ -36,7 +36,7 @@ def request_pool_not_subtracted(item: str, rank: RankReport, _: Context) -> Iter
     items = rank.budget.not_subtracted
     size = next((each.bytes for each in items if each.name == item), None)
     names = ("free_after_load", "free_after_pools", "k_pool", "v_pool", "kv_pool")
-    slack = sum(rank.half_units.get(f"{name}_bytes", 0) for name in names)
+    slack = rank.rounding(*(f"{name}_bytes" for name in names))
     if size is not None and size > slack:
         requests, length = rank.figures.get("max_running_requests"), rank.kv.max_model_len
         table = None
@@ -70,7 +70,7 @@ def flush_frees_nothing(rank: RankReport, _: Context) -> Iterator[Found]:
 
 def pools_larger_than_sized(rank: RankReport, _: Context) -> Iterator[Found]:
     """Find pools of DeepSeek-V4 that take more than the bytes per token of their sizing."""
-    figures, half_units = rank.figures, rank.half_units
+    figures = rank.figures
     budget, tokens = figures.get("pools_budget_bytes"), int(figures.get("pools_tokens") or 0)
     before, after = figures.get("free_after_load_bytes"), figures.get("free_after_pools_bytes")
     if not budget or budget < 0 or not tokens or before is None or after is None:
@@ -80,7 +80,7 @@ def pools_larger_than_sized(rank: RankReport, _: Context) -> Iterator[Found]:
     table = int(requests or 0) * (length or 0) * _PLACE_BYTES
     took = int(before - after) - table
     read = ("pools_budget_bytes", "free_after_load_bytes", "free_after_pools_bytes")
-    slack = sum(half_units.get(name, 0) for name in read)
+    slack = rank.rounding(*read)
     if took - sized > max(slack, sized // _FRACTION):
         tokens = tokens * sized // took // _DSV4_PAGE * _DSV4_PAGE
         yield Found(took - sized, {"took": took, "slack": slack, "tokens": tokens})

@@ -7,6 +7,7 @@ Reports enter, a compact document leaves. Whatever it leaves out is in the whole
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,6 @@ from math import inf
 from string import digits
 
 from vllm_memprof.accounting.budget.equations import divisor_of, form_of
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.findings.advice import more_kv_cache
 from vllm_memprof.accounting.model import Budget, ItemPart, RankReport, Report
 from vllm_memprof.accounting.owners.peak_owners import (
@@ -184,7 +184,6 @@ def first_screen_document(screen: FirstScreen, width: int) -> Document:
         title=report.run.model,
         head=head,
         sections=[section for section in sections if section.rows],
-        verdict="",
         tail=[*opening.absent, *_more(screen)],
         compact=True,
         simulated=on.simulated,
@@ -234,7 +233,7 @@ def _headline(report: Report, named: bool = True) -> Text:
         "kind": len(kinds) == 1 and "".join(kind for kind in kinds if kind.isalpha()),
         "count": report.world_size if report.world_size > 1 else None,
         "device": (run.device or "").removeprefix("Ascend"),
-        "total": next(filter(None, (rank.device_total_bytes for rank in ranks)), None),
+        "total": report.device_total_bytes,
         "simulated": run.simulated,
         "seconds": run.seconds,
     }
@@ -262,7 +261,7 @@ def _answer(report: Report) -> Iterable[Line]:
         "fixed": any(each.override for each in budgets),
         "differs": False in checks,
         "equal": True in checks,
-        "unchecked": None in checks and not EVIDENCE[run.source].partial,
+        "unchecked": None in checks and not run.evidence.partial,
     }
     if word := sentences_of("checked", checked):
         outcomes = join("; ", (*recomputed(report), audited(report)))
@@ -308,7 +307,7 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
             "labels": _few([each.label for each in report.ranks if each.oom is not None]),
         }
         yield Line("", sentences_of("asked", asked, ", "))
-    elif failure is not None and run.exit_reason and not EVIDENCE[run.source].partial:
+    elif failure is not None and run.exit_reason and not run.evidence.partial:
         yield Line("", cut(run.exit_reason, width))
     if least_grant(report.ranks) is not None:
         yield Line("", _granted(report))
@@ -400,18 +399,17 @@ def _owners(divided: DividedDevice) -> list[ItemPart]:
 
 def _outside(divided: DividedDevice) -> Text:
     """Return what non-torch memory is, the largest first."""
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for part in [] if divided.memory is None else divided.memory.rows:
         name = part.component.partition(":")[0]
         if name not in ("allocated", "reserved_not_allocated", "free", "other_processes"):
-            sizes[name] = sizes.get(name, 0) + (part.bytes or 0)
-    largest = sorted(sizes.items(), key=lambda each: -each[1])[:3]
+            sizes[name] += part.bytes or 0
     titles = {**OWNER_TITLES, "graph": text("graphs outside torch")}
     return join(
         ", ",
         (
             text("{title} {size:size}", title=titles.get(name, name), size=size)
-            for name, size in largest
+            for name, size in sizes.most_common(3)
             if size >= _LEAST_BYTES
         ),
     )
@@ -485,7 +483,7 @@ def _start_up(on: Paper, report: Report, rank: RankReport, most: int) -> Section
     def took(each: Passage) -> str:
         return text("open") if each.open else number(each.seconds, ".1f")
 
-    timed = {"timed": EVIDENCE[report.run.source].no_times is None}
+    timed = {"timed": report.run.evidence.no_times is None}
     read: dict[str, Values] = {name: partial(edges, name=name) for name in _START_UP}
     found = foremost(_telling(list(passages_of(rank).values())), most, _changed)
     columns = [Column(title, "name"), *columns_of("start_up", timed, took=took, **read)]
@@ -637,7 +635,7 @@ def _starts(screen: FirstScreen, width: int) -> Section:
 def _not_in_the_log(report: Report) -> list[Line]:
     """Return what a log does not tell, in one line."""
     ranks = report.ranks
-    if not EVIDENCE[report.run.source].partial:
+    if not report.run.evidence.partial:
         return []
     terms = {row.name for rank in ranks for row in rank.budget.terms if row.subtracted}
     known: dict[str, list[object]] = {
@@ -657,7 +655,7 @@ def _not_in_the_log(report: Report) -> list[Line]:
 
 def _more(screen: FirstScreen) -> list[Line]:
     """Return where the rest is: commands that can be copied."""
-    command = "explain" if EVIDENCE[screen.report.run.source].partial else "report"
+    command = "explain" if screen.report.run.evidence.partial else "report"
     whole = " ".join(filter(None, ("memprof", command, screen.where, "--full")))
     lines = [
         Line(text("more"), text("--section NAME, --format html, or the whole report:"), MUTED),

@@ -8,12 +8,11 @@ from math import inf
 from typing import NamedTuple
 
 from vllm_memprof.accounting.budget.equations import STARTUP_PLAN, named_equation
-from vllm_memprof.accounting.evidence import EVIDENCE
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.summary import engine_text
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.accuracy.spread import spread_of
-from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
+from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line, note_lines
 from vllm_memprof.record.cause import Cure, NamedFailure
 from vllm_memprof.record.spans import MODELLED, last_of
 from vllm_memprof.report.sections import SECTIONS, sections
@@ -23,7 +22,7 @@ from vllm_memprof.report.sections.deployment import gap_text, summary_of
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.tables import UNKNOWN, group_ranks, modelled
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import format_gib, minus
+from vllm_memprof.units import format_gib, minus, only_known
 
 #: Verdicts on a device, the gravest last.
 _VERDICTS = ("fits", "narrow", "release", "exceeds")
@@ -62,7 +61,7 @@ def report_document(report: Report, width: int, names: tuple[str, ...] = NAMES) 
 
 def head(report: Report) -> list[Line]:
     """Return the lines that name a run."""
-    run, evidence = report.run, EVIDENCE[report.run.source]
+    run, evidence = report.run, report.run.evidence
     ended_well = run.status in ("ok", "running")
     no_phases = None if any(rank.phases for rank in report.ranks) else evidence.no_phases
     return [
@@ -75,7 +74,7 @@ def head(report: Report) -> list[Line]:
         Line(text("status"), _status(report), PLAIN if ended_well else BAD),
         Line(text("verdict"), verdict(report), summary=True),
         *spread(report),
-        *(Line(text("note"), note) for note in (*run.notes, no_phases) if note),
+        *note_lines(filter(None, (*run.notes, no_phases))),
     ]
 
 
@@ -186,10 +185,10 @@ def _out_of_memory(report: Report) -> list[Text]:
 
 def granted(report: Report) -> Text:
     """Return the KV cache, and on which ranks; of a run that sized none, why."""
-    run, evidence = report.run, EVIDENCE[report.run.source]
+    run, evidence = report.run, report.run.evidence
     least = least_grant(report.ranks)
     if least is None:
-        tokens = [rank.kv.tokens for rank in report.ranks if rank.kv.tokens is not None]
+        tokens = only_known(rank.kv.tokens for rank in report.ranks)
         told: dict[str, object] = {
             "cut_off": evidence.no_kv_cache if run.status == "truncated" else None,
             "reason": run.exit_reason,
@@ -217,7 +216,7 @@ def granted(report: Report) -> Text:
 
 def _printed(report: Report) -> list[RankReport]:
     """Return the ranks; of a log, lines that no rank is named for are no further rank."""
-    partial = EVIDENCE[report.run.source].partial
+    partial = report.run.evidence.partial
     return [
         rank
         for rank in report.ranks
@@ -310,7 +309,7 @@ def _left_by_plan(report: Report) -> list[Text]:
     ends = [last_of(rank.phases, "kv_cache_alloc") for rank in report.ranks]
     after = [None if span is None else span.after for span in ends]
     left = [at.device_free_bytes for at in after if at is not None]
-    known = [size for size in left if size is not None]
+    known = only_known(left)
     if not report.run.planned_only or not known or len(known) < len(ends):
         return []
     return [modelled(sentences_of("left", {"size": min(known)}), report.run.simulated)]
@@ -319,7 +318,7 @@ def _left_by_plan(report: Report) -> list[Text]:
 def _device(report: Report) -> str:
     run = report.run
     name = run.device or UNKNOWN
-    if total := next(filter(None, (rank.device_total_bytes for rank in report.ranks)), None):
+    if total := report.device_total_bytes:
         name = text("{device}, {total:gib} GiB", device=name, total=total)
     if not run.simulated:
         return name
@@ -332,7 +331,7 @@ def _device(report: Report) -> str:
 
 def _status_word(report: Report) -> str:
     status = report.run.status
-    words = TITLES["log_statuses"] if EVIDENCE[report.run.source].partial else {}
+    words = TITLES["log_statuses"] if report.run.evidence.partial else {}
     return (TITLES["statuses"] | words).get(status, status)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.model import MODELLED, RankReport, Reading, Report
+from vllm_memprof.accounting.model import RankReport, Reading, Report
 from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.document import BAD, MUTED, PLAIN, TOTAL, Section
+from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import Look, fold, modelled
 from vllm_memprof.text import Text, join, text
+from vllm_memprof.units import only_known
 
 
 def audit(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
@@ -20,7 +22,7 @@ def audit(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     known = [row for row in rows if row.bytes is not None or row.engine_bytes is not None]
     compared = any(row.engine_bytes is not None for row in rows if row.name in QUANTITIES)
     notes: list[str] = []
-    for reason in dict.fromkeys(row.reason for row in rows if row.reason is not None):
+    for reason in dict.fromkeys(only_known(row.reason for row in rows)):
         titles = join(", ", [row.title for row in rows if row.reason == reason])
         notes.append(text("{titles}: {reason}", titles=titles, reason=reason))
     notes += [

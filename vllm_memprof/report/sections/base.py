@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_memprof.accounting.evidence import EVIDENCE, Evidence
+from vllm_memprof.accounting.evidence import Evidence
 from vllm_memprof.accounting.model import Check, RankReport, Report
 from vllm_memprof.document import Section
 from vllm_memprof.files import read_table
@@ -77,7 +77,7 @@ class Sheet(NamedTuple):
 
     @property
     def evidence(self) -> Evidence:
-        return EVIDENCE[self.report.run.source]
+        return self.report.run.evidence
 
 
 def draw(

@@ -11,20 +11,12 @@ from vllm_memprof.accounting.budget.equations import (
     ignoring_fixed_size,
 )
 from vllm_memprof.accounting.findings.advice import device_total
-from vllm_memprof.accounting.model import (
-    DERIVED,
-    MODELLED,
-    Budget,
-    ItemPart,
-    RankReport,
-    Reading,
-    Report,
-    TermRow,
-)
+from vllm_memprof.accounting.model import Budget, ItemPart, RankReport, Reading, Report, TermRow
 from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, GOOD, MUTED, PLAIN, TOTAL, Row, Section
+from vllm_memprof.record.spans import DERIVED, MODELLED
 from vllm_memprof.report.sections.audit import recomputed_from
 from vllm_memprof.report.sections.base import Sheet, draw, failed
 from vllm_memprof.tables import (

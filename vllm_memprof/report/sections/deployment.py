@@ -5,6 +5,7 @@ A report of one host has none of them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from statistics import median_low
@@ -31,6 +32,7 @@ from vllm_memprof.tables import (
     modelled,
 )
 from vllm_memprof.text import Text, text
+from vllm_memprof.units import smallest
 
 #: Rows that a table has, of ranks, hosts and engine cores; of owners.
 _LISTED, _LISTED_OWNERS = 16, 8
@@ -64,8 +66,7 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
     told: set[str] = set()  # runs whose reason stands in a row above
 
     def least(row: HostRow) -> int | None:
-        known = (size for label in row.labels if (size := headroom[label]) is not None)
-        return min(known, default=None)
+        return smallest(headroom[label] for label in row.labels)
 
     def status(row: HostRow) -> str:
         word: str = TITLES["statuses"].get(row.status, row.status)
@@ -133,7 +134,7 @@ def cores(sheet: Sheet) -> Iterator[Section]:
     least = []
     for group in deployment.groups:
         granted = [core.granted_bytes for core in ranked if core.group == group]
-        size = min((each for each in granted if each is not None), default=None)
+        size = smallest(granted)
         least.append(text("least of {group}: {size:gib4} GiB", group=group or "-", size=size))
     figures = {"several": several, "least": None if several or len(ranked) < 2 else size}
     notes = least if several else []
@@ -205,11 +206,11 @@ def matrix(sheet: Sheet) -> Iterator[Section]:
         name = rank.label if by_rank else rank.host or "-"
         line = lines.setdefault(name, _MatrixRow(name, rank.host or "-", {}))
         around = {span.order: span.phase for span in rank.phases}
-        own: dict[str, float] = {}
+        own: defaultdict[str, float] = defaultdict(float)
         for span in rank.phases:  # of the start-up, those in no other phase but device_init
             outermost = span.parent is None or around.get(span.parent) == "device_init"
             if outermost and span.phase not in _NOT_STARTUP and span.seconds is not None:
-                own[span.phase] = own.get(span.phase, 0.0) + span.seconds
+                own[span.phase] += span.seconds
         for phase, seconds in own.items():
             for held in (line.seconds, slowest):
                 if phase not in held or seconds > held[phase][0]:

@@ -18,7 +18,7 @@ from vllm_memprof.tables import (
     group_ranks,
 )
 from vllm_memprof.text import join, text
-from vllm_memprof.units import minus, sum_or_none
+from vllm_memprof.units import largest, minus, sum_or_none
 
 
 class _Calls(NamedTuple):
@@ -35,7 +35,7 @@ class _Calls(NamedTuple):
     def requests(self) -> int | None:
         """The most that the model runner held at a call while it served."""
         held = [call.requests for call in self.calls if call.after_ready]
-        return max((count for count in held if count is not None), default=None)
+        return largest(held)
 
     @property
     def times(self) -> int:

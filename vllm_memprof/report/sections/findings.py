@@ -7,6 +7,7 @@ from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import FindingView
 from vllm_memprof.tables import fold, group_ranks
 from vllm_memprof.text import Text, join, text
+from vllm_memprof.units import only_known
 
 
 def finding_views(report: Report) -> list[FindingView]:
@@ -18,7 +19,7 @@ def finding_views(report: Report) -> list[FindingView]:
     found = []
     for members in group_ranks(report.findings, alike):
         first = members[0]
-        labels = dict.fromkeys(each.label for each in members if each.label is not None)
+        labels = dict.fromkeys(only_known(each.label for each in members))
         evidence, *others = dict.fromkeys(each.evidence for each in members)
         if others:
             evidence = text("{evidence} (and {count} more)", first, count=len(others))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, ESTIMATED, MODELLED, RankReport, Remedy
+from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, RankReport, Remedy
 from vllm_memprof.accounting.oom.failed_allocation import gib_of, merge_not_profiled
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.failures import PROFILE
+from vllm_memprof.record.spans import ESTIMATED, MODELLED
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import Size, modelled
 from vllm_memprof.text import Text, join, text

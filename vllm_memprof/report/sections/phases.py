@@ -26,7 +26,7 @@ from vllm_memprof.tables import (
     merged_order,
 )
 from vllm_memprof.text import Text, text
-from vllm_memprof.units import GIB, format_gib, sum_or_none
+from vllm_memprof.units import GIB, format_gib, only_known, sum_or_none
 
 #: Passages through the same place that are still listed one by one.
 _LISTED_PASSAGES = 8
@@ -58,7 +58,7 @@ def phases(sheet: Sheet) -> Iterator[Section]:
     Ranks that print alike share a row. Few logs name a phase.
     """
     report, evidence = sheet.report, sheet.evidence
-    snapshots = [row.after for rank in report.ranks for row in rank.phases if row.after is not None]
+    snapshots = only_known(row.after for rank in report.ranks for row in rank.phases)
     peaks = [each.reserved_peak_bytes or each.reserved_bytes or 0 for each in snapshots]
     # 2 as in the engine's log; 4 where a whole run stays below 1 GiB of torch memory
     digits = 4 if 0 < max(peaks, default=0) < GIB else 2
@@ -133,7 +133,7 @@ def _extremes(groups: list[Folded], names: list[str]) -> list[Folded]:
     every = [readings[id(group)] for group in groups for _ in group.labels]
     middle: list[int | None] = []
     for column in zip(*every, strict=True):
-        known = [size for size in column if size is not None]
+        known = only_known(column)
         middle.append(median_high(known) if known else None)
     largest = max(groups, key=lambda group: len(group.labels))
 

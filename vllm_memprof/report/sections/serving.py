@@ -15,7 +15,7 @@ from vllm_memprof.accounting.serving.growth import (
     owner_title,
     process_title,
 )
-from vllm_memprof.accounting.serving.requests import largest
+from vllm_memprof.accounting.serving.requests import largest_rows
 from vllm_memprof.accounting.serving.trend import GROWING, STEADY, TOO_SHORT
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, PLAIN, Section
@@ -115,7 +115,7 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     if not rows:
         return
     if len(rows) > SHOWN_REQUESTS:
-        chosen = {id(row) for name in RANKED_BY for row in largest(rows, name)}
+        chosen = {id(row) for name in RANKED_BY for row in largest_rows(rows, name)}
         shown = [row for row in rows if id(row) in chosen]
     figures = {
         "shown": len(shown) if len(shown) < len(rows) else None,
@@ -136,11 +136,6 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     def above(row: RequestRow) -> str:
         return _least(row) + GIB3(minus(row.allocated_peak_bytes, row.allocated_before_bytes))
 
-    def seconds(row: RequestRow) -> float | None:
-        if row.begin_seconds is None or row.end_seconds is None:
-            return None
-        return row.end_seconds - row.begin_seconds
-
     yield draw(
         sheet,
         "requests",
@@ -153,7 +148,7 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         peak=lambda row: _least(row) + GIB(row.allocated_peak_bytes),
         above=above,
         stage=lambda row: TITLES["stages_short"].get(row.peak_stage or "", row.peak_stage),
-        seconds=seconds,
+        seconds=lambda row: minus(row.end_seconds, row.begin_seconds),
     )
 
 

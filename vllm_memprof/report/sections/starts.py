@@ -65,4 +65,4 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
 def starts_document(reports: Sequence[Report], width: int) -> Document:
     """Return the table that the reports of several engine starts follow."""
     section = starts_section(reports, width)
-    return Document(kind="starts", title=section.title, head=[], sections=[section], verdict="")
+    return Document(kind="starts", title=section.title, head=[], sections=[section])
