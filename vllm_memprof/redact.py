@@ -33,7 +33,7 @@ _SECRET_ENDING = _pattern(
     r"|(?:account|aes|app|auth|deploy|encrypt|encryption|hmac|license|master|private|secret|shared|signing"
     r"|ssh|subscription)key|privatekeyid|clientkeydata|dockerconfigjson|dockercfg"
     r"|token|(?:api|access|auth|hf)tokens|secrets?|passwords?|passwordhash|passwd"
-    r"|passphrase|(?:ssh|store|key|require)pass|masterauth|rootpw|credentials?"
+    r"|passphrase|(?:ssh|store|key|require)pass|masterauth|(?:bind|root)pw|psk|authtok|credentials?"
     r"|authorization|cookies?)$(?<!eostoken|bostoken|padtoken)(?<!perstoken)(?<!pertoken)"
     r"(?<!keepsecrets)"
 )
@@ -53,7 +53,7 @@ _MORE_NAME = _pattern(
 _SECRET_VARIABLE = _pattern(
     ".*(?:SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?)_(?!.*(?:FILE|PATH|DIR|NAME|URL|COUNT|TYPE"
     "|LEN(?:GTH)?)$).*|.*(?<!CACHE)(?<!PUBLIC)(?<!PRIMARY)(?<!SORT)(?<!HASH)(?<!GROUP)(?<!ROUTE)"
-    "(?<!INDEX)(?<!LOOKUP)(?<!BLOCK)(?<!DICT)(?<!FOREIGN)(?<!PARTITION)(?<!SHARD)_KEY|.+_PAT"
+    "(?<!INDEX)(?<!LOOKUP)(?<!BLOCK)(?<!DICT)(?<!FOREIGN)(?<!PARTITION)(?<!SHARD)_KEY|.+_P(?:AT|ASS|WD)"
 )
 #: Ends of names whose numbers are counts: ``token: 12``, ``sk=128``.
 _COUNTED = ("token", "tokens", *_SHORT_WORDS)
@@ -211,6 +211,10 @@ _NEEDLES = tuple(
 )
 
 
+def _raw(text: str) -> str:
+    return text.encode().decode("latin-1")
+
+
 def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[re.Pattern[str]]]:
     """Return (words of which a text with a form has one, in lower case; the form), the programs'
     options among them, and those alone.
@@ -223,12 +227,11 @@ def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[r
     for words, form in table["forms"].values():
         form = form.replace("<mixed>", tails["mixed"])
         # as it is, as bytes that are read as latin-1, and escaped within JSON
-        raw = [each.encode().decode("latin-1") for each in (*words, form)]
-        escaped = [json.dumps(each)[1:-1] for each in words]
-        words = tuple(dict.fromkeys((*words, *map(str.lower, raw[:-1]), *escaped)))
-        found.append((words, form))
-        if raw[-1] != form:
-            found.append((words, raw[-1]))
+        words = [
+            spelt for word in words for spelt in (word, _raw(word).lower(), json.dumps(word)[1:-1])
+        ]
+        form = re.sub(r"[^\0-\x7f]+", lambda match: f"(?:{match[0]}|{_raw(match[0])})", form)
+        found.append((tuple(dict.fromkeys(words)), form))
     commands = []
     for program, (words, options) in table["commands"].items():
         form = (
@@ -241,20 +244,23 @@ def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[r
 
 
 _FORMS, _COMMANDS = _read_forms()
-#: Without those that a needle finds.
+#: Without those that a needle finds, or a shorter one.
 _OF_FORMS = tuple(
     word
-    for word in dict.fromkeys(word for words, _ in _FORMS for word in words)
-    if not any(map(word.__contains__, _NEEDLE_WORDS))
+    for each in [{word for words, _ in _FORMS for word in words}]
+    for word in sorted(each)
+    if not any(other in word for other in {*each, *_NEEDLE_WORDS} - {word})
     and not any(needle.search(word) for needle in _NEEDLES)
 )
+#: All that an ASCII text without escapes may hold.
+_PLAIN_WORDS = tuple(word for word in _OF_FORMS if word.isascii() and "\\u" not in word)
 
 #: A private key, or a word that may be a name.
 _NAME = _pattern(
-    r"(?P<key>-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)"
+    r"(?P<key>-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|Private-Lines:)"
     r"|(?<![A-Za-z0-9_.])-{0,4}[A-Za-z0-9_.]+(?:-{1,4}[A-Za-z0-9_.]+)*"
 )
-_KEY_END = _pattern(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_END = _pattern(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|Private-MAC:")
 #: A line of a private key behind what a log puts before it.
 _KEY_LINE = _pattern(r"(?<=[\s>|])(?P<word>[A-Za-z0-9+/]{4,}={0,2})\s*$")
 #: What may follow a name and precede its value: ``'name': value``, ``name = value``,
@@ -352,7 +358,7 @@ def may_hold_secret(text: str) -> bool:
     return (
         _has(lower, _NEEDLE_WORDS)
         or any(needle.search(lower) for needle in _NEEDLES)
-        or _has(lower, _OF_FORMS)
+        or _has(lower, _PLAIN_WORDS if lower.isascii() and "\\u" not in lower else _OF_FORMS)
     )
 
 
