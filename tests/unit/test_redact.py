@@ -122,11 +122,7 @@ def test_no_secret_is_left_in_texts_within_json_and_reprs():
         said
         for text in ALL
         if "\n" not in text
-        for said in (
-            json.dumps({"a": text}, ensure_ascii=False),
-            json.dumps([text]),
-            repr({0: text}),
-        )
+        for said in (json.dumps({"a": text}, ensure_ascii=False), repr({0: text}))
         if marked(redact_text(said))
     ]
     assert not left
