@@ -33,7 +33,7 @@ _SECRET_ENDING = _pattern(
     r"|(?:account|aes|app|auth|deploy|encrypt|encryption|hmac|license|master|private|secret|shared|signing"
     r"|ssh|subscription)key|privatekeyid|clientkeydata|dockerconfigjson|dockercfg"
     r"|token|(?:api|access|auth|hf)tokens|secrets?|passwords?|passwordhash|passwd"
-    r"|passphrase|(?:ssh|store|key|require)pass|masterauth|rootpw|credentials?"
+    r"|passphrase|(?:ssh|store|key|require)pass|masterauth|(?:bind|root)pw|psk|authtok|credentials?"
     r"|authorization|cookies?)$(?<!eostoken|bostoken|padtoken)(?<!perstoken)(?<!pertoken)"
     r"(?<!keepsecrets)"
 )
@@ -53,7 +53,7 @@ _MORE_NAME = _pattern(
 _SECRET_VARIABLE = _pattern(
     ".*(?:SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?)_(?!.*(?:FILE|PATH|DIR|NAME|URL|COUNT|TYPE"
     "|LEN(?:GTH)?)$).*|.*(?<!CACHE)(?<!PUBLIC)(?<!PRIMARY)(?<!SORT)(?<!HASH)(?<!GROUP)(?<!ROUTE)"
-    "(?<!INDEX)(?<!LOOKUP)(?<!BLOCK)(?<!DICT)(?<!FOREIGN)(?<!PARTITION)(?<!SHARD)_KEY|.+_PAT"
+    "(?<!INDEX)(?<!LOOKUP)(?<!BLOCK)(?<!DICT)(?<!FOREIGN)(?<!PARTITION)(?<!SHARD)_KEY|.+_P(?:AT|ASS|WD)"
 )
 #: Ends of names whose numbers are counts: ``token: 12``, ``sk=128``.
 _COUNTED = ("token", "tokens", *_SHORT_WORDS)
@@ -211,6 +211,11 @@ _NEEDLES = tuple(
 )
 
 
+def _spelt(word: str) -> list[str]:
+    """Return a word as it is, as bytes that are read as latin-1, and escaped within JSON."""
+    return [word, word.encode().decode("latin-1"), json.dumps(word)[1:-1]]
+
+
 def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[re.Pattern[str]]]:
     """Return (words of which a text with a form has one, in lower case; the form), the programs'
     options among them, and those alone.
@@ -218,22 +223,20 @@ def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[r
     table = json.loads(Path(__file__).with_name("secrets.json").read_text(encoding="utf-8"))
     tails, found = table["tails"], list[tuple[tuple[str, ...], str]]()
     for prefix, tail in table["prefixes"].items():
-        form = rf"(?<![A-Za-z0-9]){re.escape(prefix)}{tails.get(tail, tail)}"
+        form = rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])){re.escape(prefix)}{tails.get(tail, tail)}"
         found.append(((prefix.lower(),), form))
     for words, form in table["forms"].values():
-        form = form.replace("<mixed>", tails["mixed"])
-        # as it is, as bytes that are read as latin-1, and escaped within JSON
-        raw = [each.encode().decode("latin-1") for each in (*words, form)]
-        escaped = [json.dumps(each)[1:-1] for each in words]
-        words = tuple(dict.fromkeys((*words, *map(str.lower, raw[:-1]), *escaped)))
-        found.append((words, form))
-        if raw[-1] != form:
-            found.append((words, raw[-1]))
+        form = form.replace("<mixed>", tails["mixed"]).replace("[\"']", "\\\\*[\"']")
+        words = [spelt.lower() for word in words for spelt in _spelt(word)]
+        form = re.sub(
+            r"[^\0-\x7f]+", lambda match: f"(?:{'|'.join(map(re.escape, _spelt(match[0])))})", form
+        )
+        found.append((tuple(dict.fromkeys(words)), form))
     commands = []
     for program, (words, options) in table["commands"].items():
         form = (
             rf"(?<![\w-]){program}(?![\w-])[^|;&\n]{{0,300}}?[\s'\",](?:{options})"
-            r"""['"]?[\s=,]*['"]?(?P<secret>(?!\*\*\*)[^\s'",;|]+)"""
+            r"""\\*['"]?[\s=,]*\\*['"]?(?P<secret>(?!\*\*\*)(?:[^\s'",;|\\]|\\(?!["']))+)"""
         )
         commands.append(_pattern(form))
         found.append((words, form))
@@ -241,36 +244,45 @@ def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[r
 
 
 _FORMS, _COMMANDS = _read_forms()
-#: Without those that a needle finds.
+#: Without those that a needle finds, or a shorter one.
 _OF_FORMS = tuple(
     word
-    for word in dict.fromkeys(word for words, _ in _FORMS for word in words)
-    if not any(map(word.__contains__, _NEEDLE_WORDS))
-    and not any(needle.search(word) for needle in _NEEDLES)
+    for words in [
+        {
+            word
+            for words, _ in _FORMS
+            for word in words
+            if not any(needle.search(word) for needle in _NEEDLES)
+        }
+    ]
+    for word in sorted(words)
+    if not any(other in word for other in {*words, *_NEEDLE_WORDS} - {word})
 )
+#: All that an ASCII text without escapes may hold.
+_PLAIN_WORDS = tuple(word for word in _OF_FORMS if word.isascii() and "\\u" not in word)
 
 #: A private key, or a word that may be a name.
 _NAME = _pattern(
-    r"(?P<key>-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----)"
+    r"(?P<key>-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|Private-Lines:)"
     r"|(?<![A-Za-z0-9_.])-{0,4}[A-Za-z0-9_.]+(?:-{1,4}[A-Za-z0-9_.]+)*"
 )
-_KEY_END = _pattern(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_END = _pattern(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|Private-MAC:")
 #: A line of a private key behind what a log puts before it.
 _KEY_LINE = _pattern(r"(?<=[\s>|])(?P<word>[A-Za-z0-9+/]{4,}={0,2})\s*$")
 #: What may follow a name and precede its value: ``'name': value``, ``name = value``,
 #: ``environ['NAME'] = value``, ``name: str = value``, ``"name": "X", "value": "..."``.
 _SEPARATOR = _pattern(
-    r"""(?i)(?:\\*["'])?\]?\s*(?::\s*(?:str|bytes|SecretStr|Optional\[\w+\])\s*=(?!=)|=>|:="""
-    r"""|(?<!=)=(?!=)|:(?!:|//)|\uff1a|\xef\xbc\x9a)\s*(?:(?:!!?\w+|&\w+)[ \t]+)?"""
-    r"""|\\*["']\s*,?\s*\\*["']?value\\*["']?\s*[:=]\s*"""
+    r"""(?i)(?:\\*["'])?\]?\s*(?::\s*(?:[Ss]tr(?:ing)?|bytes|SecretStr|\w+\[[\w |]+\])\s*=(?!=)"""
+    r"""|=>|:=|(?<!=)=(?!=)|:(?!:|//)|\uff1a|\\uff1a|\xef\xbc\x9a)\s*(?:(?:!!?\w+|&\w+)[ \t]+)?"""
+    r"""|(?:\\*["']\s*,?|\\n)\s*\\*["']?(?:value|default)\\*["']?\s*[:=]\s*"""
 )
-_GAP = _pattern(r"(?:\s+(?:- (?=[^\s-]))?|$)(?!-)")
+_GAP = _pattern(r"(?:(?:\s|\\[nrt])+(?:- (?=[^\s-]))?|$)(?!-)")
 #: What precedes a name: the quote that it stands in; what an option stands behind; ``ENV``; the
 #: ``name:`` beside whose value it stands; the margin of a line of YAML.
 _OPENING = _pattern(r"(?:\\*[\"'])?$")
 _OPTION = _pattern("(?:^|[ \t\"'`([{,=|;&>/])-$|[\u2013\u2014\x93\x94]$")
 _ENV_WORD = _pattern(r"\b(?:ENV|setenv|setx|configure set|config set|set -\w+)\s$")
-_NAMED = _pattern(r"""\bname["']?\s*[:=]\s*["']?$""")
+_NAMED = _pattern(r"""\b(?:name["']?\s*[:=]|variable)\s*["']?$""")
 _MARGIN = _pattern(r"[ \t>|-]*")
 _MOST_BEFORE = 32
 _NO_VALUE = _pattern(r"(?:[|>]-?)?[ \t\\]*$")
@@ -331,7 +343,7 @@ _GOES_ON = {
     "shell": (_pattern(r"\s*(?![-|&;<>#])"), 40),
     "list": (_pattern(""), 40),
     "items": (_pattern(r"\s*- "), 40),
-    "named": (_pattern(r"""\W{0,20}value["']?\s*[:=]"""), 2),
+    "named": (_pattern(r"""\W{0,20}(?:value|default)["']?\s*[:=]"""), 2),
     "key": (_pattern(""), 200),
     "data": (
         _pattern(
@@ -352,7 +364,7 @@ def may_hold_secret(text: str) -> bool:
     return (
         _has(lower, _NEEDLE_WORDS)
         or any(needle.search(lower) for needle in _NEEDLES)
-        or _has(lower, _OF_FORMS)
+        or _has(lower, _PLAIN_WORDS if lower.isascii() and "\\u" not in lower else _OF_FORMS)
     )
 
 
@@ -494,7 +506,7 @@ class Redactor:
             form = more = _ARGUMENT
         else:
             if separator is None and not option and not _ENV_WORD.search(before):
-                if _NAMED.search(before) and not text[at:].strip("\"', "):
+                if _NAMED.search(before) and not text[at:].strip("\"', {"):
                     self._keep("named", f'{name}",')
                 return at
             gap = separator or _GAP.match(text, at)
@@ -512,8 +524,8 @@ class Redactor:
             if name.lower().endswith("cookie") and text[at] not in "\"'":
                 form = _COOKIE
             elif mark and not closed:
-                stop = text.find(mark, at)
-                form, limit = _REST, limit if stop < 0 else stop
+                stop = re.compile(rf"(?<!\\){re.escape(mark)}").search(text, at)
+                form, limit = _REST, stop.start() if stop else limit
             elif not option and _MARGIN.fullmatch(text, 0, begin):
                 if text.startswith("- ", at):
                     self._keep("items", text[begin:at])

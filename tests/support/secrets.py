@@ -222,7 +222,9 @@ PROBES = (
     f"snapshot_download('m', token='{KEY}')",
     f"huggingface-cli login --token={KEY}",
 )  # fmt: skip
-#: A second set, by somebody who had not read the first; 175 of these 708 passed when it was written.
+#: A second set, by somebody who had not read the first; 175 of its 708 passed when it was written.
+#: From line 709 on, a third: 39 of 173 passed, then 21 of 92, 12 of 37, 5 of 30, each set written
+#: before its rules were mended; those that still pass are not here.
 _FILLED = {"{hex64}": _HEX64, "{hex40}": _HEX40, "{hex32}": _HEX32, "{uuid}": _UUID, "{hex}": HEX,
            "{key}": KEY, "{mark}": MARK, "\\n": "\n", "\\t": "\t", "\\0": "\0",
            "\\\\": "\\"}  # fmt: skip
@@ -364,4 +366,23 @@ ORDINARY = (
     "S3 bucket: s3://models/qwen3-8b/ region=cn-north-4 endpoint=obs.cn-north-4.myhuaweicloud.com prefix=v2/weights",
     "bearer tokens are not checked; Bearer auth is off; Basic configuration: 8 ranks",
     "wandb login is not needed; run wandb login first; docker login succeeded; helm registry login ok",
+    "Using cipher suite TLS_AES_256_GCM_SHA384, peer cipher ECDHE-RSA-AES128-GCM-SHA256",
+    "FlashAttentionBackendV2 key cache layout NHD, key 0 shape Fp8KVCacheMethod",
+    "login as root with Qwen2.5-72B",
+    "password authentication failed for user \"mlflow\" on host pg-0.pg",
+    "Fusion pass RMSNormQuant8Fusion took 3 ms; fusion_pass \"AttnFusion8Pass\" enabled",
+    "community support for Ascend910B3 is best effort; rocommunity not set",
+    "input type: token ids; please enter the model name: Qwen3-8B-Instruct",
+    "docker run -u 1000:1000 -p 8000:8000 img; docker run -u root -p 127.0.0.1:8000:8000 img",
+    "ssh -l root -p 2222 node-1; ps -u root -p 4021 -o pid",
+    "echo Qwen3-8B > model.txt; echo \"done12345\" > result.log",
+    "clienthost = get_client(\"worker-12\"); token(\"<|im_end|>\") count_token('Qwen3-8B')",
+    "vllm.v1.worker.gpu_model_runner: attn_backend_key=FLASH_ATTN cache_key=0d6be4a4d8f1c2b3a495867768594a3b0011",
+    "compile_cache_key=0d6be4a4d8f1c2b3a495867768594a3b0011 registry_key: model.layers.0 block_key=aaaaaaaaaaaaaaaaaaaaaaaaa111",
+    "layer_key=model_layers_0_self_attn_qkv_proj weight_key: model_layers_10_mlp_experts_w13_weight",
+    "routing_key: worker-0a1b2c3d4e5f60718293a4b5 mm_hash_key=0a1b2c3d4e5f60718293a4b5c6d7",
+    "AUTH disabled; auth priv none; SHA 2f5ae1c7d9b0e8f3 AES acceleration",
+    "http://10.0.0.1:8000/v1/x@y https://h:443/a@b see file://a/b:c/d@e",
+    "root/vllm-ascend0.11 admin/config1 /root/Ascend910B/x",
+    "令牌数 1024 令牌生成速度 32tokens/s 密钥未设置 密码错误 3次",
 )  # fmt: skip

@@ -116,6 +116,18 @@ def test_no_spelling_of_a_secret_is_left(text):
         assert (kept in redacted) == (kept in text)
 
 
+def test_no_secret_is_left_in_texts_within_json_and_reprs():
+    """Such lines stand in logs of JSON and in tracebacks, quotes and ends of lines escaped."""
+    left = [
+        said
+        for text in ALL
+        if "\n" not in text
+        for said in (json.dumps({"a": text}, ensure_ascii=False), repr({0: text}))
+        if marked(redact_text(said))
+    ]
+    assert not left
+
+
 @pytest.mark.parametrize("text", [*HARMLESS, *ORDINARY])
 def test_figures_and_set_up_stay(text):
     assert redact_text(text) == text
