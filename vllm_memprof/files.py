@@ -26,9 +26,9 @@ ENV_LIMITS = "MEMPROF_LIMITS"
 #: What is read of strangers' files at most, in bytes but for files: all that a packed file unpacks
 #: to, a line of a log, a file of a run folder or a report.json, an archive in a pipe; files of an
 #: archive or of a run folder; workers of a log, which take 4 ms and 30 kB each;
-#: events and samples of a run folder, of which memory takes the tenfold.
+#: events of a run folder, of which memory takes the tenfold, and samples beyond what is written.
 _LIMITS = {"unpacked": 1 << 30, "line": 256 << 20, "file": 256 << 20, "pipe": 256 << 20,
-           "files": 5_000, "workers": 10_000, "folder": 64 << 20}  # fmt: skip
+           "files": 5_000, "workers": 10_000, "folder": 256 << 20}  # fmt: skip
 #: What is no text, or may wait for ever or never end.
 _KINDS = {
     stat.S_IFDIR: "a folder",

@@ -25,6 +25,8 @@ from vllm_memprof.cli import main
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.files import ENV_LIMITS, limit
 from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.record.loader import size_of_records
+from vllm_memprof.record.schema import MOST_SAMPLES_BYTES
 from vllm_memprof.record.tail import EventTail
 
 #: Bytes that ``memprof explain`` may have in memory, whatever it reads.
@@ -327,6 +329,19 @@ def test_a_run_folder_that_is_too_large(run_dir, monkeypatch):
     assert code == 3
     assert "run has more than 4,096 bytes, the limit" in " ".join(printed.split())
     assert f"{ENV_LIMITS}=folder=8192" in printed
+
+
+def test_samples_that_memprof_itself_may_write_are_no_part_of_it(run_dir):
+    """17 processes of a week have 850 MiB of them."""
+    folder = run_dir / "samples/node-a-1"
+    folder.mkdir(parents=True)
+    with (folder / "0-0.jsonl").open("wb") as stream:
+        stream.truncate(MOST_SAMPLES_BYTES)
+    events = sum(path.stat().st_size for path in (run_dir / "events").iterdir())
+    assert size_of_records(run_dir) == events
+    with (folder / "0-1.jsonl").open("wb") as stream:
+        stream.truncate(1000)
+    assert size_of_records(run_dir) == events + 1000
 
 
 @pytest.mark.full

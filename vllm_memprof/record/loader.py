@@ -6,7 +6,7 @@ the run marked truncated; anything that is not a run record is refused with the 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -26,6 +26,7 @@ from vllm_memprof.record.schema import (
     DAMAGED,
     EVENTS_DIR,
     EVENTS_SCHEMA,
+    MOST_SAMPLES_BYTES,
     RUN_FILE,
     RUN_SCHEMA,
     SAMPLES_DIR,
@@ -225,9 +226,7 @@ def load_run(run_dir: Path) -> Run:
     with reading(run_dir / EVENTS_DIR):
         # none where the engine died before any process reported
         paths = listed(run_dir / EVENTS_DIR, "*.jsonl")
-        every = [*paths, *listed(run_dir / SAMPLES_DIR, "*/*.jsonl")]
-    size = sum(path.lstat().st_size for path in every)
-    check_limit("folder", size, f"{run_dir} has")
+        check_limit("folder", size_of_records(run_dir), f"{run_dir} has")
     for path in paths:
         process = _load_process(run_dir, path)
         if process is None:
@@ -259,6 +258,16 @@ def load_run(run_dir: Path) -> Run:
         notes=notes,
         oom_counters=oom_files.load(run_dir),
     )
+
+
+def size_of_records(run_dir: Path) -> int:
+    """Return the bytes of events, and of samples those that no process of memprof's writes."""
+    samples = Counter[Path]()
+    for path in listed(run_dir / SAMPLES_DIR, "*/*.jsonl"):
+        samples[path.parent] += path.lstat().st_size
+    beyond = (max(0, size - MOST_SAMPLES_BYTES) for size in samples.values())
+    events = (path.lstat().st_size for path in listed(run_dir / EVENTS_DIR, "*.jsonl"))
+    return sum(events) + sum(beyond)
 
 
 def load_info(run_dir: Path) -> RunInfo:

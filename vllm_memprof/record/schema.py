@@ -181,6 +181,8 @@ FOLD = 16
 EVENTS_BYTES = 16 << 20
 LEVEL_BYTES = (8 << 20, 6 << 20, 6 << 20, 6 << 20, 6 << 20)
 REQUESTS_BYTES = 16 << 20
+#: Of one process: both, and a line that each file may have more.
+MOST_SAMPLES_BYTES = sum(LEVEL_BYTES) + REQUESTS_BYTES + (1 << 20)
 FILES = 4
 #: Requests that are kept longer than their file, by each of what makes one large.
 LARGEST = 10
