@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import signal
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 
@@ -84,7 +83,6 @@ def test_a_server_under_load_is_watched_and_goes_on_when_the_disk_is_full(
     cleanup_processes.append(process)
 
     wait_for_server(process, run_dir, 200)
-    ready = time.monotonic()
     load = Load(port, "tiny", clients=4, prompt=PROMPT, max_tokens=40, key=KEY).start()
 
     def busy():
@@ -125,17 +123,12 @@ def test_a_server_under_load_is_watched_and_goes_on_when_the_disk_is_full(
     assert set(answers.tokens) == {40}
 
     pids = engine_pids(run_dir)
-    time.sleep(max(0.0, ready + 17 - time.monotonic()))  # host memory is read again by then
     process.send_signal(signal.SIGINT)
     run = finish(process, run_dir, 60)
     assert_nothing_left(pids)
     assert run.returncode == 0, run.output[-3000:]
     assert run.info["status"] == "ok"
     assert run.report["run"]["truncated"] is True
-    (host,) = run.report["host_memory"]
-    grown = {row["owner"]: row["grown_bytes"] for row in host["rows"]}
-    assert abs(grown["rest:worker"]) < 1 << 30
-    assert grown.get("file:cache") is None  # of the cgroup, which is read once
     found = [each for each in run.report["findings"] if each["id"] == "events-lost"]
     assert len(found) == 2
     first, last = (str(each["evidence"]) for each in found)

@@ -268,7 +268,7 @@ def test_a_tensor_is_shared_with_another_process(sim: Sim) -> None:
 import base64, json, pickle, torch, torch_npu
 from torch.multiprocessing.reductions import reduce_tensor
 pinned = torch.arange(8).pin_memory()
-tensor = torch.arange(1 << 20, dtype=torch.int32).npu()[4:]
+tensor = torch.arange(1 << 17, dtype=torch.int32).npu()[4:]
 print(base64.b64encode(pickle.dumps(reduce_tensor(tensor))).decode(), flush=True)
 input()
 print("RESULT", json.dumps({
