@@ -50,8 +50,9 @@ class HostWatch:
         last, now = self._record.last, in_use()
         grown = {name: size - self._first.get(name, 0) for name, size in now.items()}
         last["kills"] = grown.get("oom_kill", 0)
-        if time.monotonic() >= self._next_s and not last["kills"]:
-            self._record.later = self._mapped(pids) or self._record.later
+        whole = self._record.processes.keys() <= {*map(str, living), "self"}  # none has ended
+        if time.monotonic() >= self._next_s and whole:
+            self._record.later = self._mapped(living)
         for name in ("memory.current", "memory.usage_in_bytes"):
             if name in now and not last["kills"]:
                 sizes = {seen.bytes: pid for pid, seen in living.items()}
