@@ -227,7 +227,8 @@ def judge(name, who, when, status, seconds, run, person, goes_on) -> None:
         assert run["status"] == "failed"
         assert seconds < 30
         assert f"{person} (pid " in reason
-        assert place in reason
+        # a capture, which is part of the warm-up, may end before its engine core's end is seen
+        assert place in reason or (when == "capture" and "warm_up" in reason)
         assert f"SIG{name}" in reason or (name == "TERM" and "exited with status" in reason)
         assert "GiB of host memory" in reason
         # an engine core that is asked to end while it serves ends its workers first
