@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 
 #: Names and values of an event or a reading, as ``record.schema`` has them.
 Fields = dict[str, Any]
 #: What engines and torch call what is read of them, by what it is read for.
-NAMES = read_table(Path(__file__).with_name("names.json"))
+NAMES = read_own(__file__, "names.json")
 
 
 def reach(subject: Any, path: str) -> Any:

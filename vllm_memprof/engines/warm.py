@@ -201,10 +201,8 @@ def _group_gets(group: int, number: int) -> bool:
 
 def _signal_group(pid: int, number: int) -> None:
     """Signal a fork that was not collected yet, and its group where it has one already."""
-    with contextlib.suppress(OSError):
-        try:
-            os.killpg(pid, number)
-        except ProcessLookupError:
+    if not _group_gets(pid, number):
+        with contextlib.suppress(OSError):
             os.kill(pid, number)
 
 

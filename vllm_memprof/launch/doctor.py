@@ -20,7 +20,7 @@ from typing import Any
 
 from vllm_memprof.engines import ENGINES, VLLM
 from vllm_memprof.errors import LaunchError, MemprofError
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.launch.engine import PLUGIN_NAME
 from vllm_memprof.launch.folder import DEFAULT_PARENT
 from vllm_memprof.launch.interpreter import (
@@ -56,7 +56,7 @@ def error(name):
     except OSError as found: return str(found)
 print(json.dumps({name: error(name) for name in sys.argv[1:]}))
 """
-_TABLES: dict[str, dict[str, Any]] = read_table(Path(__file__).with_name("doctor.toml"))
+_TABLES: dict[str, dict[str, Any]] = read_own(__file__, "doctor.toml")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError
+from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.layout import list_weights, text_config
 from vllm_memprof.sim import hubs
 from vllm_memprof.sim.folders import new_folder
@@ -46,11 +47,15 @@ def run_guest(runtime: SimRuntime, command: Sequence[str], weights: bool, share:
         env |= {"HF_HUB_CACHE": hub, "MODELSCOPE_CACHE": hub}
         if not share:
             env[ENV_STATE] = str(state)
+        started: list[subprocess.Popen[bytes]] = []
+
+        def hand_on(number: int) -> None:
+            for program in started if number != signal.SIGINT else ():
+                program.send_signal(number)
+
         try:
-            with subprocess.Popen(command, env=env) as program:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-                for number in (signal.SIGTERM, signal.SIGHUP):
-                    signal.signal(number, lambda n, frame: program.send_signal(n))
+            with catch_signals(hand_on), subprocess.Popen(command, env=env) as program:
+                started.append(program)
                 code = program.wait()
         except OSError as error:
             hint = "a program on PATH, or below the stack's own bin"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.record.codec import one_of
 
 #: What a failure may be, and whether memory of any sort was short.
-KINDS: dict[str, bool] = read_table(Path(__file__).with_name("cause.toml"))
+KINDS: dict[str, bool] = read_own(__file__, "cause.toml")
 #: Whether a cure suffices: a plan with it passes, or fails (no); else as far as it is known.
 ENOUGH = ("checked", "computed", "at least", "unknown", "no")
 

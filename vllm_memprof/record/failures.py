@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.record.schema import Count, Snapshot
 
 #: Words of an exception that says that device memory was not to be had: torch, torch_npu (its
@@ -33,7 +32,7 @@ _RESOURCE = re.compile(
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
 
 #: Function of an engine -> the part of a step that it is. The innermost counts.
-STAGE_OF: dict[str, str] = read_table(Path(__file__).with_name("stages.json"))
+STAGE_OF: dict[str, str] = read_own(__file__, "stages.json")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from itertools import product, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 
 #: Name of this host where the system's is not one: several containers, or hosts that are simulated
 #: on one machine.
@@ -26,7 +26,7 @@ ENV_HOST = "MEMPROF_HOST"
 _ROOT = Path("/")
 #: What a limit is of: all memory, files in /dev/shm, memory that is locked or pinned.
 MEMORY, SHM, MEMLOCK = "memory", "shm", "memlock"
-_TABLE = read_table(Path(__file__).with_name("host.json"))
+_TABLE = read_own(__file__, "host.json")
 #: From this size on a limit of a cgroup of version 1 is none.
 _NO_LIMIT = 1 << 62
 

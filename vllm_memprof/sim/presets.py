@@ -221,7 +221,10 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
 
 def generate_model(preset: Preset) -> Path:
     """Return the folder of a preset, generated on first use."""
-    return write_folder(preset.folder, {**preset.files, **tokenizer_files(preset.tokenizer)})
+    folder = preset.folder
+    if folder.is_dir():
+        return folder
+    return write_folder(folder, {**preset.files, **tokenizer_files(preset.tokenizer)})
 
 
 def _cached(name: str, content: object) -> Path:

@@ -42,7 +42,7 @@ from vllm_memprof.record.spans import (
     Span,
     weakest,
 )
-from vllm_memprof.units import Amount, either, minus, only_known
+from vllm_memprof.units import Amount, either, minus, smallest
 
 _NO_OWNERS, _NO_TORCH_OWNERS = Owners(), TorchOwners()
 #: What is left of a counter, of the process or of the device when all that is known is taken off.
@@ -252,8 +252,8 @@ def _uncounted(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]:
     if owners.first_context is not None:
         known.append(("context", min(owners.first_context, max(0, rest)), _FIRST_READING))
     for each in owners.communicators:
-        sizes = only_known((each.configured_bytes, each.seen_bytes))
-        size = min(sizes, default=None) if at.is_after(each.begins) else 0
+        begun = at.is_after(each.begins)
+        size = smallest((each.configured_bytes, each.seen_bytes)) if begun else 0
         known.append((each.name, size, each.source))
     if owners.atb is not None:
         known.append(("atb", _atb(owners, at), owners.atb.source))

@@ -11,15 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from vllm_memprof.accounting.model import MEASURED, HostMemory, HostOwner, RankReport, Report
 from vllm_memprof.accounting.readings.run import RunReadings
-from vllm_memprof.files import read_table
+from vllm_memprof.files import read_own
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.units import largest
 
-_TABLE = read_table(Path(__file__).with_name("host.toml"))
+_TABLE = read_own(__file__, "host.toml")
 REST, OFFLOAD = "rest", "pinned:kv_offload"
 
 

@@ -138,7 +138,7 @@ def run(
 
     It finds the stack's Python, pytest and vllm first, and presets by their names on a hub.
     """
-    from vllm_memprof.sim.guest import run_guest
+    from vllm_memprof.launch.guest import run_guest
 
     runtime = prepare_runtime(device, stack)
     for note in runtime.notes:
