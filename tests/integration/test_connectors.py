@@ -113,6 +113,7 @@ def assert_explained(rank: dict[str, Any]) -> None:
     assert rows["buffer_pool"]["bytes"] == 32 * MIB <= rows["links"]["bytes"] <= 48 * MIB
 
 
+@pytest.mark.full
 def test_prefill_and_decode_apart(
     tmp_path: Path, cleanup_processes: list[subprocess.Popen[str]]
 ) -> None:

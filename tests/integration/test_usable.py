@@ -94,6 +94,7 @@ def fill(
     return Filled(run, json.loads(lines[0].partition("RESULT ")[2]))
 
 
+@pytest.mark.full
 def test_uneven_stages_are_filled_until_the_first_preemption(tmp_path: Path) -> None:
     """The stage with three of four layers has a third of the other's blocks."""
     found = fill(

@@ -413,6 +413,7 @@ def test_512_ranks_from_the_record_to_the_page(tmp_path: Path) -> None:
     assert headroom[2] == "TP300"
 
 
+@pytest.mark.full
 def test_64_hosts_of_8_ranks_are_one_page(tmp_path: Path) -> None:
     folder = write_many_hosts(tmp_path / "runs", hosts=64, ranks=8)
     target = tmp_path / "page.html"
