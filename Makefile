@@ -18,7 +18,7 @@ DEMO_sglang := --tp-size 2 --context-length 65536 --max-running-requests 8
 # Bytecode is kept, also where the environment says not to: every engine process would compile its modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan bench-sweep accuracy models golden samples check sim sim-all sim-every clean
+.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan bench-sweep accuracy models golden samples check sim sim-all sim-every dist clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -106,6 +106,9 @@ samples: $(STAMP)  ## Rewrite reports/: a sample of each report format, and scre
 
 check:  ## What CI runs
 	bash .ci/run
+
+dist: $(STAMP)  ## The wheel and the source distribution, in dist/; twice built they are equal
+	$(BIN)/python -m hatchling build -d dist
 
 clean:  ## Remove the virtual environment and caches of the tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -34,7 +34,7 @@ from vllm_memprof.launch.shared_memory import SHM, left_behind
 from vllm_memprof.sim.runtime import prepare_runtime
 from vllm_memprof.sim.stacks import DEFAULT_STACK, Stack, list_stacks
 from vllm_memprof.units import GIB, format_gib
-from vllm_memprof.version import __version__
+from vllm_memprof.version import __version__, pip_install
 
 STACK = "simulated stack"  # name of its checks
 #: States of a check: good, information, limits some use, stops every run of that kind.
@@ -186,7 +186,7 @@ def check_engine(
         version = facts.versions.get(row.package) or "importable, no metadata"
         loaded = facts.has_plugin(row)
         found = f"{version}, memprof {'' if loaded else 'not '}installed beside it"
-        todo = f"{facts.path} -m pip install vllm-memprof"
+        todo = pip_install(python=facts.path)
         checks.append(_judged(row.title, loaded, found, state, todo))
     for name in ("vllm_ascend", "torch", "torch_npu", "transformers"):
         if found := facts.versions.get(name) or "":

@@ -20,6 +20,7 @@ from typing import Any
 from vllm_memprof.engines import ENGINES, VLLM
 from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.version import pip_install
 
 #: Distributions whose versions matter, as ``importlib.metadata`` names them.
 PACKAGES = (
@@ -145,5 +146,5 @@ def require_engine(facts: InterpreterFacts, row: EngineRow = VLLM) -> None:
         raise LaunchError(
             f"memprof is not installed in the engine's interpreter {facts.path}, so its hooks "
             "would not load",
-            hint=f"{facts.path} -m pip install vllm-memprof",
+            hint=pip_install(python=facts.path),
         )

@@ -17,6 +17,7 @@ from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.files import read_own
 from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress
+from vllm_memprof.version import pip_install
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -73,7 +74,7 @@ class Exporter(View):
         except ImportError as error:
             raise MemprofError(
                 "--metrics-port needs prometheus_client, which is not installed",
-                hint="pip install 'vllm-memprof[metrics]'",
+                hint=pip_install("prometheus_client"),
             ) from error
         self._figures: dict[str, _Figures] = {}
         registry = CollectorRegistry()

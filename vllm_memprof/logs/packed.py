@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, cast
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.files import check_limit, limit
 from vllm_memprof.logs.lines import CHUNK_BYTES
+from vllm_memprof.version import pip_install
 
 #: Memory of an unpacker; of a list of an archive's files, which is read whole.
 _MEMORY, _LIST_BYTES = 128 << 20, 8 << 20
@@ -31,7 +32,7 @@ def _zstandard(stream: Any) -> Any:
     try:
         import zstandard  # only where used: an engine's environment may be without it
     except ImportError as exc:
-        hint = "pip install zstandard, or unpack it with zstd -d"
+        hint = f"{pip_install('zstandard')}, or unpack it with zstd -d"
         raise RunRecordError("reading zstandard data needs a package", hint) from exc
     unpacker = zstandard.ZstdDecompressor(max_window_size=_MEMORY)
     return unpacker.stream_reader(stream, read_across_frames=True)

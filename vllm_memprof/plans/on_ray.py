@@ -21,7 +21,7 @@ from vllm_memprof.plans.runner import PlanProcess, Watcher, run_here, run_plan
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.redact import memory_env, redact_text
 from vllm_memprof.units import one_line
-from vllm_memprof.version import __version__
+from vllm_memprof.version import __version__, pip_install
 
 #: A file of a run folder that is larger stays on its node.
 _LARGEST_FILE = 64 << 20
@@ -34,9 +34,7 @@ def require_ray() -> None:
         LaunchError: Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None:
-        raise LaunchError(
-            "--ray needs Ray, which is not installed here", hint="pip install 'vllm-memprof[ray]'"
-        )
+        raise LaunchError("--ray needs Ray, which is not installed here", hint=pip_install("ray"))
 
 
 class _PlanOnRay(PlanProcess):

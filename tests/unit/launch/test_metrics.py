@@ -159,7 +159,7 @@ def test_without_the_package_the_command_to_install_it_is_named(
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MemprofError, match="needs prometheus_client") as caught:
         Exporter("127.0.0.1", 0)
-    assert caught.value.hint == "pip install 'vllm-memprof[metrics]'"
+    assert caught.value.hint == f"{sys.executable} -m pip install prometheus_client"
 
 
 def expressions(node: Any) -> Iterator[str]:
