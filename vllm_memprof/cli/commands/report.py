@@ -6,7 +6,7 @@ import typer
 
 from vllm_memprof.cli.options import REPORTS, command_app
 from vllm_memprof.cli.show import find_run, write_reports
-from vllm_memprof.sources import build_runs
+from vllm_memprof.sources import build_runs, chosen, numbered, read_reports
 
 
 def report(
@@ -30,7 +30,10 @@ def report(
         from vllm_memprof.cli.plans import write_proved as write
     else:
         write = write_reports
-    write(ctx, [build_runs(folders, deployment)], folders if runs else [])
+    path, number = numbered(folders[0])
+    one = len(folders) == 1 and deployment is None
+    reports = chosen(path, number, read_reports(path)) if one else [build_runs(folders, deployment)]
+    write(ctx, reports, folders if runs else [])
 
 
 app = command_app(report, REPORTS)
