@@ -35,7 +35,7 @@ from scripts import accuracy_page
 from scripts.accuracy_errors import PlannedRow, errors_of, spreads_text
 from scripts.accuracy_runs import PublishedRun, load_runs
 from vllm_memprof.accuracy.spread import DATA as SPREADS
-from vllm_memprof.engines import VLLM
+from vllm_memprof.engines import engine_row
 from vllm_memprof.options import devices_of
 from vllm_memprof.sim.profiles import find_profile, load_profile
 
@@ -80,13 +80,16 @@ def device_of(run: PublishedRun, folder: Path) -> str:
 
 def command_of(run: PublishedRun, folder: Path, extra: Iterable[str] = ()) -> list[str]:
     """Return the command that plans a row, or runs it up to a first request."""
-    one = devices_of(run.engine_args, VLLM.devices) == 1
+    one = devices_of(run.engine_args, engine_row(run.engine).devices) == 1
     whole = run.captures_graphs and one and "pooling" not in run.args
     verb = ["offline", run.model, "--prompt", "hi", "--max-tokens", "1"]
     if not whole:
-        verb = ["plan", run.model, "--ranks", "one", "--rank", str(run.rank)]
+        verb = ["plan", run.model]
+        verb += ["--ranks", "one", "--rank", str(run.rank)] if run.engine == "vllm" else []
+        verb += ["--until", "ready"] if run.fails else []
     stack = ["--stack", run.stack] if run.stack else []
-    own = ["--device", device_of(run, folder), *stack, "--run-dir", str(folder / "run"), "-q"]
+    own = ["--engine", run.engine, "--device", device_of(run, folder), *stack]
+    own += ["--run-dir", str(folder / "run"), "-q"]
     own += ["--startup-timeout", f"{TIMEOUT_S - 30:g}"]
     return [sys.executable, "-m", "vllm_memprof", *verb, *own, "--", *run.engine_args, *extra]
 
@@ -118,7 +121,7 @@ def simulate(
                 os.killpg(engine.pid, signal.SIGKILL)
                 engine.wait()
         seconds = round(time.monotonic() - begin, 1)
-        result = {**_outcome(folder, engine.returncode), "seconds": seconds}
+        result = {**_outcome(folder, engine.returncode, run.rank), "seconds": seconds}
         if keep is not None:
             shutil.rmtree(keep / run.id, ignore_errors=True)
             shutil.copytree(folder, keep / run.id, symlinks=True)
@@ -129,8 +132,8 @@ def simulate(
     return result
 
 
-def _outcome(folder: Path, status: int) -> dict[str, Any]:
-    """Return the figures of a run folder; without them why there are none."""
+def _outcome(folder: Path, status: int, which: int) -> dict[str, Any]:
+    """Return the figures of a rank of a run folder; without them why there are none."""
     path = folder / "run" / "report.json"
     if not path.is_file():
         lines = (folder / "output").read_text(errors="replace").split("\n")
@@ -140,8 +143,12 @@ def _outcome(folder: Path, status: int) -> dict[str, Any]:
     report = json.loads(path.read_text(encoding="utf-8"))
     run = report["run"]
     if not report["ranks"]:
-        return {"status": "failed", "reason": (run["exit_reason"] or "no rank")[:300]}
-    rank = report["ranks"][0]
+        return {
+            "status": "failed",
+            "reason": (run["exit_reason"] or "no rank")[:300],
+            "failure": (report["failure"] or {}).get("kind"),
+        }
+    rank = next((each for each in report["ranks"] if each["rank"] == which), report["ranks"][0])
     told = rank["figures"]
     figures = {
         "weights": told["weights_bytes"],
@@ -156,6 +163,7 @@ def _outcome(folder: Path, status: int) -> dict[str, Any]:
     return {
         "status": "ok" if granted and figures["tokens"] else run["status"],
         "reason": None if granted and figures["tokens"] else (run["exit_reason"] or "")[:300],
+        "failure": (report["failure"] or {}).get("kind"),
         "equation": rank["budget"]["equation"],
         "engine_version": run["engine_version"],
         "world_size": (run.get("ranks") or {}).get("world_size", 1),

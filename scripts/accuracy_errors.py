@@ -38,6 +38,7 @@ class PlannedRow:
     status: str  # ok, or why there are no figures: failed, oom
     seconds: float
     reason: str | None = None
+    failure: str | None = None  # kind of failure, of a start that failed
     stack: str | None = None
     equation: str | None = None
     engine_version: str | None = None

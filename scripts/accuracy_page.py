@@ -58,7 +58,7 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str:
     """Return the text of the page."""
     done = [(run, kept[run.id]) for run in runs if run.id in kept]
     errors = [error for run, planned in done for error in errors_of(run, planned)]
-    failed = [(run, planned) for run, planned in done if not errors_of(run, planned)]
+    failed = [(run, planned) for run, planned in done if not (errors_of(run, planned) or run.fails)]
     missing = [run for run in runs if run.id not in kept]
     head = _HEAD.format(
         count=len(runs), planned=len(done) - len(failed), failed=len(failed) + len(missing)
@@ -68,6 +68,8 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str:
         _earlier(done),
         "## Errors by figure\n",
         _statistics(errors),
+        "## Starts that failed\n",
+        _failing(done),
         "## By device and equation: median error (number of values)\n",
         _by_device(errors),
         "## Outside the targets\n",
@@ -217,6 +219,16 @@ def _csv(errors: Sequence[Error]) -> str:
             "; ".join(run.unknown), "; ".join(run.differs),
         ])  # fmt: skip
     return out.getvalue()
+
+
+def _failing(done: Sequence[tuple[PublishedRun, PlannedRow]]) -> str:
+    """Return a line per start that failed on hardware: how, and how its plan ended."""
+    rows = [
+        [run.id, run.fails, planned.failure or "starts", run.explained.get("fails", "")]
+        for run, planned in done
+        if run.fails
+    ]
+    return _table(("row", "on hardware", "plan", "why it differs"), rows) if rows else "None.\n"
 
 
 def _failed(

@@ -71,6 +71,7 @@ class PublishedRun:
     release: str  # of vllm-ascend, as named or as its log lines tell
     device: str  # profile of the simulated device
     model: str
+    engine: str = "vllm"
     args: list[str] = field(default_factory=list)
     added: list[str] = field(
         default_factory=list
@@ -82,6 +83,7 @@ class PublishedRun:
     rank: int = 0
     published: dict[str, PublishedFigure] = field(default_factory=dict)
     limit: StartLimit | None = None
+    fails: str = ""  # the start failed: kind of failure, as reports name it
     unknown: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
     fitted: dict[str, str] = field(default_factory=dict)  # figure -> constants taken from this run
@@ -174,8 +176,8 @@ def _row(row: Mapping[str, Any], where: str) -> PublishedRun:
     if wrong := sorted(set(published) - set(FIGURES)):
         hint = f"figures are {', '.join(FIGURES)}"
         raise UsageError(f"{name} has unknown figures: {', '.join(wrong)}", hint=hint)
-    if not published and "limit" not in values:
-        raise UsageError(f"{name} has neither a figure nor a limit")
+    if not published and "limit" not in values and "fails" not in values:
+        raise UsageError(f"{name} has neither a figure nor a limit, and does not say how it fails")
     try:
         values["published"] = {key: parse_figure(key, each) for key, each in published.items()}
         if "limit" in values:

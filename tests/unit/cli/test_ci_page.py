@@ -27,23 +27,38 @@ def job() -> dict[str, Any]:
     return data["jobs"]["kv-cache"]
 
 
+def action() -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load((DOCS.parent / "action.yml").read_text())
+    return data
+
+
 def commands() -> list[list[str]]:
-    """Every memprof command of the page, as words."""
+    """Every memprof command of the page and of the action, as words."""
     typed = [line[2:] for block in blocks("console") for line in block.splitlines()]
-    typed += [step["run"] for step in job()["steps"] if step.get("run", "").startswith("memprof")]
-    return [shlex.split(line, comments=True) for line in typed]
+    for step in action()["runs"]["steps"]:
+        lines = step.get("run", "").replace("\\\n", " ").splitlines()
+        typed += [line.strip() for line in lines if line.strip().startswith("memprof ")]
+    return [shlex.split(re.split(r" >+ | -- ", line)[0], comments=True) for line in typed]
 
 
-def test_the_job_plans_and_checks_the_same_run() -> None:
-    steps = job()["steps"]
+def test_the_job_gives_what_the_action_takes() -> None:
+    (step,) = [each for each in job()["steps"] if "with" in each]
+    assert set(step["with"]) <= set(action()["inputs"])
+    assert all(each.get("description") for each in action()["inputs"].values())
+
+
+def test_the_action_plans_and_checks_the_same_run_and_evaluates_no_input() -> None:
+    steps = action()["runs"]["steps"]
     assert all(("run" in step) != ("uses" in step) for step in steps)
-    runs = [step["run"] for step in steps if "run" in step]
-    plan = next(shlex.split(run) for run in runs if run.startswith("memprof plan"))
-    check = next(shlex.split(run) for run in runs if run.startswith("memprof check"))
-    assert plan[plan.index("--device") + 1].startswith("sim:")
+    plan, check = commands()[-4], commands()[-1]
+    assert plan[:2] == ["memprof", "plan"]
+    assert check[:2] == ["memprof", "check"]
     assert plan[plan.index("--run-dir") + 1] == check[2]
+    assert action()["outputs"]["report"]["value"] == f"{check[2]}/report.json"
     cache = next(step["with"] for step in steps if step.get("uses", "").startswith("actions/cache"))
     assert cache["path"] == "~/.cache/memprof"
+    # an expression inside of a script would be run as a part of it
+    assert not [step for step in steps if "${{" in step.get("run", "")]
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
@@ -51,7 +66,7 @@ def test_commands_have_the_options_that_the_page_uses(command: list[str]) -> Non
     assert command[0] == "memprof"
     pages = (f"{command[1]}.md", "README.md")  # that of the command, and the options of several
     known = "".join((DOCS / "commands" / page).read_text() for page in pages)
-    engine = {"--max-model-len"}
+    engine = {"--max-model-len", "-c"}  # of the engine, of bash
     for word in command[2:]:
         if word.startswith("-") and word not in engine:
             assert re.search(rf"{re.escape(word)}\b", known), word
