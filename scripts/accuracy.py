@@ -151,13 +151,13 @@ def _outcome(folder: Path, status: int, which: int) -> dict[str, Any]:
     rank = next((each for each in report["ranks"] if each["rank"] == which), report["ranks"][0])
     told = rank["figures"]
     figures = {
-        "weights": told["weights_bytes"],
-        "peak_activation": told["peak_activation_bytes"],
-        "non_torch": told["non_torch_increase_bytes"],
+        "weights": told.get("weights_bytes"),  # a rank that failed before has none
+        "peak_activation": told.get("peak_activation_bytes"),
+        "non_torch": told.get("non_torch_increase_bytes"),
         "kv_cache": rank["budget"]["engine_kv_cache_bytes"],
         "tokens": rank["kv"]["tokens"],
         "concurrency": rank["kv"]["max_concurrency"],
-        "graphs": told["graph_bytes"],
+        "graphs": told.get("graph_bytes"),
     }
     granted = figures["kv_cache"] is not None
     return {
