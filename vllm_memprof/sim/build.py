@@ -28,7 +28,8 @@ from vllm_memprof.sim.symbols import NATIVE_DIR, collect_demand, load_rules, mak
 
 LIBRARY = "libascendcl.so"
 _FLAGS = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-DFUNC_VISIBILITY"]
-_FLAGS += ["-Wno-deprecated-declarations"]
+#: Products are rounded before they are added: aarch64 would do both in one instruction.
+_FLAGS += ["-Wno-deprecated-declarations", "-ffp-contract=off"]
 _HEADERS = ["torch_npu/include/third_party/acl/inc", "torch_npu/include/third_party/hccl/inc"]
 #: So many objects are kept, those last used: of several stacks, and of sources that change.
 _KEPT_OBJECTS = 500

@@ -500,13 +500,13 @@ def check_platform() -> None:
     """Refuse a machine for which the engine's wheels are not built.
 
     Raises:
-        SetupError: not Linux on x86-64 with a recent C library.
+        SetupError: not Linux on x86-64 or aarch64 with a recent C library.
     """
     system, machine = platform.system(), platform.machine()
-    if system != "Linux" or machine not in {"x86_64", "AMD64"}:
+    if system != "Linux" or machine not in {"x86_64", "AMD64", "aarch64"}:
         raise SetupError(
-            f"the simulated stacks run on Linux x86-64; this is {system} {machine}",
-            "use a Linux x86-64 machine or container; "
+            f"the simulated stacks run on Linux x86-64 and aarch64; this is {system} {machine}",
+            "use such a machine or container; "
             "reports of runs can be read anywhere (memprof report)",
         )
     library, version = platform.libc_ver()

@@ -233,7 +233,7 @@ def test_a_second_setup_waits_for_the_first(prefix):
 
 
 @pytest.mark.parametrize(
-    ("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")]
+    ("system", "machine"), [("Darwin", "arm64"), ("Linux", "riscv64"), ("Windows", "AMD64")]
 )
 def test_the_wrong_platform(monkeypatch, system, machine):
     monkeypatch.setattr(setup.platform, "system", lambda: system)

@@ -70,7 +70,8 @@ uint64_t own_start = 0;
 
 uint64_t process_start_time(pid_t pid, char *process_state) {
   char path[64], buffer[1024];
-  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  // Of the first thread: qemu makes up /proc/<own pid>/stat of a process that it runs.
+  snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, pid);
   int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;
   ssize_t got = read(fd, buffer, sizeof buffer - 1);

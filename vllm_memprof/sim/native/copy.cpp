@@ -21,8 +21,8 @@ namespace {
 // Makes device bytes zero and gives their host pages back.
 void drop(void *destination, uint64_t bytes) {
   uintptr_t start = reinterpret_cast<uintptr_t>(destination), end = start + bytes;
-  uintptr_t first_page = round_up(start, kHostPageBytes),
-            last_page = end / kHostPageBytes * kHostPageBytes;
+  uintptr_t first_page = round_up(start, host_page_bytes()),
+            last_page = end / host_page_bytes() * host_page_bytes();
   if (first_page >= last_page) {
     memset(destination, 0, bytes);
     return;

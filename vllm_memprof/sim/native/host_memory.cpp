@@ -67,7 +67,7 @@ aclError no_host_memory(const char *call, uint64_t bytes) {
 aclError allocate_host(const char *function, void **pointer, uint64_t bytes) {
   if (!pointer || bytes == 0) return fail(ACL_ERROR_INVALID_PARAM, "%s: bad argument", function);
   void *block = nullptr;
-  if (posix_memalign(&block, kHostPageBytes, bytes) != 0)
+  if (posix_memalign(&block, host_page_bytes(), bytes) != 0)
     return fail(ACL_ERROR_BAD_ALLOC, "%s: the host has no %llu bytes", function,
                 static_cast<unsigned long long>(bytes));
   std::lock_guard<std::mutex> guard(host().mutex);

@@ -54,7 +54,7 @@ void *map_lazily(int file, uint64_t offset, uint64_t bytes, uint64_t alignment) 
   if (mapped == MAP_FAILED) return nullptr;
   uintptr_t start = reinterpret_cast<uintptr_t>(mapped), aligned = round_up(start, alignment);
   if (aligned > start) munmap(mapped, aligned - start);
-  uintptr_t end = start + room, wanted_end = aligned + round_up(bytes, kHostPageBytes);
+  uintptr_t end = start + room, wanted_end = aligned + round_up(bytes, host_page_bytes());
   if (end > wanted_end) munmap(reinterpret_cast<void *>(wanted_end), end - wanted_end);
   void *block = mmap(reinterpret_cast<void *>(aligned), bytes, PROT_READ | PROT_WRITE,
                      MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file, static_cast<off_t>(offset));

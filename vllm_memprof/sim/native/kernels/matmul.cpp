@@ -12,6 +12,8 @@
 // Sums are rounded after each product, with the vectors of any machine: the same floats everywhere.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "fp-contract=off")
+#endif
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 #define FOR_EACH_VECTOR_WIDTH __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FOR_EACH_VECTOR_WIDTH
