@@ -40,7 +40,12 @@ class Plan:
 
 def list_plans() -> list[Plan]:
     """Return every row of the page, in the order in which they are planned."""
-    return [Plan(case, stack, device) for case in CASES for stack in STACKS for device in DEVICES]
+    return [
+        Plan(case, stack, device)
+        for case in CASES
+        for stack in case.stacks
+        for device in case.parallel
+    ]
 
 
 @cache

@@ -81,6 +81,7 @@ def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
         "value_head": get("v_head_dim") or hidden // heads,
         "full": (layer + 1) % get("full_attention_interval", 1) == 0,
         "dense": layer < get("first_k_dense_replace", 0)
+        or layer < get("moe_layer_start_index", 0)
         or layer in get("mlp_only_layers", ())
         or (layer + 1) % get("decoder_sparse_step", 1) != 0,
         "delta_keys": get("linear_num_key_heads", 0) * get("linear_key_head_dim", 0),
@@ -92,6 +93,8 @@ def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
         "hashed": layer < get("num_hash_layers", 0),
         "channels": get("in_chans", get("in_channels")),
         "merged": hidden * get("spatial_merge_size", 1) ** 2,
+        # some layers choose tokens as the layer before does
+        "indexed": dict(enumerate(get("indexer_types", ()))).get(layer) != "shared",
         "deepstack": len(get("deepstack_visual_indexes", ())),
     }
 

@@ -41,6 +41,7 @@ def describe(config: ModelConfig) -> dict[str, str] | None:
     weights = None if rules is None else list_weights(config, draft=True)
     if rules is None or weights is None:
         return None
+    drafts = ARCHITECTURES[config["model_type"]].get("quantized_draft", False)
     layers = text_config(config)["num_hidden_layers"]
     types = {}
     for name in weights:
@@ -48,7 +49,7 @@ def describe(config: ModelConfig) -> dict[str, str] | None:
             continue
         types[name] = "FLOAT"  # only layers of the text model are quantized
         match = _LAYER.fullmatch(name)
-        if match is not None and int(match["layer"] or 0) < layers:
+        if match is not None and (drafts or int(match["layer"] or 0) < layers):
             given = (t for pattern, t in rules.items() if re.fullmatch(pattern, match["rest"]))
             types[name] = next(given, "FLOAT")
     whole = "W8A8" if "W8A8_DYNAMIC" not in types.values() else "W8A8_DYNAMIC"
