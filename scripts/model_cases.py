@@ -201,4 +201,5 @@ CASES = (
     _a2("mistralai/Mistral-7B-Instruct-v0.3", "TP1"),
     _a2("mistralai/Mixtral-8x7B-Instruct-v0.1", "TP4", "Mixtral-8x7B-Instruct-v0.1"),
     _a2("microsoft/phi-4", "TP1"),
+    _a2("Qwen/Qwen3-Omni-30B-A3B-Thinking", "TP4 EP", "Qwen3-Omni-30B-A3B-Thinking"),
 )

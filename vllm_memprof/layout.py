@@ -81,14 +81,13 @@ def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
         "value_head": get("v_head_dim") or hidden // heads,
         "full": (layer + 1) % get("full_attention_interval", 1) == 0,
         "dense": layer < get("first_k_dense_replace", 0)
-        or layer < get("moe_layer_start_index", 0)
         or layer in get("mlp_only_layers", ())
         or (layer + 1) % get("decoder_sparse_step", 1) != 0,
         "delta_keys": get("linear_num_key_heads", 0) * get("linear_key_head_dim", 0),
         "delta_values": get("linear_num_value_heads", 0) * get("linear_value_head_dim", 0),
         "ratio": ratio,
         "overlapping": ratio == 4,
-        "windows": 2 if ratio == 4 else 1,
+        "windows": 1 + (ratio == 4),
         "group_width": heads * head // get("o_groups", 1),
         "hashed": layer < get("num_hash_layers", 0),
         "channels": get("in_chans", get("in_channels")),
