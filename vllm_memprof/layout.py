@@ -93,7 +93,7 @@ def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
         "channels": get("in_chans", get("in_channels")),
         "merged": hidden * get("spatial_merge_size", 1) ** 2,
         # some layers choose tokens as the layer before does
-        "indexed": dict(enumerate(get("indexer_types", ()))).get(layer) != "shared",
+        "indexed": "shared" not in get("indexer_types", ())[layer : layer + 1],
         "deepstack": len(get("deepstack_visual_indexes", ())),
     }
 

@@ -175,13 +175,13 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
             folder, TOKENIZERS
         ):
             size = text_config(config).get("vocab_size")
-            if table := tokenizer_of_size(size) if like is None else _table_like(like, config):
+            if table := _table_like(like, config) if like else tokenizer_of_size(size):
                 made |= tokenizer_files(table)
             else:
                 extra = [*extra, "--skip-tokenizer-init"]
             remedy = "a synthetic one was generated" if made else extra[-1]
             stand_ins.append(f"{model} has no tokenizer: {remedy}")
-        if like is not None and not holds(folder, PROCESSORS):
+        if like and not holds(folder, PROCESSORS):
             # the patches are those of the model's own vision encoder
             encoder = text_config(config).get("vision_config", {})
             patches = {
@@ -213,9 +213,9 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
                 "Ascend quantize"
             )
         if made:
-            names = sorted(entry.name for entry in folder.iterdir())
-            name = folder.resolve().name
-            path = _cached(name, [GENERATOR, str(folder.resolve()), names, made])
+            whole = folder.resolve()
+            there = sorted(entry.name for entry in whole.iterdir())
+            path = _cached(whole.name, [GENERATOR, str(whole), there, made])
             write_folder(path, made, linked=folder)
     if path == typed:
         return ResolvedModel(str(path), extra, {}, tuple(stand_ins))

@@ -40,7 +40,7 @@ def describe(config: ModelConfig) -> dict[str, str] | None:
     kind = config.get("model_type", "")
     if kind not in RULES:
         return None
-    drafts = ARCHITECTURES[kind].get("quantized_draft")
+    draft = "quantized_draft" in ARCHITECTURES[kind]
     layers = text_config(config)["num_hidden_layers"]
     types = {}
     for name in list_weights(config, draft=True) or ():
@@ -48,7 +48,7 @@ def describe(config: ModelConfig) -> dict[str, str] | None:
             continue
         types[name] = "FLOAT"  # only layers of the text model are quantized
         match = _LAYER.fullmatch(name)
-        if match is not None and (drafts or int(match["layer"] or 0) < layers):
+        if match and (draft or int(match["layer"] or 0) < layers):
             given = (
                 t for pattern, t in RULES[kind].items() if re.fullmatch(pattern, match["rest"])
             )

@@ -400,3 +400,12 @@ def test_a_kind_without_rules_is_refused_by_name(tmp_path):
     folder = model_folder(tmp_path / "mine", {**SMALL, "model_type": "nobody"}, tokenizer={})
     with pytest.raises(UsageError, match=r"mine has no quant_model_description\.json"):
         resolve_model(str(folder), ["--quantization=ascend"])
+
+
+def test_a_w8a8_name_of_the_hub_is_started_quantized():
+    """As the checkpoint of that name would be; what the user asks for stays."""
+    model = resolve_model("vllm-ascend/Qwen3-8B-W8A8", [])
+    assert model.extra_args[:4] == ["--load-format", "dummy", "--quantization", "ascend"]
+    assert (presets.Path(model.path) / "quant_model_description.json").is_file()
+    plain = resolve_model("vllm-ascend/Qwen3-8B-W8A8", ["--quantization", "fp8"])
+    assert "ascend" not in plain.extra_args
