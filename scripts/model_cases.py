@@ -202,4 +202,5 @@ CASES = (
     _a2("mistralai/Mixtral-8x7B-Instruct-v0.1", "TP4", "Mixtral-8x7B-Instruct-v0.1"),
     _a2("microsoft/phi-4", "TP1"),
     _a2("Qwen/Qwen3-Omni-30B-A3B-Thinking", "TP4 EP", "Qwen3-Omni-30B-A3B-Thinking"),
+    _a2("OpenGVLab/InternVL3_5-8B-HF", "TP1", "InternVL3.5"),
 )

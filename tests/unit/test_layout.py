@@ -41,6 +41,7 @@ PUBLISHED = {
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "openai/gpt-oss-120b": 116_829_156_672,
     "openai/gpt-oss-20b": 20_914_757_184,
+    "OpenGVLab/InternVL3_5-8B-HF": 8_528_318_464,
     "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
     "Qwen/Qwen2-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2-VL-2B-Instruct": 2_208_985_600,
