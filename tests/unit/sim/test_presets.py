@@ -97,8 +97,9 @@ def test_ids_in_the_configuration_are_those_of_the_tokenizer(name):
     for content in (text, generation):
         named = [content[key] for key in _ENDS if content.get(key) is not None]
         assert {number for value in named for number in _flat(value)} <= set(ids.values())
+    own = preset.tokenizer.get("extra_special_tokens", {})
     for key, token in {
-        "image_token_id": "<|image_pad|>",
+        "image_token_id": own.get("context_image_token", "<|image_pad|>"),
         "video_token_id": "<|video_pad|>",
         "vision_start_token_id": "<|vision_start|>",
         "vision_end_token_id": "<|vision_end|>",
