@@ -16,6 +16,8 @@ DEVICES = {"910b": "910B", "a3": "A3"}
 #: Context of the models that do not have 32,768 tokens.
 LENGTH = 32768
 SHORTER = {
+    "BAAI/bge-m3": 8192,
+    "BAAI/bge-reranker-v2-m3": 8192,
     "microsoft/phi-4": 16384,
     "Qwen/Qwen1.5-MoE-A2.7B": 8192,
     "meta-llama/Meta-Llama-3-8B-Instruct": 8192,
@@ -183,7 +185,7 @@ CASES = (
     _a2("Qwen/Qwen3-Reranker-0.6B", "TP1", "Qwen3-Reranker", more=_RANKING),
     _a2("Qwen/Qwen3-Reranker-4B", "TP1", "Qwen3-Reranker", more=_RANKING),
     _a2("Qwen/Qwen3-Reranker-8B", "TP1", "Qwen3-Reranker", more=_RANKING),
-    _a2("deepseek-ai/DeepSeek-V4-Pro", "DP2 TP16 EP", "DeepSeek-V4-Pro", True),
+    _a2("deepseek-ai/DeepSeek-V4-Pro", "DP4 TP16 EP", "DeepSeek-V4-Pro", True),
     _a2("Qwen/Qwen3.5-0.8B", "TP1", "Qwen3.5-Dense"),
     _a2("Qwen/Qwen3.5-2B", "TP1", "Qwen3.5-Dense"),
     _a2("Qwen/Qwen3.5-4B", "TP1", "Qwen3.5-Dense"),
@@ -193,9 +195,7 @@ CASES = (
     _a2("Qwen/Qwen2-VL-72B-Instruct", "TP4"),
     _a2("Qwen/Qwen2.5-VL-3B-Instruct", "TP1"),
     _a2("Qwen/Qwen2.5-VL-32B-Instruct", "TP2"),
-    _a2("moonshotai/Kimi-K2-Thinking", "TP16 EP", "Kimi-K2-Thinking"),
     _a2("moonshotai/Kimi-K2-Instruct-0905", "DP4 TP8 EP", quantized=True),
-    _a2("moonshotai/Kimi-K2.5", "DP4 TP4 EP", "Kimi-K2.5", stacks=STACKS[1:]),
     _a2("baidu/ERNIE-4.5-0.3B-PT", "TP1"),
     _a2("baidu/ERNIE-4.5-21B-A3B-PT", "TP1"),
     _a2("mistralai/Mistral-7B-Instruct-v0.3", "TP1"),
@@ -203,4 +203,6 @@ CASES = (
     _a2("microsoft/phi-4", "TP1"),
     _a2("Qwen/Qwen3-Omni-30B-A3B-Thinking", "TP4 EP", "Qwen3-Omni-30B-A3B-Thinking"),
     _a2("OpenGVLab/InternVL3_5-8B-HF", "TP1", "InternVL3.5"),
+    _a2("BAAI/bge-m3", "TP1", more=_POOLING),
+    _a2("BAAI/bge-reranker-v2-m3", "TP1", more=_POOLING),
 )

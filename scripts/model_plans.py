@@ -131,14 +131,11 @@ def _bytes_of(model: str, quantized: bool, pooling: bool) -> tuple[float, float]
     preset = find_preset(model)
     assert preset is not None, model
     types = (quantized and describe(preset.config)) or {}
-    packed = "pack-quantized" in json.dumps(preset.config)
     found = [0.0, 0.0]
     for name, shape in (list_weights(preset.config) or {}).items():
         experts = ".experts." in name
         known = types.get(re.sub(r"\.experts\.\d+\.", ".experts.0.", name), "FLOAT")
         bits = 16 if known == "FLOAT" else 8
-        if packed and experts:
-            bits = 4 + 16 / 32  # a scale for 32 weights
         if name != "lm_head.weight" or not pooling:
             found[not experts] += math.prod(shape) * bits / 8
     return found[0], found[1]
@@ -150,6 +147,8 @@ def _cells(row: Row | None) -> list[str]:
     if "error" in row:
         return ["", "", "does not start"]
     mark = "" if is_current(row) else "\\*"
+    if row["kv_cache_bytes"] is None:  # an encoder
+        return [_gib(row["weights_bytes"]), "none", mark]
     sizes = [_gib(row["weights_bytes"]), _gib(row["kv_cache_bytes"])]
     return [*sizes, f"{row['tokens']:,}{mark}"]
 
@@ -161,9 +160,9 @@ def _gib(size: int) -> str:
 INTRODUCTION = """
 # Models without weights
 
-Presets of the models that vllm-ascend's pages name (other names of theirs: `memprof sim list`),
-planned by vllm-ascend 0.23.0 (Kimi-K2.5: 0.30.0rc2) on a simulated Ascend 910B, 60.96 GiB: one
-rank, GiB, `--max-model-len 32768` (Llama 3 and Qwen1.5-MoE 8192, Phi-4 16384), `--enforce-eager`.
+Presets of the models that vllm-ascend's pages name (all, with other names: `memprof sim list`),
+planned by vllm-ascend 0.23.0 on a simulated Ascend 910B, 60.96 GiB: one rank, GiB,
+`--max-model-len 32768` (Llama 3, Qwen1.5-MoE and bge 8192, Phi-4 16384), `--enforce-eager`.
 TP, DP and EP (`--enable-expert-parallel`) as those pages recommend them (`scripts/model_cases.py`
 names the page). *checkpoint*: the rank's share of the published weights, nothing twice. *weights*:
 measured; above it are what every rank has whole, scales, tables of positions and formats of the
@@ -179,7 +178,6 @@ NOTES = """
   (`tests/unit/test_layout.py`).
 - DeepSeek, Kimi-K2-Instruct, MiniMax-M2, gpt-oss: bfloat16, or W8A8 if the table says so. Their
   public checkpoints are FP8 and MXFP4, which vllm-ascend does not take on 910B and A3.
-  Kimi-K2-Thinking and K2.5 have 4 bits in the experts, as published.
 - W8A8: `--quantization ascend`, or the name of a W8A8 checkpoint. Without weights memprof generates
   `quant_model_description.json` as msmodelslim's recipe of the model has it, or takes yours next to
   config.json. W4A8 needs yours.
