@@ -16,6 +16,9 @@ DEVICES = {"910b": "910B", "a3": "A3"}
 #: Context of the models that do not have 32,768 tokens.
 LENGTH = 32768
 SHORTER = {
+    "BAAI/bge-m3": 8192,
+    "BAAI/bge-reranker-v2-m3": 8192,
+    "microsoft/phi-4": 16384,
     "Qwen/Qwen1.5-MoE-A2.7B": 8192,
     "meta-llama/Meta-Llama-3-8B-Instruct": 8192,
     "meta-llama/Meta-Llama-3-70B-Instruct": 8192,
@@ -31,6 +34,8 @@ class Case:
     page: str = ""
     quantized: bool = False  # W8A8
     also: tuple[str, ...] = ()  # other presets with the same configuration
+    more: str = ""  # other arguments of the engine
+    stacks: tuple[str, ...] = STACKS
 
     def arguments(self, device: str) -> str:
         """Return the engine arguments of a plan on that device."""
@@ -44,6 +49,7 @@ class Case:
         words.append(f"--max-model-len {SHORTER.get(self.model, LENGTH)} --enforce-eager")
         if self.quantized:
             words.append("--quantization ascend")
+        words += [self.more] if self.more else []
         return " ".join(words)
 
     @property
@@ -73,7 +79,26 @@ def _each(
     return Case(model, {"910b": a2, "a3": a3}, page, quantized, also)
 
 
-_DEEPSEEK_R1 = ("deepseek-ai/DeepSeek-R1",)
+def _a2(
+    model: str,
+    parallel: str,
+    page: str = "",
+    quantized: bool = False,
+    also: tuple[str, ...] = (),
+    more: str = "",
+    stacks: tuple[str, ...] = STACKS[:1],
+) -> Case:
+    return Case(model, {"910b": parallel}, page, quantized, also, more, stacks)
+
+
+_DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3.1")
+#: How vllm-ascend's pages start models that embed and rank texts.
+_POOLING = "--runner pooling"
+_RANKING = (
+    "--runner pooling --hf-overrides '"
+    '{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"], '
+    '"is_original_qwen3_reranker": true}\''
+)
 
 
 CASES = (
@@ -81,10 +106,17 @@ CASES = (
     _both("Qwen/Qwen3.5-27B", "TP2", "Qwen3.5-27B-Qwen3.6-27B", quantized=True),
     _both("Qwen/Qwen3.5-35B-A3B", "TP2 EP", "Qwen3.6-35B-A3B", quantized=True),
     _each("zai-org/GLM-4.5-Air", "TP8 EP", "DP2 TP8 EP", "GLM4.x", quantized=True),
-    _each("MiniMaxAI/MiniMax-M2", "TP8 EP", "DP4 TP4 EP", "MiniMax-M2", quantized=True),
+    _each(
+        "MiniMaxAI/MiniMax-M2",
+        "TP8 EP",
+        "DP4 TP4 EP",
+        "MiniMax-M2",
+        True,
+        ("MiniMaxAI/MiniMax-M2.5",),
+    ),
     _both("moonshotai/Kimi-K2-Instruct", "DP4 TP8 EP", "multi_node_kimi (0.11)", quantized=True),
     _both("openbmb/MiniCPM3-4B", "TP1"),
-    _both("deepseek-ai/DeepSeek-V3", "DP4 TP4 EP", "DeepSeek-V3.1", True, _DEEPSEEK_R1),
+    _both("deepseek-ai/DeepSeek-V3", "DP4 TP4 EP", "DeepSeek-V3.1", True, _DEEPSEEK),
     _each("deepseek-ai/DeepSeek-V4-Flash", "TP8 EP", "DP4 TP4 EP", "DeepSeek-V4-Flash", True),
     _each("zai-org/GLM-5", "DP2 TP8 EP", "TP16 EP", "GLM5", True, ("zai-org/GLM-5.1",)),
     _both("Qwen/Qwen3-Next-80B-A3B-Instruct", "TP4", "Qwen3-Next"),
@@ -119,4 +151,58 @@ CASES = (
     _both("Qwen/Qwen3-VL-4B-Instruct", "TP1", "Qwen-VL-Dense"),
     _both("meta-llama/Meta-Llama-3-8B-Instruct", "TP1"),
     _both("meta-llama/Meta-Llama-3-70B-Instruct", "TP4"),
+    _a2("Qwen/Qwen2.5-0.5B-Instruct", "TP1"),
+    _a2("Qwen/Qwen2.5-1.5B-Instruct", "TP1"),
+    _a2("Qwen/Qwen2.5-3B-Instruct", "TP1"),
+    _a2("Qwen/Qwen2.5-7B-Instruct", "TP1"),
+    _a2("Qwen/Qwen2.5-14B-Instruct", "TP1"),
+    _a2("Qwen/Qwen2.5-32B-Instruct", "TP2"),
+    _a2("Qwen/Qwen2.5-72B-Instruct", "TP4"),
+    _a2("Qwen/QwQ-32B", "TP2"),
+    _a2("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "TP1"),
+    _a2("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "TP1"),
+    _a2("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "TP1"),
+    _a2("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "TP2"),
+    _a2("deepseek-ai/DeepSeek-V3.2", "DP2 TP16 EP", "DeepSeek-V3.2", True),
+    _a2("zai-org/GLM-4.7", "DP2 TP8 EP", "GLM4.x", True),
+    _a2("zai-org/GLM-4.5", "DP2 TP8 EP", "GLM4.x", True),
+    _a2("zai-org/GLM-4.7-Flash", "TP2"),
+    _a2("zai-org/GLM-5.2", "DP2 TP16 EP", "", True),
+    _a2("Qwen/Qwen3-30B-A3B-Instruct-2507", "TP4 EP", "Qwen3-30B-A3B"),
+    _a2("Qwen/Qwen3-235B-A22B-Instruct-2507", "TP8 EP", "Qwen3-235B-A22B", True),
+    _a2("Qwen/Qwen3-Coder-30B-A3B-Instruct", "TP4 EP", "Qwen3-Coder-30B-A3B", True),
+    _a2("Qwen/Qwen3-Coder-480B-A35B-Instruct", "TP16 EP", "", True),
+    _a2("Qwen/Qwen3-4B-Instruct-2507", "TP1"),
+    _a2("Qwen/Qwen3-VL-2B-Instruct", "TP1", "Qwen-VL-Dense"),
+    _a2("Qwen/Qwen3-VL-32B-Instruct", "TP4", "Qwen-VL-Dense"),
+    _a2("Qwen/Qwen3.5-122B-A10B", "TP8 EP", "", True),
+    _a2("Qwen/Qwen3.5-397B-A17B", "TP16 EP", "Qwen3.5-397B-A17B", True),
+    _a2("MiniMaxAI/MiniMax-M2.7", "TP8 EP", "MiniMax-M2", True),
+    _a2("meta-llama/Llama-3.2-1B-Instruct", "TP1"),
+    _a2("meta-llama/Llama-3.2-3B-Instruct", "TP1"),
+    _a2("Qwen/Qwen3-Embedding-4B", "TP1", "Qwen3-Embedding", more=_POOLING),
+    _a2("Qwen/Qwen3-Embedding-8B", "TP1", "Qwen3-Embedding", more=_POOLING),
+    _a2("Qwen/Qwen3-Reranker-0.6B", "TP1", "Qwen3-Reranker", more=_RANKING),
+    _a2("Qwen/Qwen3-Reranker-4B", "TP1", "Qwen3-Reranker", more=_RANKING),
+    _a2("Qwen/Qwen3-Reranker-8B", "TP1", "Qwen3-Reranker", more=_RANKING),
+    _a2("deepseek-ai/DeepSeek-V4-Pro", "DP4 TP16 EP", "DeepSeek-V4-Pro", True),
+    _a2("Qwen/Qwen3.5-0.8B", "TP1", "Qwen3.5-Dense"),
+    _a2("Qwen/Qwen3.5-2B", "TP1", "Qwen3.5-Dense"),
+    _a2("Qwen/Qwen3.5-4B", "TP1", "Qwen3.5-Dense"),
+    _a2("Qwen/Qwen3.5-9B", "TP1", "Qwen3.5-Dense"),
+    _a2("Qwen/Qwen2-VL-2B-Instruct", "TP1"),
+    _a2("Qwen/Qwen2-VL-7B-Instruct", "TP1"),
+    _a2("Qwen/Qwen2-VL-72B-Instruct", "TP4"),
+    _a2("Qwen/Qwen2.5-VL-3B-Instruct", "TP1"),
+    _a2("Qwen/Qwen2.5-VL-32B-Instruct", "TP2"),
+    _a2("moonshotai/Kimi-K2-Instruct-0905", "DP4 TP8 EP", quantized=True),
+    _a2("baidu/ERNIE-4.5-0.3B-PT", "TP1"),
+    _a2("baidu/ERNIE-4.5-21B-A3B-PT", "TP1"),
+    _a2("mistralai/Mistral-7B-Instruct-v0.3", "TP1"),
+    _a2("mistralai/Mixtral-8x7B-Instruct-v0.1", "TP4", "Mixtral-8x7B-Instruct-v0.1"),
+    _a2("microsoft/phi-4", "TP1"),
+    _a2("Qwen/Qwen3-Omni-30B-A3B-Thinking", "TP4 EP", "Qwen3-Omni-30B-A3B-Thinking"),
+    _a2("OpenGVLab/InternVL3_5-8B-HF", "TP1", "InternVL3.5"),
+    _a2("BAAI/bge-m3", "TP1", more=_POOLING),
+    _a2("BAAI/bge-reranker-v2-m3", "TP1", more=_POOLING),
 )

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from scripts.model_cases import CASES, DEVICES, STACKS, Case
+from scripts.model_cases import CASES, DEVICES, Case
+from vllm_memprof.layout import list_weights
+from vllm_memprof.sim.presets import find_preset
 from vllm_memprof.sim.profiles import flat_text, load_profile
+from vllm_memprof.sim.quantization import describe
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "models.json"
@@ -40,7 +45,12 @@ class Plan:
 
 def list_plans() -> list[Plan]:
     """Return every row of the page, in the order in which they are planned."""
-    return [Plan(case, stack, device) for case in CASES for stack in STACKS for device in DEVICES]
+    return [
+        Plan(case, stack, device)
+        for case in CASES
+        for stack in case.stacks
+        for device in case.parallel
+    ]
 
 
 @cache
@@ -76,30 +86,59 @@ def keep_row(row: Row, path: Path = DATA) -> list[Row]:
 
 
 def write_page(rows: list[Row]) -> str:
-    """Return the page of the default stack, from the rows of the data file."""
+    """Return the page of the first device, from the rows of the data file."""
     known = {key_of(row): row for row in rows}
-    told, failed = [], {}
+    device = next(iter(DEVICES))
+    told, refused = [], {}
     for case in sorted(CASES, key=lambda case: case.name.lower()):
-        cells = []
-        for device in DEVICES:
-            row = known.get(Plan(case, STACKS[0], device).key)
-            cells += [case.parallel[device], *_cells(row)]
-            if row is not None and "error" in row:
-                failed[case.name] = textwrap.shorten(row["error"], 160, placeholder="…")
-        told.append("| " + " | ".join([case.name, *cells]) + " |")
-    heads = [f"{title} | weights | KV cache | tokens" for title in DEVICES.values()]
+        row = known.get(Plan(case, case.stacks[0], device).key)
+        share = _gib(share_of(case, device))
+        told.append(
+            "| " + " | ".join([case.name, case.parallel[device], share, *_cells(row)]) + " |"
+        )
+        if row is not None and "error" in row:
+            refused[case.name] = textwrap.shorten(row["error"], 160, placeholder="…")
     lines = [
         INTRODUCTION.strip(),
         "",
-        "| model | " + " | ".join(heads) + " |",
-        "|---|" + "---|---:|---:|---:|" * len(DEVICES),
+        "| model | devices | checkpoint | weights | KV cache | tokens |",
+        "|---|---|---:|---:|---:|---:|",
         *told,
         "",
     ]
-    for name, why in failed.items():
+    for name, why in refused.items():
         said = f"- {name} does not start: {why}"
         lines += textwrap.wrap(said, 98, subsequent_indent="  ", break_long_words=False)
     return "\n".join(lines) + "\n" + NOTES
+
+
+def share_of(case: Case, device: str) -> int:
+    """Return the bytes that one rank has of the checkpoint if nothing is there twice.
+
+    Experts are divided over all ranks of expert parallelism, everything else over those of tensor
+    parallelism.
+    """
+    sizes = dict(re.findall(r"([TD]P)(\d+)", case.parallel[device]))
+    experts, rest = _bytes_of(case.model, case.quantized, "pooling" in case.more)
+    ranks = int(sizes["TP"])
+    everywhere = int(sizes.get("DP", 1)) if "EP" in case.parallel[device] else 1
+    return round(experts / (ranks * everywhere) + rest / ranks)
+
+
+@cache
+def _bytes_of(model: str, quantized: bool, pooling: bool) -> tuple[float, float]:
+    """Return the published weights of the experts and of everything else, bytes."""
+    preset = find_preset(model)
+    assert preset is not None, model
+    types = (quantized and describe(preset.config)) or {}
+    found = [0.0, 0.0]
+    for name, shape in (list_weights(preset.config) or {}).items():
+        experts = ".experts." in name
+        known = types.get(re.sub(r"\.experts\.\d+\.", ".experts.0.", name), "FLOAT")
+        bits = 16 if known == "FLOAT" else 8
+        if name != "lm_head.weight" or not pooling:
+            found[not experts] += math.prod(shape) * bits / 8
+    return found[0], found[1]
 
 
 def _cells(row: Row | None) -> list[str]:
@@ -108,6 +147,8 @@ def _cells(row: Row | None) -> list[str]:
     if "error" in row:
         return ["", "", "does not start"]
     mark = "" if is_current(row) else "\\*"
+    if row["kv_cache_bytes"] is None:  # an encoder
+        return [_gib(row["weights_bytes"]), "none", mark]
     sizes = [_gib(row["weights_bytes"]), _gib(row["kv_cache_bytes"])]
     return [*sizes, f"{row['tokens']:,}{mark}"]
 
@@ -119,26 +160,29 @@ def _gib(size: int) -> str:
 INTRODUCTION = """
 # Models without weights
 
-Presets (all: `memprof sim list`), planned by vllm-ascend 0.23.0 on a simulated Ascend 910B (60.96
-GiB) and one die of an A3 (61.27 GiB): one rank, GiB, `--max-model-len 32768` (Llama 3 and
-Qwen1.5-MoE 8192), `--enforce-eager`. TP, DP and EP (`--enable-expert-parallel`) as vllm-ascend's
-pages recommend them (`scripts/model_cases.py` names the page). Weights are measured, the KV cache
-contains [modelled values](concepts/simulation.md) ([how far off](accuracy.md)); tokens are those of
-one data-parallel replica. \\*: planned with older constants of the device. Made by `python -m
-scripts.bench_plan --models`; [models.json](models.json) has 0.30.0rc2 as well.
+Presets of the models that vllm-ascend's pages name (all, with other names: `memprof sim list`),
+planned by vllm-ascend 0.23.0 on a simulated Ascend 910B, 60.96 GiB: one rank, GiB,
+`--max-model-len 32768` (Llama 3, Qwen1.5-MoE and bge 8192, Phi-4 16384), `--enforce-eager`.
+TP, DP and EP (`--enable-expert-parallel`) as those pages recommend them (`scripts/model_cases.py`
+names the page). *checkpoint*: the rank's share of the published weights, nothing twice. *weights*:
+measured; above it are what every rank has whole, scales, tables of positions and formats of the
+device. The KV cache contains [modelled values](concepts/simulation.md) ([how far
+off](accuracy.md)); tokens are those of one data-parallel replica. \\*: planned with older constants
+of the device. Made by `python -m scripts.bench_plan --models`; [models.json](models.json) has the
+A3 and 0.30.0rc2 as well.
 """
 NOTES = """
 ## Notes
 
-- DeepSeek-V3 and R1, Kimi-K2, MiniMax-M2, gpt-oss: bfloat16, or W8A8 if the table says so. Their
+- Parameters are the published ones, to the last one where the hub counts them
+  (`tests/unit/test_layout.py`).
+- DeepSeek, Kimi-K2-Instruct, MiniMax-M2, gpt-oss: bfloat16, or W8A8 if the table says so. Their
   public checkpoints are FP8 and MXFP4, which vllm-ascend does not take on 910B and A3.
-- W8A8: `--quantization ascend`. Without weights memprof generates `quant_model_description.json`
-  (8 bits in attention and MLP projections and experts), or takes yours next to config.json. Not
-  generated for gpt-oss, Qwen2.5-Omni and MiniCPM3.
+- W8A8: `--quantization ascend`, or the name of a W8A8 checkpoint. Without weights memprof generates
+  `quant_model_description.json` as msmodelslim's recipe of the model has it, or takes yours next to
+  config.json. W4A8 needs yours.
 - A different model: a folder with its `config.json` is enough; missing files (tokenizer,
   preprocessor) are generated.
-- Qwen2.5-Omni: the thinker, which is what vLLM loads.
-- gpt-oss-120b on A3 with TP4, as its page has it, has 0.29 GiB for the KV cache; one request of
-  32,768 tokens needs 0.32: so TP8 here.
+- Qwen2.5-Omni and Qwen3-Omni: the thinker, which is what vLLM loads.
 - Tokens of a hybrid model (Qwen3-Next, Qwen3.5) are the engine's value: concurrency × length.
 """

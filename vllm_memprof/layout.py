@@ -87,11 +87,13 @@ def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
         "delta_values": get("linear_num_value_heads", 0) * get("linear_value_head_dim", 0),
         "ratio": ratio,
         "overlapping": ratio == 4,
-        "windows": 2 if ratio == 4 else 1,
+        "windows": 1 + (ratio == 4),
         "group_width": heads * head // get("o_groups", 1),
         "hashed": layer < get("num_hash_layers", 0),
         "channels": get("in_chans", get("in_channels")),
         "merged": hidden * get("spatial_merge_size", 1) ** 2,
+        # some layers choose tokens as the layer before does
+        "indexed": "shared" not in get("indexer_types", ())[layer : layer + 1],
         "deepstack": len(get("deepstack_visual_indexes", ())),
     }
 

@@ -15,6 +15,7 @@ from scripts.model_plans import (
     keep_row,
     list_plans,
     load_rows,
+    share_of,
     write_page,
 )
 from vllm_memprof.sim.presets import find_preset, list_presets
@@ -42,9 +43,11 @@ def test_arguments_of_a_case() -> None:
     assert case.arguments("a3").startswith("--tensor-parallel-size 16 --max-model-len")
 
 
-def test_every_case_is_planned_on_every_stack_and_device() -> None:
+def test_plans_are_told_apart() -> None:
     keys = [plan.key for plan in list_plans()]
-    assert len(keys) == len(set(keys)) == len(CASES) * len(STACKS) * len(DEVICES)
+    assert len(keys) == len(set(keys))
+    assert {stack for _, stack, _, _ in keys} == set(STACKS)
+    assert all(next(iter(DEVICES)) in case.parallel for case in CASES)
 
 
 def test_rows_are_kept_in_order_and_replaced(tmp_path: Path) -> None:
@@ -56,24 +59,35 @@ def test_rows_are_kept_in_order_and_replaced(tmp_path: Path) -> None:
     assert [*load_rows(path).values()] == [row_of(2), row_of(5, error="no")]
 
 
+def told_of(page: str, case: Case) -> list[str]:
+    [line] = [line for line in page.splitlines() if line.startswith(f"| {case.name} |")]
+    return [cell.strip() for cell in line.strip("| ").split("|")]
+
+
 def test_the_page_tells_what_does_not_start_and_what_was_not_planned() -> None:
-    page = write_page([row_of(0), row_of(1, error="an error of the engine")])
-    case = list_plans()[0].case
-    told = next(line for line in page.splitlines() if line.startswith(f"| {case.name} |"))
-    parallel = [case.parallel[device] for device in DEVICES]
-    assert told == (
-        f"| {case.name} | {parallel[0]} | 3.00 | 5.00 | 1,234 | {parallel[1]} |  |  "
-        "| does not start |"
-    )
+    case = CASES[0]
+    assert told_of(write_page([row_of(0)]), case)[3:] == ["3.00", "5.00", "1,234"]
+    page = write_page([row_of(0, error="an error of the engine")])
+    assert told_of(page, case)[3:] == ["", "", "does not start"]
     assert f"- {case.name} does not start: an error of the engine" in page
-    assert page.count("| not planned |") == len(CASES) * len(DEVICES) - 2
+    assert page.count("| not planned |") == len(CASES) - 1
 
 
 def test_a_row_planned_with_other_constants_is_marked() -> None:
-    page = write_page([{**row_of(0), "constants": "another"}, row_of(1)])
-    case = list_plans()[0].case
-    [told] = [line for line in page.splitlines() if line.startswith(f"| {case.name} |")]
-    assert [cell.strip() for cell in told.split("|")[5::4]] == ["1,234\\*", "1,234"]
+    page = write_page([{**row_of(0), "constants": "another"}])
+    assert told_of(page, CASES[0])[-1] == "1,234\\*"
+
+
+def test_the_share_of_a_rank() -> None:
+    """Of Qwen3-30B-A3B, 30.53 billion parameters."""
+    alone = Case("Qwen/Qwen3-30B-A3B", {"910b": "TP1"})
+    assert share_of(alone, "910b") == 2 * 30_532_122_624
+    parts = Case("Qwen/Qwen3-30B-A3B", {"910b": "DP2 TP2 EP"}, quantized=True)
+    experts, embedded = 48 * 128 * 3 * 768 * 2048, 2 * 151_936 * 2048
+    attention = 48 * 2048 * 128 * (2 * 32 + 2 * 4)
+    rest = 30_532_122_624 - experts - attention
+    assert rest > embedded
+    assert share_of(parts, "910b") == experts // 4 + attention // 2 + rest * 2 // 2
 
 
 def test_every_preset_has_its_row() -> None:

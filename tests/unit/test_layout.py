@@ -14,59 +14,120 @@ from vllm_memprof.sim.presets import find_preset, list_presets
 from vllm_memprof.sim.quantization import RULES, describe
 
 #: Published with the models: the number that the hub shows (metadata of the safetensors files),
-#: where its files hold what is loaded. Qwen3-0.6B and 1.7B: without the copy of the embedding that
+#: where its files hold what is loaded. bge-m3: without its pooling layer. Qwen3-0.6B and 1.7B: without the copy of the embedding that
 #: their files hold as an output head. DeepSeek-V3: "671B of the Main Model weights"; gpt-oss: 20.91
 #: B and 116.83 B in the model card; GLM-4: 32.57 B as llama.cpp counts its files. Qwen2.5-Omni-7B:
 #: the part that is loaded, of Qwen2.5-7B (7,615,616,512), the tower of Qwen2.5-VL-7B (676,550,144)
 #: and Whisper's encoder with a projection (639,647,232).
 PUBLISHED = {
+    "BAAI/bge-m3": 567_754_752 - (1024 * 1024 + 1024),
+    "BAAI/bge-reranker-v2-m3": 567_755_777,
+    "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
     "deepseek-ai/DeepSeek-R1": 671_026_419_200,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": 14_770_033_664,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": 32_763_876_352,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
     "deepseek-ai/DeepSeek-V3": 671_026_419_200,
+    "deepseek-ai/DeepSeek-V3.1": 671_026_419_200,
     "meta-llama/Llama-3.1-70B-Instruct": 70_553_706_496,
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
     "meta-llama/Meta-Llama-3-70B-Instruct": 70_553_706_496,
     "meta-llama/Meta-Llama-3-8B-Instruct": 8_030_261_248,
+    "microsoft/phi-4": 14_659_507_200,
+    "MiniMaxAI/MiniMax-M2.5": 228_689_764_864,
+    "MiniMaxAI/MiniMax-M2.7": 228_689_764_864,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552,
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "openai/gpt-oss-120b": 116_829_156_672,
     "openai/gpt-oss-20b": 20_914_757_184,
+    "OpenGVLab/InternVL3_5-8B-HF": 8_528_318_464,
     "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
     "Qwen/Qwen2-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2-VL-2B-Instruct": 2_208_985_600,
+    "Qwen/Qwen2-VL-72B-Instruct": 73_405_560_320,
+    "Qwen/Qwen2-VL-7B-Instruct": 8_291_375_616,
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+    "Qwen/Qwen2.5-14B-Instruct": 14_770_033_664,
+    "Qwen/Qwen2.5-32B-Instruct": 32_763_876_352,
+    "Qwen/Qwen2.5-3B-Instruct": 3_085_938_688,
+    "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
     "Qwen/Qwen2.5-Omni-7B": 7_615_616_512 + (8_292_166_656 - 7_615_616_512) + 639_647_232,
+    "Qwen/Qwen2.5-VL-32B-Instruct": 33_452_718_336,
+    "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
     "Qwen/Qwen2.5-VL-72B-Instruct": 73_410_777_344,
     "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
     "Qwen/Qwen3-0.6B": 751_632_384 - 151_936 * 1024,
     "Qwen/Qwen3-1.7B": 2_031_739_904 - 151_936 * 2048,
     "Qwen/Qwen3-14B": 14_768_307_200,
     "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": 235_093_634_560,
     "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": 30_532_122_624,
     "Qwen/Qwen3-32B": 32_762_123_264,
     "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-4B-Instruct-2507": 4_022_468_096,
     "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30_532_122_624,
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": 480_154_875_392,
     "Qwen/Qwen3-Embedding-0.6B": 595_776_512,
+    "Qwen/Qwen3-Embedding-4B": 4_021_774_336,
+    "Qwen/Qwen3-Embedding-8B": 7_567_295_488,
+    "Qwen/Qwen3-Omni-30B-A3B-Thinking": 31_719_205_488,
+    "Qwen/Qwen3-Reranker-0.6B": 595_776_512,
+    "Qwen/Qwen3-Reranker-4B": 4_021_784_576,
+    "Qwen/Qwen3-Reranker-8B": 8_188_548_096,
     "Qwen/Qwen3-VL-235B-A22B-Instruct": 235_670_022_896,
+    "Qwen/Qwen3-VL-2B-Instruct": 2_127_532_032,
     "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
+    "Qwen/Qwen3-VL-32B-Instruct": 33_357_390_064,
     "Qwen/Qwen3-VL-4B-Instruct": 4_437_815_808,
     "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
+    "Qwen/QwQ-32B": 32_763_876_352,
     "tencent/Hunyuan-A13B-Instruct": 80_393_183_232,
     "zai-org/GLM-4-32B-0414": 32_566_081_536,
 }
+#: A model that embeds texts has no output head: parameters of one.
+HEADLESS = {"Qwen/Qwen3-Embedding-8B": 151_665 * 4096}
 #: Published in billions alone, of weights without the layer for multi-token prediction. With two
 #: decimals: as llama.cpp counts the files.
 BILLIONS = {
     "deepseek-ai/DeepSeek-V4-Flash": 284,
+    "deepseek-ai/DeepSeek-V4-Pro": 1600,
     "MiniMaxAI/MiniMax-M2": 228.69,
     "moonshotai/Kimi-K2-Instruct": 1026.41,
+    "baidu/ERNIE-4.5-21B-A3B-PT": 21.83,
+    "moonshotai/Kimi-K2-Instruct-0905": 1026.41,
     "openbmb/MiniCPM3-4B": 4,
     "zai-org/GLM-5": 744,
     "zai-org/GLM-5.1": 744,
 }
 #: With the layer for multi-token prediction, which only speculative decoding loads.
 WITH_DRAFT = {
+    "zai-org/GLM-5.2": 753_329_940_480,
+    "Qwen/Qwen3.5-0.8B": 873_438_784,
+    "Qwen/Qwen3.5-2B": 2_274_069_824,
+    "Qwen/Qwen3.5-4B": 4_659_865_088,
+    "Qwen/Qwen3.5-9B": 9_653_104_368,
+    "Qwen/Qwen3.5-122B-A10B": 125_086_497_008,
+    "Qwen/Qwen3.5-397B-A17B": 403_397_928_944,
     "Qwen/Qwen3-Next-80B-A3B-Instruct": 81_324_862_720,
     "Qwen/Qwen3.5-27B": 27_781_427_952,
     "Qwen/Qwen3.5-35B-A3B": 35_951_822_704,
 }
-#: The same in billions, with that layer's copies of embedding and output head.
-WITH_COPIES = {"zai-org/GLM-4.5-Air": 110.47}
+#: The same, with that layer's copies of embedding and output head.
+WITH_COPIES = {
+    "zai-org/GLM-4.5": 358_337_791_296,
+    "zai-org/GLM-4.5-Air": 110_468_824_832,
+    "zai-org/GLM-4.7": 358_337_791_296,
+    "zai-org/GLM-4.7-Flash": 31_221_488_576,
+}
+#: The same of FP8 files: their scales, one for a block of 128 x 128 weights, count as well.
+WITH_SCALES = {"deepseek-ai/DeepSeek-V3.2": 685_396_921_376}
 
 
 @pytest.mark.parametrize(
@@ -74,14 +135,19 @@ WITH_COPIES = {"zai-org/GLM-4.5-Air": 110.47}
 )
 def test_parameters_are_the_published_ones(name):
     preset = find_preset(name)
-    assert preset.parameters == count_parameters(preset.config)
+    head = HEADLESS.get(name, 0)
+    assert preset.parameters == count_parameters(preset.config) - head
     if name in BILLIONS:
         digits = 2 if isinstance(BILLIONS[name], float) else None
+        digits = -2 if BILLIONS[name] == 1600 else digits
         assert round(preset.parameters / 1e9, digits) == BILLIONS[name]
-    elif name in WITH_COPIES:
+    elif name in WITH_COPIES | WITH_SCALES:
         copies = 2 * preset.config["vocab_size"] * preset.config["hidden_size"]
         whole = count_parameters(preset.config, draft=True) + copies
-        assert round(whole / 1e9, 2) == WITH_COPIES[name]
+        if name in WITH_COPIES:
+            assert whole == WITH_COPIES[name]
+        else:
+            assert 0 < WITH_SCALES[name] - whole < whole / 128**2
     elif name in WITH_DRAFT:
         assert count_parameters(preset.config, draft=True) == WITH_DRAFT[name]
     else:

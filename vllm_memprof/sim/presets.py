@@ -7,7 +7,8 @@ A preset file is a family of models: ``files`` (file name -> content) and ``toke
 ``data/presets/tokenizers``) of all of them, ``note`` (told with every plan), ``source`` (of the
 values of config.json), and ``models``: each with ``name`` (as on the hub), ``what``, ``parameters``
 (null for a model of this project), and what is its own: ``config`` (values of config.json),
-``files``, ``tokenizer``, ``also`` (other names on the hub).
+``files``, ``tokenizer``, ``also`` (other names, and those of models with the same configuration; a
+name with W8A8 is started with ``--quantization ascend``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from vllm_memprof.errors import UsageError, nearest
 from vllm_memprof.layout import ModelConfig, text_config
-from vllm_memprof.options import options, value_of
+from vllm_memprof.options import given_options
 from vllm_memprof.sim import hubs
 from vllm_memprof.sim.folders import (
     PROCESSORS,
@@ -74,7 +75,7 @@ class Preset:
     parameters: int | None  # as published, of what is loaded; None for a model of this project
     files: JsonFiles = field(repr=False)
     tokenizer: TokenizerTable = field(repr=False)
-    also: Sequence[str] = ()  # other names on the hub
+    also: Sequence[str] = ()  # other names
     note: str = ""  # the difference from the public checkpoint
     source: str = ""  # of the values of config.json
 
@@ -114,10 +115,9 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 def find_preset(name: str) -> Preset | None:
     """Return the preset of that name, in any case; None where there is none."""
-    for preset in list_presets():
-        if name.lower() in [each.lower() for each in (preset.name, *preset.also)]:
-            return preset
-    return None
+    asked = name.lower()
+    named = (each for each in list_presets() if asked in map(str.lower, (each.name, *each.also)))
+    return next(named, None)
 
 
 def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
@@ -135,8 +135,8 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
         UsageError: none of them has the model, or a quantization is asked for that cannot be
             described for this kind of model.
     """
-    given = dict(options(user_args)).keys()
-    quantized = value_of(user_args, "--quantization") == "ascend"
+    given = dict(given_options(user_args))
+    quantized = given.get("--quantization") == "ascend"
     dummy = [] if "--load-format" in given else ["--load-format", "dummy"]
     typed, stand_ins = Path(model).expanduser(), list[str]()
     folder: Path | None = typed
@@ -151,6 +151,8 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
                 return ResolvedModel(model, [] if weights else dummy, {})
         if folder is None and preset is not None:
             folder = generate_model(preset)
+            if "w8a8" in model.lower() and "--quantization" not in given:
+                quantized, dummy = True, [*dummy, "--quantization", "ascend"]
             stand_ins += [f"{preset.name}: {preset.note}"] if preset.note else []
     if folder is None:
         names = [name for each in list_presets() for name in (each.name, *each.also)]
@@ -169,15 +171,17 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
         extra = dummy
         made: dict[str, Mapping[str, object]] = {}
         like = _preset_like(config)
-        if not given & {"--tokenizer", "--skip-tokenizer-init"} and not holds(folder, TOKENIZERS):
+        if not given.keys() & {"--tokenizer", "--skip-tokenizer-init"} and not holds(
+            folder, TOKENIZERS
+        ):
             size = text_config(config).get("vocab_size")
-            if table := tokenizer_of_size(size) if like is None else _table_like(like, config):
+            if table := _table_like(like, config) if like else tokenizer_of_size(size):
                 made |= tokenizer_files(table)
             else:
                 extra = [*extra, "--skip-tokenizer-init"]
             remedy = "a synthetic one was generated" if made else extra[-1]
             stand_ins.append(f"{model} has no tokenizer: {remedy}")
-        if like is not None and not holds(folder, PROCESSORS):
+        if like and not holds(folder, PROCESSORS):
             # the patches are those of the model's own vision encoder
             encoder = text_config(config).get("vision_config", {})
             patches = {
@@ -209,9 +213,9 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
                 "Ascend quantize"
             )
         if made:
-            names = sorted(entry.name for entry in folder.iterdir())
-            name = folder.resolve().name
-            path = _cached(name, [GENERATOR, str(folder.resolve()), names, made])
+            whole = folder.resolve()
+            there = sorted(entry.name for entry in whole.iterdir())
+            path = _cached(whole.name, [GENERATOR, str(whole), there, made])
             write_folder(path, made, linked=folder)
     if path == typed:
         return ResolvedModel(str(path), extra, {}, tuple(stand_ins))

@@ -37,19 +37,21 @@ _LAYER = re.compile(
 
 def describe(config: ModelConfig) -> dict[str, str] | None:
     """Return the content of quant_model_description.json; None for a model type without rules."""
-    rules = RULES.get(config.get("model_type", ""))
-    weights = None if rules is None else list_weights(config, draft=True)
-    if rules is None or weights is None:
+    kind = config.get("model_type", "")
+    if kind not in RULES:
         return None
+    draft = "quantized_draft" in ARCHITECTURES[kind]
     layers = text_config(config)["num_hidden_layers"]
     types = {}
-    for name in weights:
+    for name in list_weights(config, draft=True) or ():
         if re.search(r"\.experts\.[1-9]\d*\.", name):
             continue
         types[name] = "FLOAT"  # only layers of the text model are quantized
         match = _LAYER.fullmatch(name)
-        if match is not None and int(match["layer"] or 0) < layers:
-            given = (t for pattern, t in rules.items() if re.fullmatch(pattern, match["rest"]))
+        if match and (draft or int(match["layer"] or 0) < layers):
+            given = (
+                t for pattern, t in RULES[kind].items() if re.fullmatch(pattern, match["rest"])
+            )
             types[name] = next(given, "FLOAT")
-    whole = "W8A8" if "W8A8_DYNAMIC" not in types.values() else "W8A8_DYNAMIC"
-    return {"model_quant_type": whole, "version": "1.0.0", **types}
+    # FLOAT < W8A8 < W8A8_DYNAMIC
+    return {"model_quant_type": max(types.values()), "version": "1.0.0", **types}

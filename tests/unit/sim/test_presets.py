@@ -97,8 +97,9 @@ def test_ids_in_the_configuration_are_those_of_the_tokenizer(name):
     for content in (text, generation):
         named = [content[key] for key in _ENDS if content.get(key) is not None]
         assert {number for value in named for number in _flat(value)} <= set(ids.values())
+    own = preset.tokenizer.get("extra_special_tokens", {})
     for key, token in {
-        "image_token_id": "<|image_pad|>",
+        "image_token_id": own.get("context_image_token", "<|image_pad|>"),
         "video_token_id": "<|video_pad|>",
         "vision_start_token_id": "<|vision_start|>",
         "vision_end_token_id": "<|vision_end|>",
@@ -400,3 +401,12 @@ def test_a_kind_without_rules_is_refused_by_name(tmp_path):
     folder = model_folder(tmp_path / "mine", {**SMALL, "model_type": "nobody"}, tokenizer={})
     with pytest.raises(UsageError, match=r"mine has no quant_model_description\.json"):
         resolve_model(str(folder), ["--quantization=ascend"])
+
+
+def test_a_w8a8_name_of_the_hub_is_started_quantized():
+    """As the checkpoint of that name would be; what the user asks for stays."""
+    model = resolve_model("vllm-ascend/Qwen3-8B-W8A8", [])
+    assert model.extra_args[:4] == ["--load-format", "dummy", "--quantization", "ascend"]
+    assert (presets.Path(model.path) / "quant_model_description.json").is_file()
+    plain = resolve_model("vllm-ascend/Qwen3-8B-W8A8", ["--quantization", "fp8"])
+    assert "ascend" not in plain.extra_args
