@@ -32,6 +32,7 @@ from vllm_memprof.sim.stacks import (
     list_stacks,
     load_stack,
     normalize,
+    parse_lock,
 )
 
 Report = dict[str, dict[str, Any]]  # normalized name -> pip's metadata, "url" beside
@@ -67,6 +68,8 @@ PLACES = (
     (r"^not measured", "engines/vllm/hooks.json or capture/names.json"),
     (r"^nobody computed", "sim/native/kernels"),
 )
+#: States of a required hook that saw nothing of its phase.
+LOST = ("stale", "error", "overwritten", "missing", "never_called")
 RUNS: dict[str, list[str]] = {
     "graphs": [],
     "eager": ["--enforce-eager"],
@@ -224,10 +227,7 @@ def toml_text(like: Stack, name: str, release: str, roots: Report) -> str:
 
 def differences(old: str, new: str) -> Iterator[str]:
     """Return what two locks do not have in common, a line for each package."""
-    pins = [
-        {normalize(line.split("==")[0]): line.split("==")[1] for line in text.split() if "==" in line}
-        for text in (old, new)
-    ]  # fmt: skip
+    pins = [dict(pin for chunk in parse_lock(text) for pin in chunk.pins) for text in (old, new)]
     for name in sorted({*pins[0], *pins[1]}):
         before, after = (each.get(name, "-") for each in pins)
         if before != after:
@@ -251,7 +251,11 @@ def problems_of(report: dict[str, Any], events: list[dict[str, Any]], log: str) 
         events: of all its processes.
         log: of the engine.
     """
-    found = [f"not measured: {json.dumps(row)}" for row in report["not_measured"]]
+    found = [
+        f"not measured: {row['phase']}: {row['reason']}"
+        for row in report["not_measured"]
+        if row["reason"] != "eager mode"
+    ]
     for rank in report["ranks"]:
         budget, label = rank["budget"] or {}, rank["label"]
         if not budget.get("equation"):
@@ -259,14 +263,13 @@ def problems_of(report: dict[str, Any], events: list[dict[str, Any]], log: str) 
         elif budget["residual_bytes"] != 0:
             found.append(f"residual: {budget['residual_bytes']} bytes ({label})")
         found += [
-            f"cross-check: {row['term']} {row['difference_bytes']} bytes ({label})"
+            f"cross-check: {row['name']} {row['difference_bytes']} bytes ({label})"
             for row in budget.get("audit", [])
             if row.get("agrees") is False
         ]
-    sound = {"bound", "called", "removed", "absent"}
     for event in events:
-        if event["kind"] == "hook" and event["need"] == "required" and event["state"] not in sound:
-            found.append(f"hook {event.get('id')}: {event['state']}")
+        if event["kind"] == "hook" and event["need"] == "required" and event["state"] in LOST:
+            found.append(f"hook {event['hook']}: {event['state']}")
         elif event["kind"] == "error":
             found.append(f"error in the observer: {json.dumps(event)[:300]}")
     found += re.findall(r"\S+ is not implemented: the call fails", log)
@@ -343,8 +346,8 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     given = parser.parse_args(arguments)
     ready = [
-        stack for stack in list_stacks() if stack_state(stack, default_prefix(stack.name)) == "ready"
-    ]  # fmt: skip
+        each for each in list_stacks() if stack_state(each, default_prefix(each.name)) == "ready"
+    ]
     if given.check:
         stack = load_stack(given.check)
         others = [each for each in ready if each.name != stack.name and each.engine == stack.engine]
