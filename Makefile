@@ -18,7 +18,7 @@ DEMO_sglang := --tp-size 2 --context-length 65536 --max-running-requests 8
 # Bytecode is kept, also where the environment says not to: every engine process would compile its modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan bench-sweep accuracy models golden samples check sim sim-all sim-every dist clean
+.PHONY: help demo add-stack test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan bench-sweep accuracy models golden samples check sim sim-all sim-every dist clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,9 @@ sim-every: sim-all  ## The same, and those that make test-full alone runs
 
 demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B; ENGINE=sglang runs SGLang
 	$(BIN)/memprof offline $(MODEL) --engine $(ENGINE) --device sim:910b --stack $(STACK) $(DEMO_$(ENGINE)) --prompt "Where did the memory go?"
+
+add-stack: $(STAMP)  ## Lock, set up and check a release of vllm-ascend: RELEASE=0.26.0rc1 (docs/develop/add-a-stack.md)
+	$(BIN)/python -m scripts.add_stack $(RELEASE) $(ARGS)
 
 test: $(STAMP)  ## Everything CI runs: lint, types, unit tests, shim tests, the real engine on the simulated device
 	@echo "set-up of the engine stacks beside lint and unit tests: each prints when it has ended, the last in some five minutes"

@@ -73,6 +73,11 @@ def gap_suffices(asked: float, idle: float, total: float = 0) -> bool:
     return idle >= max(asked, 2, 0.05 * total)
 
 
+def over_limit(asked: float, reserved: float, allowed: float) -> bool:
+    """Return whether the limit that the process was given, not the device, is too small."""
+    return asked + reserved > allowed
+
+
 def full_of_small(asked: float, total: float, allocated: float) -> bool:
     """Return whether torch alone fills the device and a small block was one too many."""
     return asked < 1 and allocated > 0.97 * total

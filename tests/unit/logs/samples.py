@@ -701,6 +701,36 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         },
     ),
     (
+        "torch_npu 2.14",
+        "NPU out of memory. Tried to allocate 8.00 GiB (NPU 0; 60.96 GiB total capacity; 256.10 MiB already allocated; 256.10 MiB current "
+        "active; 60.33 GiB free; 624.20 MiB allowed; 284.00 MiB reserved in total by PyTorch).If reserved memory is >> allocated memory",
+        {
+            "oom_requested_bytes": "8.00 GiB",
+            "oom_device_total_bytes": "60.96 GiB",
+            "oom_allocated_bytes": "256.10 MiB",
+            "oom_active_bytes": "256.10 MiB",
+            "oom_free_bytes": "60.33 GiB",
+            "oom_reserved_bytes": "284.00 MiB",
+        },
+    ),
+    (
+        "torch_npu 2.14",
+        "torch.OutOfMemoryError: NPU out of memory. Allocation was preemptively rejected because it would exceed "
+        "per_process_memory_fraction limit. Requested size: 1024.00 GiB",
+        {"oom_requested_bytes": "1024.00 GiB"},
+    ),
+    (
+        "torch_npu 2.14",
+        "[W1128 11:38:01.688547495 NPUCachingAllocator.cpp:2964] Warning: Preemptively rejecting allocation of 1024.00 GiB on NPU 0: "
+        "total_allocated_memory (284.00 MiB) + requested size would exceed memory limit (60.96 GiB = 100% of 60.96 GiB). Set "
+        "throw_on_npumalloc_oom:False to disable this behavior. (function operator())",
+        {
+            "oom_requested_bytes": "1024.00 GiB",
+            "oom_reserved_bytes": "284.00 MiB",
+            "oom_device_total_bytes": "60.96 GiB",
+        },
+    ),
+    (
         "torch_npu",
         "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB(NPU 1; 60.96 GiB total capacity; 86.81 MiB free). If you "
         "want to reduce memory usage, take a try to set the environment variable TASK_QUEUE_ENABLE=1.",
