@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -26,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests/data/peer_suites.toml"
 FOLDERS = ("test/npu", "test/allocator")
 MARK = "PEER "
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: Runs in the stack's Python: a line for each test that has ended.
 RUNNER = r"""
 import json, os, sys, unittest
@@ -37,7 +40,7 @@ class Told(unittest.TestResult):
     def say(self, test, outcome, why=""):
         lines = [line for line in str(why).splitlines() if line.strip()]
         name = test.id().removeprefix(module) if hasattr(test, "id") else str(test)
-        print("PEER " + json.dumps([name, outcome, " | ".join(lines[-3:])[-400:]]), flush=True)
+        print("\nPEER " + json.dumps([name, outcome, " | ".join(lines[-3:])[-400:]]), flush=True)
     def addSuccess(self, test): self.say(test, "passed")
     def addSkip(self, test, why): self.say(test, "skipped", why)
     def addFailure(self, test, err): self.say(test, "failed", self._exc_info_to_string(err, test))
@@ -52,30 +55,50 @@ suite.run(Told())
 """
 
 
-def run_file(path: Path, stack: str | None, timeout_s: float) -> list[list[str]]:
+def resident_bytes(group: int) -> int:
+    """Return the resident memory of a session's processes; shared pages count in each of them."""
+    total = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        total += int(fields[21]) * PAGE_BYTES if int(fields[3]) == group else 0
+    return total
+
+
+def run_file(path: Path, stack: str | None, timeout_s: float, limit: int) -> list[list[str]]:
     """Return a file's tests: name, outcome (passed, skipped, failed) and the end of its message.
 
-    A file that ends otherwise, or not in time, has one more "test" that says so.
+    A file that ends otherwise, not in time, or at the limit of memory, has one more "test" that
+    says so.
     """
     named = ["--stack", stack] if stack else []
     command = [sys.executable, "-m", "vllm_memprof", "sim", "run", *named]
     command += ["python", "-c", RUNNER, str(path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", start_new_session=True, cwd=ROOT,
-    ) as process:  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-            ended = f"status {process.returncode}"
-        except subprocess.TimeoutExpired:
-            subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=False)
-            output, _ = process.communicate()
-            ended = f"no end within {timeout_s:g} s"
-    told = [json.loads(line[len(MARK) :]) for line in output.splitlines() if MARK in line[:5]]
+    deadline_s = time.monotonic() + timeout_s
+    ended = ""
+    with tempfile.TemporaryFile("w+", errors="replace") as told:
+        with subprocess.Popen(
+            command, stdout=told, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT
+        ) as process:
+            while process.poll() is None and not ended:
+                time.sleep(0.2)
+                if time.monotonic() > deadline_s:
+                    ended = f"no end within {timeout_s:g} s"
+                elif resident_bytes(process.pid) > limit:
+                    ended = f"more than {limit >> 30} GiB of host memory"
+            subprocess.run(["pkill", "-9", "-s", str(process.pid)], check=False)
+        told.seek(0)
+        lines = told.read().splitlines()
+    ended = ended or f"status {process.returncode}"
+    tests: list[list[str]] = [
+        json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)
+    ]
     if ended != "status 0":
-        last = [line for line in output.splitlines() if line.strip() and MARK not in line[:5]]
-        told.append(["(end of the file)", "failed", f"{ended}: {' | '.join(last[-2:])[-300:]}"])
-    return told
+        last = [line for line in lines if line.strip() and not line.startswith(MARK)]
+        tests.append(["(end of the file)", "failed", f"{ended}: {' | '.join(last[-2:])[-300:]}"])
+    return tests
 
 
 def classify(test: str, message: str, rows: list[dict[str, str]]) -> str | None:
@@ -93,6 +116,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="files whose path this expression is found in")
     parser.add_argument("--stack", help="default: the one of `memprof plan`")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each file")
+    parser.add_argument("--memory", type=int, default=6, help="GiB of the host for each file")
     parser.add_argument("--output", type=Path, help="all outcomes, as lines of JSON")
     given = parser.parse_args()
     with TABLE.open("rb") as file:
@@ -107,7 +131,9 @@ def main() -> int:
             continue
         start_s = time.monotonic()
         own = Counter[str]()
-        for test, outcome, message in run_file(path.resolve(), given.stack, given.timeout):
+        for test, outcome, message in run_file(
+            path.resolve(), given.stack, given.timeout, given.memory << 30
+        ):
             own[outcome] += 1
             full = f"{name}::{test}"
             reason = None if outcome != "failed" else classify(full, message, rows)
