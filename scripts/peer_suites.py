@@ -1,9 +1,9 @@
-"""Run the tests that torch_npu's authors wrote on a simulated device, and compare with a table.
+"""Run the tests that others wrote on a simulated device, and compare with a table.
 
-``python -m scripts.peer_suites CHECKOUT`` runs the files of ``test/npu`` and ``test/allocator`` of
-a checkout of torch_npu, each in a process of its own, in a stack with ``sim setup --with tests``.
-``tests/data/peer_suites.toml`` has the kind of reason of each test that does not pass; one that
-fails without a row is a defect. Status 1 if there is one. Nothing of the checkout is kept here.
+``python -m scripts.peer_suites CHECKOUT`` runs the files of ``FOLDERS`` that a checkout of
+torch_npu or vllm-ascend has, each in a process of its own, in a stack with ``sim setup --with
+tests``. ``tests/data/peer_suites.toml`` has the kind of reason of each test that does not pass; one
+that fails without a row is a defect. Status 1 if there is one. Nothing of the checkout is kept.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ else:
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests/data/peer_suites.toml"
-FOLDERS = ("test/npu", "test/allocator")
 MARK = "PEER "
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-#: Runs in the stack's Python: a line for each test that has ended.
-RUNNER = r"""
+#: Both run in the stack's Python, with a checkout and a file: a line for each test that has ended.
+UNITTEST = r"""
 import json, os, sys, unittest
-path = sys.argv[1]
+path = sys.argv[2]
 os.chdir(os.path.dirname(path))
 sys.path.insert(0, os.getcwd())
 sys.argv = [path]
@@ -53,6 +52,33 @@ module = os.path.basename(path)[:-3] + "."
 suite = unittest.defaultTestLoader.loadTestsFromName(module[:-1])
 suite.run(Told())
 """
+PYTEST = r"""
+import json, os, sys, pytest
+root, path = sys.argv[1:]
+os.chdir(root)
+sys.path.insert(0, root)
+os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in the workflows of vllm-ascend
+class Told:
+    def pytest_collectreport(self, report):
+        if report.failed: self.say("(import)", report)
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or not report.passed:
+            self.say(report.nodeid.split("::", 1)[1], report)
+    def say(self, name, report):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = crash.message if crash else str(report.longrepr or "")
+        why = " | ".join(why.splitlines())[:400]
+        print("\nPEER " + json.dumps([name, report.outcome, why]), flush=True)
+status = pytest.main([path, "-s", "-q", "-p", "no:cacheprovider"], plugins=[Told()])
+sys.exit(0 if status in (0, 1, 5) else int(status))
+"""
+#: Of a checkout: what runs a folder's files, and options of `sim run`.
+FOLDERS: dict[str, tuple[str, list[str]]] = {
+    "test/npu": (UNITTEST, []),
+    "test/allocator": (UNITTEST, []),
+    "tests/e2e/pull_request/one_card": (PYTEST, ["--dummy-weights"]),
+    "tests/e2e/pull_request/two_card": (PYTEST, ["--dummy-weights"]),
+}
 
 
 def resident_bytes(group: int) -> int:
@@ -67,15 +93,12 @@ def resident_bytes(group: int) -> int:
     return total
 
 
-def run_file(path: Path, stack: str | None, timeout_s: float, limit: int) -> list[list[str]]:
+def run_file(command: list[str], timeout_s: float, limit: int) -> list[list[str]]:
     """Return a file's tests: name, outcome (passed, skipped, failed) and the end of its message.
 
     A file that ends otherwise, not in time, or at the limit of memory, has one more "test" that
     says so.
     """
-    named = ["--stack", stack] if stack else []
-    command = [sys.executable, "-m", "vllm_memprof", "sim", "run", *named]
-    command += ["python", "-c", RUNNER, str(path)]
     deadline_s = time.monotonic() + timeout_s
     ended = ""
     with tempfile.TemporaryFile("w+", errors="replace") as told:
@@ -112,7 +135,9 @@ def classify(test: str, message: str, rows: list[dict[str, str]]) -> str | None:
 def main() -> int:
     """Run, print the table, and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("checkout", type=Path, help="torch_npu, of the stack's release")
+    parser.add_argument(
+        "checkout", type=Path, help="torch_npu or vllm-ascend, of the stack's release"
+    )
     parser.add_argument("--only", default="", help="files whose path this expression is found in")
     parser.add_argument("--stack", help="default: the one of `memprof plan`")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each file")
@@ -122,18 +147,21 @@ def main() -> int:
     with TABLE.open("rb") as file:
         rows = tomllib.load(file)["row"]
     counts, defects, reasons = Counter[str](), [], defaultdict[str, int](int)
-    files = sorted(
-        path for folder in FOLDERS for path in (given.checkout / folder).rglob("test_*.py")
-    )
-    for path in files:
-        name = str(path.relative_to(given.checkout))
+    root = given.checkout.resolve()
+    files = [
+        (path, folder) for folder in FOLDERS for path in sorted((root / folder).rglob("test_*.py"))
+    ]
+    for path, folder in files:
+        name = str(path.relative_to(root))
         if not re.search(given.only, name):
             continue
         start_s = time.monotonic()
         own = Counter[str]()
-        for test, outcome, message in run_file(
-            path.resolve(), given.stack, given.timeout, given.memory << 30
-        ):
+        runner, options = FOLDERS[folder]
+        options = [*options, *(["--stack", given.stack] if given.stack else [])]
+        command = [sys.executable, "-m", "vllm_memprof", "sim", "run", *options]
+        command += ["python", "-c", runner, str(root), str(path)]
+        for test, outcome, message in run_file(command, given.timeout, given.memory << 30):
             own[outcome] += 1
             full = f"{name}::{test}"
             reason = None if outcome != "failed" else classify(full, message, rows)
