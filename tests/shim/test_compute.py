@@ -75,7 +75,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     c = p[:, 2].clone(); c /= 3; check(f"in place, divided {dtype}", c, P[:, 2] / 3)
 e = torch.tensor([float("inf"), -float("inf"), 0.0, float("nan")])
 check("softmax of a row with -inf", torch.tensor([[0.0, -float("inf")]]).npu().softmax(-1), torch.tensor([[1.0, 0.0]]))
-check("infinities", e.npu() * 2, e.double() * 2)
+check("infinities", e.npu() * 2, e.double() * 2); check("finite", e.npu().isfinite(), e.isfinite())
 finish()
 """
 
