@@ -69,6 +69,15 @@ def test_preloaded_library_comes_before_the_runtime(sim: Sim) -> None:
     assert f"hooked {2 * MIB}" in err
 
 
+def test_operators_of_the_older_interface_decide_sizes(sim: Sim) -> None:
+    shapes = sim.run_torch("""
+torch.npu.set_compile_mode(jit_compile=True)
+values = torch.ones(3, 4).npu()
+print("RESULT", json.dumps([list(values.nonzero().shape), list(values[values > 0].shape)]))
+""")
+    assert shapes == [[12, 2], [12]]
+
+
 def test_allocator_segments(sim: Sim) -> None:
     figures = sim.run_torch(ALLOCATOR)
     small, medium, large = 1536, (3 << 20) + 512, (30 << 20) + 512
