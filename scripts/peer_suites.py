@@ -1,18 +1,20 @@
-"""Run the tests that torch_npu's authors wrote on a simulated device, and compare with a table.
+"""Run the tests that others wrote on a simulated device, and compare with a table.
 
-``python -m scripts.peer_suites CHECKOUT`` runs the files of ``test/npu`` and ``test/allocator`` of
-a checkout of torch_npu, each in a process of its own, in a stack with ``sim setup --with tests``.
-``tests/data/peer_suites.toml`` has the kind of reason of each test that does not pass; one that
-fails without a row is a defect. Status 1 if there is one. Nothing of the checkout is kept here.
+``python -m scripts.peer_suites CHECKOUT`` runs the files of ``FOLDERS`` that a checkout of
+torch_npu or vllm-ascend has, each in a process of its own, in a stack with ``sim setup --with
+tests``. ``tests/data/peer_suites.toml`` has the kind of reason of each test that does not pass; one
+that fails without a row is a defect. Status 1 if there is one. Nothing of the checkout is kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -22,14 +24,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from vllm_memprof.sim.profiles import PROFILES_DIR
+
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests/data/peer_suites.toml"
-FOLDERS = ("test/npu", "test/allocator")
 MARK = "PEER "
-#: Runs in the stack's Python: a line for each test that has ended.
-RUNNER = r"""
-import json, os, sys, unittest
-path = sys.argv[1]
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+#: Both run in the stack's Python, with a checkout and a file: a line for each test that has ended.
+UNITTEST = r"""
+import json, os, re, sys, unittest
+path, left_out = sys.argv[2:]
 os.chdir(os.path.dirname(path))
 sys.path.insert(0, os.getcwd())
 sys.argv = [path]
@@ -37,7 +41,7 @@ class Told(unittest.TestResult):
     def say(self, test, outcome, why=""):
         lines = [line for line in str(why).splitlines() if line.strip()]
         name = test.id().removeprefix(module) if hasattr(test, "id") else str(test)
-        print("PEER " + json.dumps([name, outcome, " | ".join(lines[-3:])[-400:]]), flush=True)
+        print("\nPEER " + json.dumps([name, outcome, " | ".join(lines[-3:])[-400:]]), flush=True)
     def addSuccess(self, test): self.say(test, "passed")
     def addSkip(self, test, why): self.say(test, "skipped", why)
     def addFailure(self, test, err): self.say(test, "failed", self._exc_info_to_string(err, test))
@@ -48,34 +52,102 @@ class Told(unittest.TestResult):
         if err: self.say(sub, "failed", self._exc_info_to_string(err, test))
 module = os.path.basename(path)[:-3] + "."
 suite = unittest.defaultTestLoader.loadTestsFromName(module[:-1])
-suite.run(Told())
+def tests_of(suite):
+    for each in suite:
+        yield from tests_of(each) if isinstance(each, unittest.TestSuite) else [each]
+told = Told()
+tests = []
+for test in tests_of(suite):
+    leave = re.search(left_out, path + "::" + test.id().removeprefix(module))
+    told.say(test, "left out") if leave else tests.append(test)
+unittest.TestSuite(tests).run(told)
 """
+PYTEST = r"""
+import json, os, re, sys, pytest
+root, path, left_out = sys.argv[1:]
+os.chdir(root)
+sys.path.insert(0, root)
+os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in the workflows of vllm-ascend
+class Told:
+    def pytest_collection_modifyitems(self, items):
+        for item in [each for each in items if re.search(left_out, each.nodeid)]:
+            self.tell(item, "left out")
+            items.remove(item)
+    def pytest_collectreport(self, report):
+        if report.failed: self.tell(report, "failed", report.longrepr)
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or not report.passed:
+            self.tell(report, report.outcome, report.longrepr)
+    def tell(self, test, outcome, why=""):
+        crash = getattr(why, "reprcrash", None)
+        why = " | ".join(str(crash.message if crash else why or "").splitlines())[:400]
+        name = test.nodeid.partition("::")[2] or "(import)"
+        print("\nPEER " + json.dumps([name, outcome, why]), flush=True)
+status = pytest.main([path, "-s", "-q", "-p", "no:cacheprovider"], plugins=[Told()])
+sys.exit(0 if status in (0, 1, 5) else int(status))
+"""
+#: Tests of operators compare values of tensors above the limits that an engine runs with.
+LIMITS = {"kept_copy_bytes": 1 << 30, "host_compute_bytes": 16 << 20}
+#: Of a checkout: what runs a folder's files, and options of `sim run`.
+FOLDERS: dict[str, tuple[str, list[str]]] = {
+    "test/npu": (UNITTEST, ["--device", "{profile}"]),
+    "test/allocator": (UNITTEST, ["--device", "{profile}"]),
+    "tests/e2e/pull_request/one_card": (PYTEST, ["--dummy-weights"]),
+    "tests/e2e/pull_request/two_card": (PYTEST, ["--dummy-weights"]),
+}
 
 
-def run_file(path: Path, stack: str | None, timeout_s: float) -> list[list[str]]:
+def write_profile(folder: Path) -> Path:
+    """Write the default device with ``LIMITS``; return its file."""
+    text = (PROFILES_DIR / "ascend910b.toml").read_text()
+    for key, value in LIMITS.items():
+        text = re.sub(rf"(?m)^{key} = [\d_]+", f"{key} = {value}", text)
+    path = folder / "peer_suites.toml"
+    path.write_text(text)
+    return path
+
+
+def resident_bytes(group: int) -> int:
+    """Return the resident memory of a session's processes; shared pages count in each of them."""
+    total = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        total += int(fields[21]) * PAGE_BYTES if int(fields[3]) == group else 0
+    return total
+
+
+def run_file(command: list[str], timeout_s: float, limit: int) -> list[list[str]]:
     """Return a file's tests: name, outcome (passed, skipped, failed) and the end of its message.
 
-    A file that ends otherwise, or not in time, has one more "test" that says so.
+    A file that ends otherwise, not in time, or at the limit of memory, has one more "test" that
+    says so.
     """
-    named = ["--stack", stack] if stack else []
-    command = [sys.executable, "-m", "vllm_memprof", "sim", "run", *named]
-    command += ["python", "-c", RUNNER, str(path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", start_new_session=True, cwd=ROOT,
-    ) as process:  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=timeout_s)
-            ended = f"status {process.returncode}"
-        except subprocess.TimeoutExpired:
-            subprocess.run(["kill", "-9", "--", f"-{process.pid}"], check=False)
-            output, _ = process.communicate()
-            ended = f"no end within {timeout_s:g} s"
-    told = [json.loads(line[len(MARK) :]) for line in output.splitlines() if MARK in line[:5]]
+    deadline_s = time.monotonic() + timeout_s
+    ended = ""
+    with tempfile.TemporaryFile("w+", errors="replace") as told:
+        with subprocess.Popen(
+            command, stdout=told, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT
+        ) as process:
+            while process.poll() is None and not ended:
+                time.sleep(0.2)
+                if time.monotonic() > deadline_s:
+                    ended = f"no end within {timeout_s:g} s"
+                elif resident_bytes(process.pid) > limit:
+                    ended = f"more than {limit >> 30} GiB of host memory"
+            subprocess.run(["pkill", "-9", "-s", str(process.pid)], check=False)
+        told.seek(0)
+        lines = told.read().splitlines()
+    ended = ended or f"status {process.returncode}"
+    tests: list[list[str]] = [
+        json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)
+    ]
     if ended != "status 0":
-        last = [line for line in output.splitlines() if line.strip() and MARK not in line[:5]]
-        told.append(["(end of the file)", "failed", f"{ended}: {' | '.join(last[-2:])[-300:]}"])
-    return told
+        last = [line for line in lines if line.strip() and not line.startswith(MARK)]
+        tests.append(["(end of the file)", "failed", f"{ended}: {' | '.join(last[-2:])[-300:]}"])
+    return tests
 
 
 def classify(test: str, message: str, rows: list[dict[str, str]]) -> str | None:
@@ -89,29 +161,41 @@ def classify(test: str, message: str, rows: list[dict[str, str]]) -> str | None:
 def main() -> int:
     """Run, print the table, and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("checkout", type=Path, help="torch_npu, of the stack's release")
+    parser.add_argument(
+        "checkout", type=Path, help="torch_npu or vllm-ascend, of the stack's release"
+    )
     parser.add_argument("--only", default="", help="files whose path this expression is found in")
     parser.add_argument("--stack", help="default: the one of `memprof plan`")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each file")
+    parser.add_argument("--memory", type=int, default=6, help="GiB of the host for each file")
     parser.add_argument("--output", type=Path, help="all outcomes, as lines of JSON")
     given = parser.parse_args()
     with TABLE.open("rb") as file:
         rows = tomllib.load(file)["row"]
+    left_out = "|".join(row["test"] for row in rows if row.get("start") == "no") or "(?!)"
     counts, defects, reasons = Counter[str](), [], defaultdict[str, int](int)
-    files = sorted(
-        path for folder in FOLDERS for path in (given.checkout / folder).rglob("test_*.py")
-    )
-    for path in files:
-        name = str(path.relative_to(given.checkout))
+    root = given.checkout.resolve()
+    profile = write_profile(Path(tempfile.mkdtemp()))
+    files = [
+        (path, folder) for folder in FOLDERS for path in sorted((root / folder).rglob("test_*.py"))
+    ]
+    for path, folder in files:
+        name = str(path.relative_to(root))
         if not re.search(given.only, name):
             continue
         start_s = time.monotonic()
         own = Counter[str]()
-        for test, outcome, message in run_file(path.resolve(), given.stack, given.timeout):
+        runner, options = FOLDERS[folder]
+        options = [option.format(profile=profile) for option in options]
+        options += ["--stack", given.stack] if given.stack else []
+        command = [sys.executable, "-m", "vllm_memprof", "sim", "run", *options]
+        command += ["python", "-c", runner, str(root), str(path), left_out]
+        for test, outcome, message in run_file(command, given.timeout, given.memory << 30):
             own[outcome] += 1
             full = f"{name}::{test}"
-            reason = None if outcome != "failed" else classify(full, message, rows)
-            if outcome == "failed":
+            told = outcome in ("failed", "left out")
+            reason = classify(full, message, rows) if told else None
+            if told:
                 reasons[reason or "defect"] += 1
                 defects += [] if reason else [f"{full}: {message}"]
             if given.output:

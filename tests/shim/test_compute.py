@@ -75,7 +75,27 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     c = p[:, 2].clone(); c /= 3; check(f"in place, divided {dtype}", c, P[:, 2] / 3)
 e = torch.tensor([float("inf"), -float("inf"), 0.0, float("nan")])
 check("softmax of a row with -inf", torch.tensor([[0.0, -float("inf")]]).npu().softmax(-1), torch.tensor([[1.0, 0.0]]))
-check("infinities", e.npu() * 2, e.double() * 2)
+check("infinities", e.npu() * 2, e.double() * 2); check("finite", e.npu().isfinite(), e.isfinite())
+finish()
+"""
+
+CASTS = """
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+whole = torch.tensor([-1, -300, 5, 300, 2**32 - 1, 2**31, -(2**40) - 7, 2**63 - 1, -(2**63)])
+for to in INTEGERS:
+    check(f"{to} of int64", whole.npu().to(to), whole.to(to))
+    small = whole.to(to)
+    for name, function in {"not": lambda x: ~x, "minus": lambda x: -x, "less 7": lambda x: x - 7, "and 7": lambda x: x + 7, "thrice": lambda x: x * 3}.items():
+        if name == "thrice" and to == torch.int64: continue     # more bits than numbers have here
+        check(f"{name} {to}", function(small.npu()), function(small))
+floats = [-1.5, 200.7, -0.5, 300.2, -300.9, 70000.5, -70000.5, 2.0**31 - 200, 3e9, -3e9, 1e10, -(2.0**31), 2.0**40 + 513,
+          2.0**63, -(2.0**63), 1.7e19, -1e19, 3e20, math.inf, -math.inf, math.nan, 0.0]
+for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+    values = torch.tensor(floats, dtype=torch.float64).to(dtype)
+    for to in (torch.bool, *INTEGERS):
+        check(f"{to} of {dtype}", values.npu().to(to), values.to(to))
+        target = torch.zeros(len(floats), dtype=to).npu(); target.copy_(values.npu())
+        check(f"{to} of {dtype}, copied", target, values.to(to))
 finish()
 """
 
@@ -314,8 +334,8 @@ finish()
 
 @pytest.mark.parametrize(
     ("script", "least"),
-    [(ELEMENTWISE, 200), (PRODUCTS, 70), (PICKS, 35), (ATTENTION, 26)],
-    ids=["element", "product", "pick", "attend"],
+    [(ELEMENTWISE, 200), (CASTS, 75), (PRODUCTS, 70), (PICKS, 35), (ATTENTION, 26)],
+    ids=["element", "cast", "product", "pick", "attend"],
 )
 def test_results_are_those_of_the_cpu(sim: Sim, script: str, least: int) -> None:
     figures = sim.run_torch(PRELUDE + script)

@@ -40,6 +40,44 @@ print("RESULT", json.dumps({**steps, "peak": peak}))
 """
 
 
+HOOK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+int aclrtMallocAlign32(void **pointer, unsigned long bytes, int policy) {
+  int (*next)(void **, unsigned long, int) = dlsym(RTLD_NEXT, "aclrtMallocAlign32");
+  fprintf(stderr, "hooked %lu\\n", bytes);
+  return next ? next(pointer, bytes, policy) : -1;
+}
+"""
+
+
+def test_preloaded_library_comes_before_the_runtime(sim: Sim) -> None:
+    """As tools that watch CANN do: it sees each allocation, and hands it on."""
+    source, library = sim.folder / "hook.c", sim.folder / "hook.so"
+    source.write_text(HOOK)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True, timeout=60
+    )
+    process = sim.start_torch(
+        "torch.empty(1000, dtype=torch.uint8, device='npu')\n"
+        "print('RESULT', json.dumps(torch.npu.memory_reserved()))",
+        LD_PRELOAD=str(library),
+    )
+    out, err = process.communicate(timeout=120)
+    assert result_of(out) == 2 * MIB, err[-2000:]
+    assert f"hooked {2 * MIB}" in err
+
+
+def test_operators_of_the_older_interface_decide_sizes(sim: Sim) -> None:
+    shapes = sim.run_torch("""
+torch.npu.set_compile_mode(jit_compile=True)
+values = torch.ones(3, 4).npu()
+print("RESULT", json.dumps([list(values.nonzero().shape), list(values[values > 0].shape)]))
+""")
+    assert shapes == [[12, 2], [12]]
+
+
 def test_allocator_segments(sim: Sim) -> None:
     figures = sim.run_torch(ALLOCATOR)
     small, medium, large = 1536, (3 << 20) + 512, (30 << 20) + 512

@@ -187,6 +187,17 @@ SHIM_API aclError aclopCompileAndExecute(const char *type, int input_count,
   return ACL_SUCCESS;
 }
 
+// For results whose size the operator decides: they stay as large as there is room for.
+SHIM_API aclError aclopCompileAndExecuteV2(const char *type, int input_count,
+                                           aclTensorDesc *input_descs[], aclDataBuffer *inputs[],
+                                           int output_count, aclTensorDesc *output_descs[],
+                                           aclDataBuffer *outputs[], aclopAttr *attributes,
+                                           aclopEngineType engine, aclopCompileType compile,
+                                           const char *path, aclrtStream stream) {
+  return aclopCompileAndExecute(type, input_count, input_descs, inputs, output_count, output_descs,
+                                outputs, attributes, engine, compile, path, stream);
+}
+
 SHIM_API aclError aclSetCompileopt(aclCompileOpt option, const char *value) {
   std::lock_guard<std::mutex> guard(compile_options().mutex);
   compile_options().values[option] = value ? value : "";

@@ -1,6 +1,8 @@
 // Initialisation, devices and contexts of this process.
 #include "device.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -61,6 +63,14 @@ struct DeviceState {
 
 DeviceState &devices() { return forked_state<DeviceState>(); }
 Registry<Context> &created_contexts() { return process_state<Registry<Context>>(); }
+
+// CANN's names are in the process's own scope, whoever loaded the library: one preloaded before it
+// finds them with RTLD_NEXT.
+__attribute__((constructor)) void enter_global_scope() {
+  Dl_info self{};
+  if (dladdr(reinterpret_cast<void *>(&visible_devices), &self))
+    dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
+}
 
 aclError check_profile() {
   if (profile().valid) return ACL_SUCCESS;

@@ -71,6 +71,7 @@ using Unary = Value (*)(Value, aclDataType);
 Value negate(Value value, aclDataType) { return -value; }
 Value absolute(Value value, aclDataType) { return std::fabs(value); }
 Value logical_not(Value value, aclDataType) { return value == 0; }
+Value is_finite(Value value, aclDataType) { return std::isfinite(value); }
 Value bit_not(Value value, aclDataType type) {
   return type == ACL_BOOL ? Value(value == 0) : static_cast<Value>(~static_cast<int64_t>(value));
 }
@@ -202,6 +203,7 @@ constexpr KernelRow kRows[] = {
     {"BitwiseNot", unary<bit_not>},
     {"Neg", unary<negate>},
     {"Abs", unary<absolute>},
+    {"IsFinite", unary<is_finite>},
     {"IsClose", is_close},
     {"Clamp", clamp},
     {"ClampMin", clamp},

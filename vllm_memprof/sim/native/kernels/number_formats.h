@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "acl.h"
 
@@ -64,10 +65,46 @@ inline Value load_as(const void *address) {
   return static_cast<Value>(value);
 }
 
+// A whole number modulo 2^64, as integer arithmetic and casts between integers have it.
+inline uint64_t wrapped(Value value) {
+  constexpr Value kWrap = 18446744073709551616.0L;
+  if (!std::isfinite(value)) return 0;
+  Value size = std::fabs(value);
+  uint64_t bits = static_cast<uint64_t>(size < kWrap ? size : std::fmod(size, kWrap));
+  return value < 0 ? 0 - bits : bits;
+}
+
 template <typename T>
 inline void store_as(void *address, Value value) {
-  T narrow = std::isfinite(value) ? static_cast<T>(value) : T{};
+  T narrow = static_cast<T>(wrapped(value));
   memcpy(address, &narrow, sizeof narrow);
+}
+
+// A float as the processor's instruction converts it, which torch on a CPU relies on: beyond the
+// range aarch64 has the nearest integer (0 for a NaN), x86-64 the least.
+template <typename T>
+inline Value truncated(Value value) {
+  constexpr Value low = std::numeric_limits<T>::min(), high = std::numeric_limits<T>::max();
+  if (value > low - 1 && value < high + 1) return std::trunc(value);
+#if defined(__aarch64__)
+  return std::isnan(value) ? 0 : value < 0 ? low : high;
+#else
+  return low;
+#endif
+}
+
+// A float cast to `type`: torch converts to 32 bits where those hold the type, else to 64.
+inline Value cast_float(Value value, aclDataType type) {
+  switch (type) {
+    case ACL_INT8:
+    case ACL_INT16:
+    case ACL_UINT16:
+    case ACL_INT32: return truncated<int32_t>(value);
+    case ACL_UINT8:
+    case ACL_UINT32:
+    case ACL_INT64: return truncated<int64_t>(value);
+    default: return value;
+  }
 }
 
 inline bool is_integer(aclDataType type) {

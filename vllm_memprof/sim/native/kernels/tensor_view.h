@@ -167,8 +167,11 @@ inline void copy(const aclTensor &target, const aclTensor &source) {
     return;
   }
   if (!is_plain(target.type) || !is_plain(source.type)) return;
-  walk(target.shape, {&target, &source},
-       [&](auto &, int64_t *index) { set_value(target, index[0], value_at(source, index[1])); });
+  bool from_float = !is_integer(source.type);
+  walk(target.shape, {&target, &source}, [&](auto &, int64_t *index) {
+    Value value = value_at(source, index[1]);
+    set_value(target, index[0], from_float ? cast_float(value, target.type) : value);
+  });
 }
 
 }  // namespace memprof_sim
