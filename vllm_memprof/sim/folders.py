@@ -34,16 +34,19 @@ def holds(folder: Path, patterns: Iterable[str]) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in patterns)
 
 
-def write_folder(target: Path, files: JsonFiles, linked: Path | None = None) -> Path:
-    """Write a folder with these JSON files, and links to the other entries of another folder.
+def write_folder(
+    target: Path, files: JsonFiles, linked: Path | None = None, code: Mapping[str, str] = {}
+) -> Path:
+    """Write a folder with these JSON files and modules, and links to all else of another folder.
 
     The files appear all at once or not at all, also when several processes ask at the same time.
     """
     if not target.is_dir():
         with new_folder(target) as folder:
             for name, content in files.items():
-                text = json.dumps(content, ensure_ascii=False)
-                (folder / name).write_text(text, encoding="utf-8")
+                write_file(folder / name, json.dumps(content, ensure_ascii=False))
+            for name, text in code.items():
+                write_file(folder / name, text)
             for entry in () if linked is None else linked.resolve().iterdir():
                 if entry.name not in files:
                     (folder / entry.name).symlink_to(entry)

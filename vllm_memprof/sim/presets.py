@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -170,6 +171,12 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
     if isinstance(config, dict) and not holds(folder, WEIGHTS):
         extra = dummy
         made: dict[str, Mapping[str, object]] = {}
+        if code := _configuration_code(folder, config):
+            extra = [*extra, *({"--trust-remote-code"} - given.keys())]
+            stand_ins.append(
+                f"{model} has no {', '.join(code)}: generated, with the fields of config.json and "
+                "no defaults of its own"
+            )
         like = _preset_like(config)
         if not given.keys() & {"--tokenizer", "--skip-tokenizer-init"} and not holds(
             folder, TOKENIZERS
@@ -212,15 +219,30 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
                 f"{DESCRIPTION} was generated: W8A8 in the layers that models published for "
                 "Ascend quantize"
             )
-        if made:
+        if made or code:
             whole = folder.resolve()
             there = sorted(entry.name for entry in whole.iterdir())
-            path = _cached(whole.name, [GENERATOR, str(whole), there, made])
-            write_folder(path, made, linked=folder)
+            path = _cached(whole.name, [GENERATOR, str(whole), there, made, code])
+            write_folder(path, made, linked=folder, code=code)
     if path == typed:
         return ResolvedModel(str(path), extra, {}, tuple(stand_ins))
     named = [] if "--served-model-name" in given else ["--served-model-name", model]
     return ResolvedModel(str(path), [*extra, *named], OFFLINE, tuple(stand_ins))
+
+
+def _configuration_code(folder: Path, config: ModelConfig) -> dict[str, str]:
+    """Return the module that config.json names for its own class, where the folder has no code.
+
+    Fields are all that an engine needs which has the model itself; nothing else is run of it.
+    """
+    named = (config.get("auto_map") or {}).get("AutoConfig", "")
+    match = re.fullmatch(r"(\w+)\.(\w+)", named) if isinstance(named, str) else None
+    if match is None or holds(folder, ["*.py"]):
+        return {}
+    return {
+        f"{match[1]}.py": "from transformers import PretrainedConfig\n\n\n"
+        f"class {match[2]}(PretrainedConfig):\n    model_type = {config.get('model_type')!r}\n"
+    }
 
 
 def generate_model(preset: Preset) -> Path:
