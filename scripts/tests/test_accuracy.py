@@ -47,6 +47,16 @@ def test_graphs_need_a_run_beyond_the_plan(tmp_path):
     assert accuracy.command_of(several, tmp_path)[3] == "plan"
 
 
+def test_every_rank_of_sglang_runs_and_a_start_that_failed_goes_on_to_a_request(tmp_path):
+    command = accuracy.command_of(replace(RUN, engine="sglang"), tmp_path)
+    assert after(command, "--engine") == "sglang"
+    assert "--ranks" not in command
+    assert (
+        after(accuracy.command_of(replace(RUN, fails="graph-streams"), tmp_path), "--until")
+        == "ready"
+    )
+
+
 def test_a_device_has_the_total_that_the_run_s_had(tmp_path):
     total = load_profile("910b").device.total_bytes
     assert accuracy.device_of(replace(RUN, total_bytes=total), tmp_path) == "sim:910b"
