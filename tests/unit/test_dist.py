@@ -145,3 +145,47 @@ def test_what_hints_install_can_be_installed(packages: tuple[str, ...], tmp_path
     command = [*shlex.split(pip_install(*packages)), *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return the instructions of the container recipe, their lines joined: name and rest."""
+    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "Containerfile").read_text()).replace("\\\n", " ")
+    return [(words[0], words[1]) for line in text.splitlines() if (words := line.split(None, 1))]
+
+
+def test_the_container_recipe_is_sound() -> None:
+    known = {"ARG", "FROM", "RUN", "COPY", "ENV", "WORKDIR", "ENTRYPOINT"}
+    assert {name for name, _ in instructions()} <= known
+    stages = [rest.split(" AS ")[1] for name, rest in instructions() if name == "FROM"]
+    assert stages == ["simulated", "npu"]
+    for name, rest in instructions():
+        if name == "RUN":
+            subprocess.run(["bash", "-nc", rest], check=True)
+        elif name == "ENTRYPOINT":
+            assert json.loads(rest) == ["memprof"]
+    runs = " ".join(rest for name, rest in instructions() if name == "RUN")
+    assert runs.count("pip install") == runs.count("--no-cache-dir") == 2
+
+
+@pytest.mark.full
+def test_what_the_recipe_installs_works_in_a_clean_folder(tmp_path: Path) -> None:
+    """Without a container engine: its lines of pip, with a copy of the project as /src."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split("\0")
+    for name in filter(None, listed):
+        target = tmp_path / "src" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / name).read_bytes())
+    env = {**os.environ, "PATH": f"{tmp_path / 'venv/bin'}:{os.environ['PATH']}"}
+    (line,) = [
+        rest for name, rest in instructions() if name == "RUN" and rest.startswith("pip install")
+    ]
+    command = line.replace("/src", str(tmp_path / "src"))
+    subprocess.run(["bash", "-ec", command], check=True, env=env, cwd=tmp_path)
+    assert not (tmp_path / "src").exists()
+    said = subprocess.run(
+        ["memprof", "sim", "list"], env=env, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "vllm-ascend-0.23.0" in said.stdout
