@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 def server(folder: Path) -> Any:
     command = ["-m", "vllm_memprof", "mcp"]
     return stdio_client(
-        StdioServerParameters(command=sys.executable, args=command, cwd=str(folder))
+        StdioServerParameters(
+            command=sys.executable, args=command, cwd=str(folder), env={**os.environ}
+        )
     )
 
 

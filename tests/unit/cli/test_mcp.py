@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -34,7 +35,10 @@ def ask(
 
     async def main() -> Any:
         server = StdioServerParameters(
-            command=sys.executable, args=["-m", "vllm_memprof", "mcp"], cwd=str(folder)
+            command=sys.executable,
+            args=["-m", "vllm_memprof", "mcp"],
+            cwd=str(folder),
+            env={**os.environ},
         )
         callback = {} if roots is None else {"list_roots_callback": listed}
         async with Client(stdio_client(server), **callback) as client:

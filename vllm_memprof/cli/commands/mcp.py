@@ -99,6 +99,8 @@ def make_server(own_roots: Sequence[Path] | None = None) -> Any:
         roots = [root.resolve() for root in own_roots or ()] or await _roots(ctx, params)
         if roots is None:  # asked for in the answer, since 2026-07-28: the client calls again
             return types.InputRequiredResult(input_requests={"roots": types.ListRootsRequest()})
+        if roots:
+            os.chdir(roots[0])  # where reports/ is; one client has the process for itself
         try:
             result, text = await _answer(ctx, roots, params.name, params.arguments or {})
         except MemprofError as error:
@@ -122,7 +124,7 @@ def make_server(own_roots: Sequence[Path] | None = None) -> Any:
         name = str(params.uri).removeprefix("memprof://runs/")
         if name not in [run.name for run in recorded()]:
             raise UsageError(f"there is no run {name}")
-        text = (await _run(ctx, ["report", f"reports/{name}", "--format", "json"], None, None))[0]
+        text = (await _run(ctx, ["report", f"reports/{name}", "--format", "json"]))[0]
         content = types.TextResourceContents(uri=params.uri, mime_type=_JSON, text=text)
         return types.ReadResourceResult(contents=[content])
 
@@ -198,7 +200,7 @@ async def _answer(
             _require_within(roots, key, texts[key])
     words = [_filled(word, texts) for word in row["command"]]
     words += ["--format", "json", *(_engine_words(given) if row.get("engine") else ())]
-    out, said = await _run(ctx, words, typed, roots[0])
+    out, said = await _run(ctx, words, typed)
     try:
         found = json.loads(out)
     except ValueError:
@@ -212,7 +214,7 @@ async def _answer(
         kept.flush()
         of_first = f"{kept.name}#1" if isinstance(found, list) else kept.name
         words = ["report", of_first, "--format", "markdown"]
-        return found, (await _run(ctx, words, None, None))[0]
+        return found, (await _run(ctx, words))[0]
 
 
 def _filled(word: str, texts: Mapping[str, Any]) -> str:
@@ -288,10 +290,10 @@ def _require_within(roots: Sequence[Path], name: str, text: Any) -> None:
     path, _ = numbered(str(text))
     told = Path(path).expanduser()
     pattern = any(mark in path for mark in "*?[")
-    named = told.is_absolute() or (roots[0] / told).exists() or ".." in path
+    named = told.is_absolute() or told.exists() or ".." in path
     if not named and not pattern:
         return  # the name of a run or of a model
-    real = (roots[0] / told).resolve()
+    real = told.resolve()
     if pattern or not any(real.is_relative_to(root) for root in roots):
         raise UsageError(
             f"{name} is outside of the roots that the client gives: {path}",
@@ -299,9 +301,7 @@ def _require_within(roots: Sequence[Path], name: str, text: Any) -> None:
         )
 
 
-async def _run(
-    ctx: Any, words: Sequence[str], typed: str | None, folder: Path | None
-) -> tuple[str, str]:
+async def _run(ctx: Any, words: Sequence[str], typed: str | None = None) -> tuple[str, str]:
     """Run a command of memprof; return its output and its messages, which are progress too.
 
     Cancelled, it is interrupted as by Ctrl-C, so that its engines end.
@@ -311,7 +311,7 @@ async def _run(
     command = [sys.executable, "-m", "vllm_memprof", *words]
     out, said = bytearray(), list[str]()
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
-    process = await anyio.open_process(command, cwd=folder, env=env, start_new_session=True)
+    process = await anyio.open_process(command, env=env, start_new_session=True)
 
     async def told(stream: Any) -> None:
         rest = ""
