@@ -237,7 +237,8 @@ def test_parts_of_a_fused_layer_are_of_one_type():
         ("mlp.gate_proj", "mlp.up_proj"),
         ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
     ]
-    for preset in list_presets():
+    kinds = {preset.config["model_type"]: preset for preset in list_presets()}
+    for preset in kinds.values():
         description = describe(preset.config)
         if description is None:
             continue
