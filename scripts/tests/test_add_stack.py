@@ -25,7 +25,8 @@ ROOTS = {
     "vllm-ascend": row("vllm_ascend", "0.26.0rc1"),
 }  # fmt: skip
 NAMES = ("setuptools", "wheel", "packaging", "setuptools-scm", "numpy", "filelock",
-         "mpmath", "pillow", "PyYAML", "decorator", "scipy", "attrs", "psutil", "regex", "einops")  # fmt: skip
+         "mpmath", "pillow", "PyYAML", "decorator", "scipy", "attrs", "psutil",
+         "regex")  # fmt: skip
 OTHERS = {name.lower(): row(name, "1.0") for name in NAMES}
 OTHERS |= {
     "sympy": row("sympy", "1.0", "mpmath", "gmpy2; extra == 'gmpy'"),
