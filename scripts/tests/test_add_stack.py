@@ -25,7 +25,8 @@ ROOTS = {
     "vllm-ascend": row("vllm_ascend", "0.26.0rc1"),
 }  # fmt: skip
 NAMES = ("setuptools", "wheel", "packaging", "setuptools-scm", "numpy", "filelock",
-         "mpmath", "pillow", "PyYAML", "decorator", "scipy", "attrs", "psutil", "regex", "einops")  # fmt: skip
+         "mpmath", "pillow", "PyYAML", "decorator", "scipy", "attrs", "psutil",
+         "regex")  # fmt: skip
 OTHERS = {name.lower(): row(name, "1.0") for name in NAMES}
 OTHERS |= {
     "sympy": row("sympy", "1.0", "mpmath", "gmpy2; extra == 'gmpy'"),
@@ -40,7 +41,6 @@ def test_every_package_is_in_one_chunk_and_what_torch_needs_beside_it() -> None:
     }
     assert [*chunks] == [
         "build tools", "torch", "torch_npu and vllm-ascend", "libraries of the engine, part 1 of 4",
-        "libraries of the engine, part 2 of 4",
     ]  # fmt: skip
     assert {"setuptools-rust", "semantic-version"} <= chunks["build tools"].keys()
     assert {*chunks["torch"]} == {"torch", "filelock", "mpmath", "numpy", "sympy"}

@@ -1,4 +1,4 @@
-"""Two more releases on the simulated device: every phase seen, the budget recomputed to the byte,
+"""More releases on the simulated device: every phase seen, the budget recomputed to the byte,
 the audit agreed. The environments take minutes to set up (make sim-every): no part of CI."""
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from vllm_memprof.sim.stacks import default_prefix, load_stack
 
 pytestmark = [pytest.mark.sim, pytest.mark.full, pytest.mark.timeout(600)]
 
-STACK_018, STACK_030 = "vllm-ascend-0.18.0", "vllm-ascend-0.30.0rc2"
+STACK_018, STACK_026 = "vllm-ascend-0.18.0", "vllm-ascend-0.26.0rc1"
+STACK_030, STACK_214 = "vllm-ascend-0.30.0rc2", "vllm-ascend-0.30.0rc2-torch-2.14"
 #: Phases of every start-up with graphs; and what a release adds.
 PHASES = {
     "device_init",
@@ -75,16 +76,24 @@ def assert_reconciled(run: Any, ranks: int, phases: set[str]) -> None:
     ("stack", "env", "more"),
     [
         (STACK_018, {}, set()),
+        (STACK_026, {}, {"kernel_warm_up"}),
         (STACK_030, {}, {"kernel_warm_up"}),
         (STACK_030, V2_RUNNER, {"kernel_warm_up", "model_state"}),
+        (STACK_214, {}, {"kernel_warm_up"}),
     ],
-    ids=["0.18.0", "0.30.0rc2", "0.30.0rc2-v2"],
+    ids=["0.18.0", "0.26.0rc1", "0.30.0rc2", "0.30.0rc2-v2", "torch-2.14"],
 )
 def test_every_phase_and_every_byte(
     run_memprof: Any, stack: str, env: dict[str, str], more: set[str], tp: int
 ) -> None:
     run = offline(run_memprof, stack, "memprof/tiny", f"-tp={tp}", env=env)
     assert_reconciled(run, tp, PHASES | more)
+
+
+@pytest.mark.parametrize("env", [{}, V2_RUNNER], ids=["v1", "v2"])
+def test_a_model_with_images(run_memprof: Any, env: dict[str, str]) -> None:
+    run = offline(run_memprof, STACK_030, "memprof/tiny-vl", "-tp=2", env=env)
+    assert_reconciled(run, 2, PHASES | {"mm_profile", "kernel_warm_up"})
 
 
 def _names(path: Path, parents: list[str]) -> set[str]:
@@ -115,7 +124,7 @@ def _is_there(site_packages: Path, target: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", [STACK_018, STACK_030, STACK, OLD_STACK])
+@pytest.mark.parametrize("name", [STACK_018, STACK_026, STACK_030, STACK, OLD_STACK])
 def test_every_required_row_has_a_target_in_the_release(name: str) -> None:
     """By the sources: a phase whose function moved is found without a run of it."""
     stack = load_stack(require_stack(name))
