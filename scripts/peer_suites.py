@@ -166,8 +166,8 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="files whose path this expression is found in")
     parser.add_argument("--stack", help="default: the one of `memprof plan`")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for each file")
-    parser.add_argument("--memory", type=int, default=6, help="GiB of the host for each file")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each file")
+    parser.add_argument("--memory", type=int, default=8, help="GiB of the host for each file")
     parser.add_argument("--output", type=Path, help="all outcomes, as lines of JSON")
     given = parser.parse_args()
     with TABLE.open("rb") as file:

@@ -137,13 +137,16 @@ def test_visible_devices_map_to_physical_ones(sim: Sim) -> None:
     holder = hold(sim, GIB, ASCEND_RT_VISIBLE_DEVICES="5")
     assert used_by_all(sim) == 0
     assert used_by_all(sim, ASCEND_RT_VISIBLE_DEVICES="3,5") == 0
-    assert used_by_all(sim, ASCEND_RT_VISIBLE_DEVICES="5,3") == GIB + CONTEXT
-    count = sim.run(
-        "import acl, ctypes as c; n = c.c_uint32(); "
-        "acl.call('aclrtGetDeviceCount', c.byref(n)); acl.result(n=n.value)",
-        ASCEND_RT_VISIBLE_DEVICES="6,7,99,0",
-    )
-    assert count["n"] == 2
+    assert used_by_all(sim, ASCEND_RT_VISIBLE_DEVICES="5,6") == GIB + CONTEXT
+    counts = {"6,7,99,0": 2, "0, 1": 1, "5,3": 0, "0,0": 0, "": 0, "npu0": 0, "1,": 1}
+    for visible, expected in counts.items():
+        count = sim.run(
+            "import acl, ctypes as c; n = c.c_uint32(); all = c.c_uint32(); "
+            "acl.error_of('aclrtGetDeviceCount', c.byref(n)); acl.call('drvGetDevNum', c.byref(all)); "
+            "acl.result(n=n.value, all=all.value)",
+            ASCEND_RT_VISIBLE_DEVICES=visible,
+        )
+        assert count == {"n": expected, "all": 8}, visible
     holder.communicate("\n", timeout=30)
 
 

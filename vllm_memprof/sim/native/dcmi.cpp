@@ -28,6 +28,13 @@ struct dcmi_proc_mem_info {
       proc_mem_usage;  // bytes: what the process allocated, and its part of the device's own system
 };
 
+// Of the driver itself (libascend_hal.so): how many devices there are, visible or not.
+SHIM_API int drvGetDevNum(unsigned int *count) {
+  if (!count || !profile().valid) return 3;  // DRV_ERROR_INVALID_VALUE
+  *count = static_cast<unsigned int>(profile().device_count);
+  return 0;
+}
+
 SHIM_API int dcmi_init() { return profile().valid ? kOk : kInvalidDevice; }
 
 SHIM_API int dcmi_get_card_num_list(int *count, int *cards, int room) {

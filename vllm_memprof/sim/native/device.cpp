@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -37,13 +38,16 @@ std::vector<int> visible_devices() {
     for (int device = 0; device < count; ++device) result.push_back(device);
     return result;
   }
-  for (const char *cursor = list; *cursor;) {
+  // As the runtime: the list ends at the first entry that is no device, or at another character;
+  // one that does not ascend has none.
+  for (const char *cursor = list; isdigit(static_cast<unsigned char>(*cursor));) {
     char *end = nullptr;
     long device = strtol(cursor, &end, 10);
-    if (end == cursor || device < 0 || device >= count)
-      break;  // as the runtime: the list ends at the first bad entry
+    if (device >= count) break;
+    if (!result.empty() && device <= result.back()) return {};
     result.push_back(static_cast<int>(device));
-    cursor = *end == ',' ? end + 1 : end;
+    if (*end != ',') break;
+    cursor = end + 1;
   }
   return result;
 }
