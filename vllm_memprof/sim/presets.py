@@ -241,7 +241,9 @@ def _configuration_code(folder: Path, config: ModelConfig) -> dict[str, str]:
         return {}
     return {
         f"{match[1]}.py": "from transformers import PretrainedConfig\n\n\n"
-        f"class {match[2]}(PretrainedConfig):\n    model_type = {config.get('model_type')!r}\n"
+        f"class {match[2]}(PretrainedConfig):\n    model_type = {config.get('model_type')!r}\n\n"
+        "    def __init__(self, **fields):\n        self.__dict__.update(fields)  # for what reads them\n"
+        "        super().__init__(**fields)\n"
     }
 
 
