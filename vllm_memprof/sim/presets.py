@@ -57,6 +57,20 @@ _OF_THE_ENCODER = {
 }
 
 
+#: A class of a model's configuration that has the fields of config.json and no defaults.
+_CONFIGURATION = """\
+from transformers import PretrainedConfig
+
+
+class {name}(PretrainedConfig):
+    model_type = {model_type!r}
+
+    def __init__(self, **fields):
+        self.__dict__.update(fields)  # the base class reads some of them
+        super().__init__(**fields)
+"""
+
+
 @dataclass(frozen=True)
 class ResolvedModel:
     """The arguments and environment with which the engine gets the model that the user named."""
@@ -239,12 +253,8 @@ def _configuration_code(folder: Path, config: ModelConfig) -> dict[str, str]:
     match = re.fullmatch(r"(\w+)\.(\w+)", named) if isinstance(named, str) else None
     if match is None or holds(folder, ["*.py"]):
         return {}
-    return {
-        f"{match[1]}.py": "from transformers import PretrainedConfig\n\n\n"
-        f"class {match[2]}(PretrainedConfig):\n    model_type = {config.get('model_type')!r}\n\n"
-        "    def __init__(self, **fields):\n        self.__dict__.update(fields)  # for what reads them\n"
-        "        super().__init__(**fields)\n"
-    }
+    code = _CONFIGURATION.format(name=match[2], model_type=config.get("model_type"))
+    return {f"{match[1]}.py": code}
 
 
 def generate_model(preset: Preset) -> Path:

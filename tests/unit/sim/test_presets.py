@@ -331,6 +331,23 @@ def test_a_folder_without_a_tokenizer_gets_one_elsewhere(tmp_path):
     assert resolve_model(str(folder), []).path != model.path
 
 
+def test_a_configuration_class_that_is_not_there_is_generated(tmp_path):
+    own = {**SMALL, "model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}
+    folder = model_folder(tmp_path / "mine", own)
+    model = resolve_model(str(folder), [])
+    code = (presets.Path(model.path) / "configuration_mine.py").read_text()
+    assert "--trust-remote-code" in model.extra_args
+    assert "no defaults of its own" in model.stand_ins[0]
+    base = type("PretrainedConfig", (), {"__init__": lambda self, **fields: None})
+    names = {}
+    exec(code.partition("\n")[2], {"PretrainedConfig": base}, names)
+    assert names["Mine"](hidden_size=8).hidden_size == 8
+    assert names["Mine"].model_type == "mine"
+    # code of the user's is never run without being asked to
+    (folder / "configuration_mine.py").write_text("")
+    assert "--trust-remote-code" not in resolve_model(str(folder), []).extra_args
+
+
 def test_a_tokenizer_of_the_user_is_kept(tmp_path):
     folder = model_folder(tmp_path / "mine", SMALL)
     for given in (["--tokenizer", "/t"], ["--skip-tokenizer-init"]):
