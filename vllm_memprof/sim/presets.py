@@ -258,17 +258,20 @@ def _configuration_code(folder: Path, config: ModelConfig) -> dict[str, str]:
 
 
 def generate_model(preset: Preset) -> Path:
-    """Return the folder of a preset, generated on first use."""
+    """Return the folder of a preset, generated on first use. Models share their tokenizers."""
     folder = preset.folder
     if folder.is_dir():
         return folder
-    return write_folder(folder, {**preset.files, **tokenizer_files(preset.tokenizer)})
+    tokenizer = _cached("of", [GENERATOR, preset.tokenizer], "tokenizers")
+    if not tokenizer.is_dir():
+        write_folder(tokenizer, tokenizer_files(preset.tokenizer))
+    return write_folder(folder, preset.files, linked=tokenizer)
 
 
-def _cached(name: str, content: object) -> Path:
+def _cached(name: str, content: object, kind: str = "models") -> Path:
     """Return the folder of the cache for a content."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return cache_dir() / "models" / f"{name}-{digest[:12]}"
+    return cache_dir() / kind / f"{name}-{digest[:12]}"
 
 
 def _preset_like(config: ModelConfig) -> Preset | None:
