@@ -184,7 +184,7 @@ def command(
     monkeypatch: pytest.MonkeyPatch, folder: Path, report: Report, pool: StandIn
 ) -> Callable[..., int]:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("vllm_memprof.cli.commands.report.build_runs", lambda *_: report)
+    monkeypatch.setattr("vllm_memprof.cli.commands.report.read_reports", lambda _: [report])
     monkeypatch.setattr(commands, "Store", lambda: None)
     monkeypatch.setattr(
         commands, "PlanRunner", lambda path, shown, _: PlanRunner(path, shown, pool=pool)
