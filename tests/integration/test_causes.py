@@ -109,14 +109,14 @@ CHEAP = {
         "--gpu-memory-utilization",
         "0.01",
     ),
+}
+CASES = {
     "the kernels of an operator are not installed": Case(
         "not-memory-at-all",
         TINY,
         "install the kernels package",
         env={"MEMPROF_SIM_WITHOUT_KERNELS": "SwiGlu*,Exp"},
     ),
-}
-CASES = {
     "a request longer than the KV cache": Case(
         "kv-too-small",
         "memprof/tiny --enforce-eager --max-model-len 32768 --gpu-memory-utilization 0.0025",

@@ -103,7 +103,7 @@ def test_the_action_plans_comments_and_fails_over_budget(sim_stack, tmp_path):
             key: values[re.fullmatch(r"\$\{\{ (.*) \}\}", each)[1]] for key, each in asked.items()
         }
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", steps[name]["run"]]
-        env |= {**os.environ, **env, "PATH": f"{own}:{os.environ['PATH']}"}
+        env |= {**os.environ, **env, "MEMPROF_NO_WARM": "1", "PATH": f"{own}:{os.environ['PATH']}"}
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
 
     planned = step("plan")

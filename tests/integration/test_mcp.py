@@ -20,7 +20,10 @@ def server(folder: Path) -> Any:
     command = ["-m", "vllm_memprof", "mcp"]
     return stdio_client(
         StdioServerParameters(
-            command=sys.executable, args=command, cwd=str(folder), env={**os.environ}
+            command=sys.executable,
+            args=command,
+            cwd=str(folder),
+            env={**os.environ, "MEMPROF_NO_WARM": "1"},
         )
     )
 
