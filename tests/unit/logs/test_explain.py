@@ -84,7 +84,7 @@ def test_several_starts_begin_with_a_table(explain, format_name):
     assert "engine starts" not in one
 
 
-@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("lang", ["en", pytest.param("zh", marks=pytest.mark.full)])
 def test_markdown_of_many_starts_fits_into_a_comment(explain, tmp_path, lang):
     log = tmp_path / "many.log"
     log.write_text((DATA / "recorded_tp2_0.23.0.log").read_text() * 70)

@@ -395,6 +395,7 @@ def peak_of_linear(quarter: Path, whole: Path, target: Path) -> float:
     raise AssertionError(f"CPU time of four times the ranks, by that of one: {growths}")
 
 
+@pytest.mark.full
 def test_512_ranks_from_the_record_to_the_page(tmp_path: Path) -> None:
     run_dir = write_many_ranks(tmp_path / "run", ranks=512, outlier=300)
     target = tmp_path / "page.html"
