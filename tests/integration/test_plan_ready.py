@@ -115,9 +115,8 @@ def driven(model: str, stack: str, tmp_path: Path, **settings: Any) -> dict[int,
     return at_the_end(run_dir)
 
 
-@pytest.mark.parametrize(
-    "eager", [True, pytest.param(False, marks=pytest.mark.full)], ids=["eager", "graphs"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graphs"])
 def test_peaks_are_those_of_the_same_batches_by_llm(
     sim_stack: str, tmp_path: Path, eager: bool
 ) -> None:

@@ -161,7 +161,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("growing", {"reserved-grows-without-empty-cache"}),
+        pytest.param("growing", {"reserved-grows-without-empty-cache"}, marks=pytest.mark.full),
         pytest.param("steady", set(), marks=pytest.mark.full),
         pytest.param("growing-emptied", set(), marks=pytest.mark.full),
     ],

@@ -139,6 +139,7 @@ def test_no_text_installs_from_an_index_that_lacks_it() -> None:
     assert not wrong
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("packages", [("ray",), ("prometheus_client",), ("zstandard",), ()])
 def test_what_hints_install_can_be_installed(packages: tuple[str, ...], tmp_path: Path) -> None:
     options = ["--no-deps", "--dry-run", "--ignore-installed", "--quiet"]
