@@ -35,8 +35,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(400)]
 PHASES = {"load": "weight_load", "profile run": "profile_run", "capture": "graph_capture"}
 WHO = {"launcher": "memprof", "engine core": "EngineCore", "worker": "TP1"}
 #: The cells of every run of the tests.
-ALWAYS = {("KILL", "launcher", "serving"), ("KILL", "engine core", "load"),
-          ("KILL", "worker", "under load")}  # fmt: skip
+ALWAYS = {("KILL", "launcher", "serving"), ("KILL", "worker", "under load")}
 CELLS = [
     pytest.param(*cell, marks=() if cell in ALWAYS else pytest.mark.full, id="-".join(cell))
     for cell in [
