@@ -141,13 +141,10 @@ def _outcome(folder: Path, status: int, which: int) -> dict[str, Any]:
         reason = f"ended with status {status}: {told[-1]}" if told else f"status {status}"
         return {"status": "failed", "reason": reason[:300]}
     report = json.loads(path.read_text(encoding="utf-8"))
-    run = report["run"]
+    run, failure = report["run"], (report["failure"] or {}).get("kind")
     if not report["ranks"]:
-        return {
-            "status": "failed",
-            "reason": (run["exit_reason"] or "no rank")[:300],
-            "failure": (report["failure"] or {}).get("kind"),
-        }
+        reason = (run["exit_reason"] or "no rank")[:300]
+        return {"status": "failed", "reason": reason, "failure": failure}
     rank = next((each for each in report["ranks"] if each["rank"] == which), report["ranks"][0])
     told = rank["figures"]
     figures = {
@@ -163,7 +160,7 @@ def _outcome(folder: Path, status: int, which: int) -> dict[str, Any]:
     return {
         "status": "ok" if granted and figures["tokens"] else run["status"],
         "reason": None if granted and figures["tokens"] else (run["exit_reason"] or "")[:300],
-        "failure": (report["failure"] or {}).get("kind"),
+        "failure": failure,
         "equation": rank["budget"]["equation"],
         "engine_version": run["engine_version"],
         "world_size": (run.get("ranks") or {}).get("world_size", 1),

@@ -151,7 +151,7 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
             described for this kind of model.
     """
     given = dict(given_options(user_args))
-    quantized = given.get("--quantization") in ("ascend", "modelslim")
+    quantized = given.get("--quantization") == "ascend"
     dummy = [] if "--load-format" in given else ["--load-format", "dummy"]
     typed, stand_ins = Path(model).expanduser(), list[str]()
     folder: Path | None = typed

@@ -13,7 +13,9 @@ import anyio
 import pytest
 from jsonschema import Draft202012Validator
 
+from vllm_memprof.cli.commands import mcp
 from vllm_memprof.cli.commands.mcp import TOOLS
+from vllm_memprof.errors import RunRecordError
 
 pytest.importorskip("mcp")
 
@@ -137,3 +139,11 @@ def test_a_message_of_an_error_is_that_of_the_command(tmp_path: Path) -> None:
     assert found.is_error
     assert "no line about memory" in found.content[0].text
     assert json.loads(json.dumps(found.model_dump()))
+
+
+def test_an_answer_that_is_too_large_is_an_error_of_the_tool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp, "_MOST_BYTES", 10)
+    with pytest.raises(RunRecordError, match="larger than 10 bytes"):
+        anyio.run(mcp._run, None, ["sim", "list"])

@@ -31,24 +31,6 @@ _TABLE = read_own(__file__, "mcp.toml")
 TOOLS: Mapping[str, Mapping[str, Any]] = _TABLE["tool"]
 #: Sections of a report that stand in each of its ranks; the others stand beside them.
 _OF_RANKS = ("budget", "kv", "weights", "host_memory", "phases", "empty_cache", "requests", "oom")
-#: Of what an engine needs, that a client may not give: by their types in the input's schema.
-_ENGINE_ARGUMENTS = {
-    "device": {
-        "type": "string",
-        "description": "sim:910b, sim:a3 or sim:310p",
-        "default": "sim:910b",
-    },
-    "engine": {"type": "string", "enum": ["vllm", "sglang"], "default": "vllm"},
-    "stack": {
-        "type": "string",
-        "description": "engine release to plan on, e.g. vllm-ascend-0.23.0",
-    },
-    "arguments": {
-        "type": "array",
-        "items": {"type": "string"},
-        "description": "options of the engine that bear on memory, with their values",
-    },
-}
 #: Characters of an answer's text, and bytes of its data, at most.
 _MOST_TEXT, _MOST_BYTES = 65_000, 16 << 20
 #: Seconds that a cancelled command has to end its engines.
@@ -146,7 +128,7 @@ def _input_schema(row: Mapping[str, Any]) -> dict[str, Any]:
     properties = {name: {"type": "string", "description": said} for name, said in texts.items()}
     either = row.get("stdin")  # it or the file: neither alone is required
     needed = [name for name in texts if not either]
-    extra = _ENGINE_ARGUMENTS if row.get("engine") else {}
+    extra = _TABLE["engine_arguments"] if row.get("engine") else {}
     return {"type": "object", "properties": {**properties, **extra}, "required": needed}
 
 
@@ -334,9 +316,9 @@ async def _run(ctx: Any, words: Sequence[str], typed: str | None = None) -> tupl
             async for data in answer:
                 out += data
                 if len(out) > _MOST_BYTES:
-                    raise RunRecordError(
-                        f"the answer is larger than {_MOST_BYTES} bytes", "report_section"
-                    )
+                    tasks.cancel_scope.cancel()
+        if len(out) > _MOST_BYTES:
+            raise RunRecordError(f"the answer is larger than {_MOST_BYTES} bytes", "report_section")
         await process.wait()
     finally:
         if process.returncode is None:

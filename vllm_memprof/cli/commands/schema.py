@@ -11,6 +11,12 @@ from vllm_memprof.cli.options import command_app
 from vllm_memprof.errors import UsageError, did_you_mean
 
 FOLDER = Path(__file__).parents[2] / "report" / "schemas"
+_END = ".schema.json"
+
+
+def list_schemas() -> list[str]:
+    """Return the names of all schemas."""
+    return sorted(path.name.removesuffix(_END) for path in FOLDER.glob(f"*{_END}"))
 
 
 def read_schema(name: str) -> str:
@@ -19,13 +25,13 @@ def read_schema(name: str) -> str:
     Raises:
         UsageError: there is none.
     """
-    known = {path.name.removesuffix(".schema.json"): path for path in FOLDER.glob("*.schema.json")}
-    newest = sorted(each for each in known if re.fullmatch(rf"{re.escape(name)}-\d+", each))
-    if name not in known and not newest:
+    known = list_schemas()
+    found = [each for each in known if name in (each, re.sub(r"-\d+$", "", each))]
+    if not found:
         raise UsageError(
             f"there is no schema {name!r}", hint=did_you_mean(name, known, "memprof schema")
         )
-    return known[name if name in known else newest[-1]].read_text(encoding="utf-8")
+    return (FOLDER / f"{found[-1]}{_END}").read_text(encoding="utf-8")
 
 
 def schema(name: str | None = None) -> None:
@@ -33,8 +39,7 @@ def schema(name: str | None = None) -> None:
 
     The first key of every such document, "schema", names its own: memprof.report/3 is report-3.
     """
-    names = sorted(path.name.removesuffix(".schema.json") for path in FOLDER.glob("*.schema.json"))
-    typer.echo("\n".join(names) if name is None else read_schema(name), nl=name is None)
+    typer.echo("\n".join(list_schemas()) if name is None else read_schema(name), nl=name is None)
 
 
 app = command_app(schema)
