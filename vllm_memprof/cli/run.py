@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from vllm_memprof.launch.request import LaunchRequest
     from vllm_memprof.launch.run import Job, RunOutcome
     from vllm_memprof.record.schema import RunInfo
+
+#: What the report is made with: imported while the engine starts.
+_REPORT_MODULES = ("vllm_memprof.report.files", "vllm_memprof.logs.to_record")
 
 
 def request(mode: str, ctx: typer.Context, **own: Any) -> LaunchRequest:
@@ -108,6 +113,8 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
         report = _report(ctx, job.run_dir)
         return [] if report is None else rank_budgets(report)
 
+    for name in _REPORT_MODULES:
+        threading.Thread(target=import_module, args=(name,), daemon=True).start()
     outcome = EngineRun(job, views, report_at_readiness).run()
     _report(ctx, job.run_dir, print_it=not printed)
     with contextlib.suppress(OSError):
