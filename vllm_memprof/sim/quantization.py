@@ -5,8 +5,8 @@ vllm-ascend reads with ``--quantization ascend``. A row says which weights take 
 activations are scaled: W8A8 by a scale of the checkpoint, W8A8_DYNAMIC by one per token. The choice
 is that of the W8A8 models published for Ascend: a layer without a row stays as it is (embeddings,
 output head, norms, routers, vision towers, layers for speculative decoding). Of a W4A8 model the
-routed experts take 4 bits, with one scale per channel, those for drafts 8, as msmodelslim's recipes
-have it (lab_practice/deepseek_v3; that of GLM-5 leaves the drafts' layer as it is).
+routed experts take 4 bits, with one scale per channel, those of layers for drafts what they have in
+the W8A8 model (msmodelslim, lab_practice/: deepseek_v3, glm_5, qwen3_5_moe).
 
 Keys of fused layers are those of their parts; of the experts the engine reads the first.
 (vllm_ascend/quantization/modelslim_config.py::get_linear_quant_type in 0.23.0, quant_config.py in
