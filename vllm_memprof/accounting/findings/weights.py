@@ -32,18 +32,20 @@ def beyond(causes: Sequence[str], rank: RankReport, _: Context) -> Iterator[Foun
     titles, largest = TITLES["weights"], named.most_common(_LISTED)
     said = (text("{title} {size:size}", title=titles[of], size=size) for of, size in largest)
     figures = {"expected": held.expected_bytes, "held": held.engine_bytes}
-    where = {each: each in named for each in ("tables", "vision", "attention", "shared_experts")}
+    where = {each: each in dict(largest) for each in ("tables", "vision", "attention", "shared_experts")}
     yield Found(total, {**where, **figures, "classes": join(", ", said)})
 
 
 def dequantised(rank: RankReport, _: Context) -> Iterator[Found]:
     """Find classes that the checkpoint has in 8 bits or fewer and the rank in 16 or more."""
-    rows = [row for row in (rank.weights or Weights()).rows if row["causes"].get("dtype")]
+    held = rank.weights or Weights()
+    rows = [row for row in held.rows if row["causes"].get("dtype")]
     for cls in dict.fromkeys(row["class"] for row in rows):
         own = [row for row in rows if row["class"] == cls]
         lost = [row for row in own if row["causes"]["dtype"] < 0 and size_of(row["dtype"]) <= 1]
         more = [row for row in own if row["causes"]["dtype"] > 0 and size_of(row["dtype"]) > 1]
-        if (size := sum(row["causes"]["dtype"] for row in (*lost, *more))) > 0 and lost and more:
+        size = sum(row["causes"]["dtype"] for row in (*lost, *more))
+        if lost and more and size > _LEAST_SHARE * (held.engine_bytes or 0):
             types = {"narrow": lost[0]["dtype"], "wide": more[0]["dtype"]}
             yield Found(size, types | {"class": TITLES["weights"][cls]})
 
