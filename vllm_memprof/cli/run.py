@@ -13,7 +13,7 @@ import typer
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.live import rank_budgets, refresher, shown_of
-from vllm_memprof.cli.show import can_repaint, write_reports
+from vllm_memprof.cli.show import can_repaint, say, write_reports
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import from_here
 from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
@@ -73,7 +73,17 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
     """
     from vllm_memprof.launch.prepare import prepare_job
 
-    job = prepare_job(request)
+    if (name := ctx.params["use_checked"]) is None:
+        job = prepare_job(request)
+    else:
+        from vllm_memprof.cli.checked import checked_setting
+
+        checked = checked_setting(name)
+        given, words = request.engine_args, checked.added(request.engine_args)
+        typed = [*request.typed, *words[len(given) :]]
+        request = replace(request, engine_args=words, typed=typed)
+        job = prepare_job(request, check=lambda info: checked.require_same(info, words))
+        say(f"{checked.flags}, as checked in {name}")
     serves = request.mode == "serve"
     shown = shown_of(
         job.info,

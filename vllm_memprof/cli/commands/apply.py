@@ -1,0 +1,72 @@
+"""``memprof apply``: a checked setting, written into the file that starts the engine."""
+
+from __future__ import annotations
+
+import sys
+from difflib import unified_diff
+from pathlib import Path
+
+import typer
+
+from vllm_memprof.cli.arguments import take_model
+from vllm_memprof.cli.checked import checked_setting
+from vllm_memprof.cli.options import command_app
+from vllm_memprof.cli.show import for_the_engine, say, write_out
+from vllm_memprof.errors import UsageError
+from vllm_memprof.files import from_here, read_file, reading, write_atomically
+from vllm_memprof.options import value_of
+from vllm_memprof.plans.write_back import find_start, write_back
+from vllm_memprof.record.schema import RunInfo
+
+
+def apply(run: str, to: Path, yes: bool = False) -> None:
+    """Write the setting that a plan has proven into the file that starts the engine.
+
+    RUN is the folder of `memprof fit`, of a plan with --until ready, or of --prove: what survived
+    its largest batches. FILE is a shell script with `vllm serve` or `memprof serve`, a Kubernetes
+    manifest, or the YAML of `vllm serve --config`. Nothing else in it changes.
+
+    The change is shown as a diff. A terminal is asked; elsewhere only --yes writes it.
+
+    Exit status 0: written, shown, or there already. 1: not wanted. 2: the setting was checked with
+    another model or other options, or FILE leaves open where it belongs. 3: nothing in RUN was
+    tried, so nothing is checked.
+    """
+    checked = checked_setting(run)
+    with reading(to):
+        text, mode = read_file(to, None), to.stat().st_mode & 0o7777
+    try:
+        before = text.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{to} is not text in UTF-8") from error
+    start = find_start(before, to.name)
+    if start.program == "memprof":
+        split = for_the_engine("serve", start.arguments)
+        model, given = split.model, split.engine
+    else:
+        model, given = take_model(start.arguments)
+    model = model or value_of(given, "--model-path") or checked.model
+    info = RunInfo(id="", mode="serve", model=model)
+    checked.require_same(info, checked.added(given, over=True), "log")
+    after = write_back(before, start, checked.settings)
+    if after == before:
+        say(f"{checked.flags} is in {from_here(to)} already")
+        return
+    lines = [each.splitlines(keepends=True) for each in (before, after)]
+    write_out(
+        (
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in unified_diff(*lines, str(to), str(to))
+        ),
+        None,
+    )
+    if not yes and not sys.stdin.isatty():
+        say("--yes writes it")
+        return
+    if not yes:
+        typer.confirm(f"write {from_here(to)}?", abort=True, err=True)
+    write_atomically(to.resolve(), after, mode)
+    say(f"{checked.flags} written to {from_here(to)}")
+
+
+app = command_app(apply)
