@@ -81,7 +81,10 @@ class Checked:
         info = replace(info, model=model, command=["vllm", "serve", *words])
         start = build_report(Run(Path(), info, [], source=source))
         command = ["vllm", "serve", *self.added(self.arguments, over=True)]
-        own = replace(self.report, run=replace(self.report.run, model=self.model, command=command))
+        ran = self.report.run
+        device = ran.device_profile or ran.device  # a device that is not there yet has no more
+        ran = replace(ran, model=self.model, command=command, device=device)
+        own = replace(self.report, run=ran)
         apart = [
             f"{each.name} {each.a or 'not given'} when checked, {each.b or 'not given'} here"
             for each in changes(own, start)

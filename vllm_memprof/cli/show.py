@@ -219,8 +219,8 @@ def write_reports(ctx: typer.Context, reports: Sequence[Report], where: list[str
         write_out(section_names(reports[-1]), output)
         return
     screen_of = None if asked.get("full") else shlex.join(where)
-    text = pieces(reports, asked.get("format_name", "table"), output is not None, asked["lang"],
-                  asked.get("section") or (), screen_of)  # fmt: skip
+    text = pieces(reports, asked.get("format_name", "table"), output is not None,
+                  asked.get("lang", "en"), asked.get("section") or (), screen_of)  # fmt: skip
     write_out(text, output)
 
 

@@ -46,7 +46,7 @@ def apply(run: str, to: Path, yes: bool = False) -> None:
     else:
         model, given = take_model(start.arguments)
     model = model or value_of(given, "--model-path") or checked.model
-    info = RunInfo(id="", mode="serve", model=model)
+    info = RunInfo("", "serve", model, [])
     checked.require_same(info, checked.added(given, over=True), "log")
     after = write_back(before, start, checked.settings)
     if after == before:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -128,33 +129,39 @@ def list_() -> None:
 
 @_command
 def run(
+    ctx: typer.Context,
     command: list[str],
     device: str = "910b",
     stack: str | None = None,
     dummy_weights: bool = False,
     share_device: bool = False,
+    report: bool = False,
 ) -> None:
     """Run any program on a simulated device: python, pytest, a server, a shell.
 
-    It finds the stack's Python, pytest and vllm first, and presets by their names on a hub.
+    It finds the stack's Python, pytest and vllm first, and presets by their names on a hub. With
+    --report each engine that it starts is recorded in reports/, and its report printed at the end.
     """
+    from vllm_memprof.cli.run import report_engines
     from vllm_memprof.launch.guest import run_guest
 
     runtime = prepare_runtime(device, stack)
     for note in runtime.notes:
         typer.echo(f"memprof: {note}", err=True)
-    raise typer.Exit(run_guest(runtime, command, dummy_weights, share_device))
+    ended = partial(report_engines, ctx, runtime) if report else None
+    raise typer.Exit(run_guest(runtime, command, dummy_weights, share_device, ended))
 
 
 @_command
 def shell(
+    ctx: typer.Context,
     device: str = "910b",
     stack: str | None = None,
     dummy_weights: bool = False,
     share_device: bool = False,
 ) -> None:
     """Open a shell in which every program runs on a simulated device, as with `sim run`."""
-    run([os.environ.get("SHELL", "/bin/sh")], device, stack, dummy_weights, share_device)
+    run(ctx, [os.environ.get("SHELL", "/bin/sh")], device, stack, dummy_weights, share_device)
 
 
 @_command
