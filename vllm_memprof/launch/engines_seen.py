@@ -53,7 +53,7 @@ def group_engines(processes: list[ProcessRecord]) -> list[list[ProcessRecord]]:
     parents = [parent for parent, _ in engines]
     return [
         [each for own in ranks.values() for each in own]
-        + [by_pid[parent]] * (parent in by_pid and parents.count(parent) == 1)
+        + [each for each in processes if each.identity.pid == parent and parents.count(parent) == 1]
         for parent, ranks in engines
     ]
 

@@ -53,6 +53,7 @@ def run_guest(
     with tempfile.TemporaryDirectory(prefix="memprof-hub-") as place:
         hub, record = Path(place, "hub"), Path(place, "record")
         hub.mkdir()
+        record.mkdir()
         _fill(hub, weights)
         path = os.pathsep.join([str(runtime.python.parent), os.environ.get("PATH", os.defpath)])
         env = {**os.environ, **runtime.env, **OFFLINE, "PATH": path}
@@ -71,14 +72,14 @@ def run_guest(
             with catch_signals(hand_on), subprocess.Popen(command, env=env) as program:
                 started.append(program)
                 code = program.wait()
-            code = code if code >= 0 else 128 - code
-            if ended is not None:
-                ended(record, code)
         except OSError as error:
             hint = "a program on PATH, or below the stack's own bin"
             raise LaunchError(f"cannot run {command[0]}: {error.strerror}", hint=hint) from error
         finally:
             state.unlink(missing_ok=True)
+        code = code if code >= 0 else 128 - code
+        if ended is not None:
+            ended(record, code)
     return code
 
 
