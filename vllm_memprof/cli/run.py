@@ -6,7 +6,9 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,17 +78,17 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
     """
     from vllm_memprof.launch.prepare import prepare_job
 
-    if (name := ctx.params["use_checked"]) is None:
-        job = prepare_job(request)
-    else:
+    check: Callable[[RunInfo], None] | None = None
+    if (name := ctx.params["use_checked"]) is not None:
         from vllm_memprof.cli.checked import checked_setting
 
         checked = checked_setting(name)
-        given, words = request.engine_args, checked.added(request.engine_args)
-        typed = [*request.typed, *words[len(given) :]]
-        request = replace(request, engine_args=words, typed=typed)
-        job = prepare_job(request, check=lambda info: checked.require_same(info, words))
-        say(f"{checked.flags}, as checked in {name}")
+        # what is typed as well comes last, and differs
+        words = [*checked.words, *request.engine_args]
+        request = replace(request, engine_args=words, typed=[*request.typed, *checked.words])
+        check = partial(checked.require_same, arguments=words)
+        say(f"{' '.join(checked.words)}, as checked in {name}")
+    job = prepare_job(request, check=check)
     serves = request.mode == "serve"
     shown = shown_of(
         job.info,

@@ -46,7 +46,7 @@ DEVICE_FILES = {
 def prepare_job(
     request: LaunchRequest,
     environ: Mapping[str, str] = os.environ,
-    check: Callable[[RunInfo], None] = lambda _: None,
+    check: Callable[[RunInfo], None] | None = None,
 ) -> Job:
     """Look everything up, make the run folder, and return what to start.
 
@@ -119,7 +119,8 @@ def prepare_job(
         notes=notes,
         host_memory=HostRecord(limits, asks),
     )
-    check(info)
+    if check is not None:
+        check(info)
     run_dir = create_run_dir(request.run_dir, request.model)
     env[ENV_RUN_DIR] = str(run_dir)
     info.env = select_env(env)

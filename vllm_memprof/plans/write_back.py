@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from vllm_memprof.engines import ENGINES
@@ -24,23 +25,27 @@ _STARTS = [
     *(("vllm", "serve"), ("memprof", "serve"), ("-m", "vllm.entrypoints.openai.api_server")),
     *(row.server[:2] for row in ENGINES.values()),
 ]
-#: A word as a shell reads it, and what ends a command; a folded text has no line ends.
+_QUOTED = r"""'(?:[^']|'')*'|"(?:\\.|[^"\\])*\""""
+#: Words as a shell reads them, and what ends a command.
 _SHELL = re.compile(
-    r"""(?P<gap>[ \t\r]+|\\\r?\n)|(?P<remark>\#[^\n]*)|(?P<end>[\n;&|()]+|\d*[<>]+)"""
-    r"""|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\\[^\n]"""
-    r"""|[^\s;&|()<>'"\\`])+)|(?P<other>.)""",
+    r"(?P<gap>[ \t\r]+|\\\r?\n)|#[^\n]*|(?P<end>[\n;&|()]+|\d*[<>]+)"
+    rf"|(?P<word>(?:{_QUOTED}|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\\[^\n]"
+    r"""|[^\s;&|()<>'"\\`])+)|.""",
     re.S,
 )
-_QUOTED = r""""(?:\\.|[^"\\])*"|'(?:''|[^'])*'"""
-_LIST = re.compile(r"(?m)^(?P<before> *(?:- +)*)(?:command|args):(?P<flow> *\[)?")
-_FLOW_ITEM = re.compile(
-    rf"\s*(?:#.*\n\s*)*(?P<item>{_QUOTED}|[^\s,\]#][^,\]\n]*)?\s*(?P<end>[,\]])"
+#: The same in YAML, where a key ends it, and a text of several lines begins behind a mark.
+_YAML = re.compile(
+    r"(?P<gap>\s+(?:- +)*|[\[\],]|args:(?=\s))|#[^\n]*|(?P<end>[^\s\[\],\"'{]+:(?=\s))"
+    r"|(?P<body>[|>][+-]?[ \r]*\n(?P<indent> *).*\n?(?:(?P=indent).*\n?|\s*\n)*)"
+    rf"|(?P<word>{_QUOTED}|[^\s\[\],]+)"
 )
 _ENTRY = re.compile(
     rf"(?m)^(?P<indent> *)(?P<dash>- +)?(?:(?P<key>{_QUOTED}|[\w.-]+) *:(?=\s|$))? *"
     rf"(?P<value>{_QUOTED}|[^\s#](?:[^#\n]|(?<! )#)*?)? *(?:(?<![^ \n])#.*)?\r?$"
 )
-_ELSEWHERE = re.compile(r"[$`]|\{\{")
+#: Values that are made elsewhere; words that may be any options.
+_ELSEWHERE, _ANY = re.compile(r"[$`]|\{\{"), re.compile(r"\$[@*]|\[@\]")
+_QUOTES = ("'", '"', "")
 
 
 class Word(NamedTuple):
@@ -55,7 +60,6 @@ class Word(NamedTuple):
 class Start:
     """A command that starts an engine, or the config of one."""
 
-    kind: str  # shell | flow | block | config
     words: list[Word]  # arguments, the model among them
     last: Word  # behind which an option can be added
     program: str = "vllm"
@@ -75,13 +79,12 @@ def find_start(text: str, name: str) -> Start:
     Raises:
         UsageError: nothing does, or more than one command.
     """
-    if re.search(r"(?m)^apiVersion:", text) and re.search(r"(?m)^kind:", text):
-        found = list(_in_manifest(text))
-    elif re.search(r"\.ya?ml$", name):
+    manifest = re.search(r"(?m)^apiVersion:", text) and re.search(r"(?m)^kind:", text)
+    if re.search(r"\.ya?ml$", name) and not manifest:
         words = list(_in_config(text))
-        found = [Start("config", words, Word("", len(text), len(text)))] if words else []
+        found = [Start(words, Word("", len(text), len(text)))] if words else []
     else:
-        found = list(_in_shell(text, 0, len(text)))
+        found = list(_commands(text, 0, len(text), _YAML if manifest else _SHELL))
     if len(found) == 1:
         return found[0]
     lines = ", ".join(str(_line(text, start.last)) for start in found)
@@ -100,164 +103,109 @@ def write_back(text: str, start: Start, settings: Mapping[str, str]) -> str:
     """
     edits = []
     for name, value in settings.items():
-        made, *values = setting(start.arguments, name, value)
-        option, equals, inner = made.partition("=")
-        values = [inner] if equals else values
-        index, held = 0, None
-        for other, words in options(start.arguments):
+        words = setting(start.arguments, name, value)
+        option, equals, inner = words[0].partition("=")
+        values = [inner] if equals else words[1:]
+        index, held = 0, list[Word]()
+        for other, found in options(start.arguments):
             if other == long_name(option):
-                held = start.words[index : index + len(words)]
-            index += len(words)
-        if held is None:
-            unknown = [word for word in start.words if re.search(r"\$[@*]|\[@\]", word.text)]
-            _refuse(text, option, unknown)
+                held = start.words[index : index + len(found)]
+            index += len(found)
+        for word in held or start.words:
+            if (_ELSEWHERE if held else _ANY).search(word.text):
+                raise UsageError(
+                    f"line {_line(text, word)}: {word.text} decides on {option}; nothing changed",
+                    f"set {option} where {word.text} comes from",
+                )
+        if not held:
             edits.append((start.last.end, start.last.end, _added(text, start, option, values)))
-            continue
-        _refuse(text, option, [word for word in held if _ELSEWHERE.search(word.text)])
-        first, *others = held
-        if len(others) > 1 or len(values) != len(others) + ("=" in first.text):
-            where = f"line {_line(text, first)}"
-            raise UsageError(f"{where}: {option} has not one value there; nothing is changed")
-        for value in values:
-            old = others[0] if others else first
+        elif values or held[1:]:
+            old = held[-1]
+            if len(held) - 1 + ("=" in held[0].text) != 1 or not values:
+                where = f"line {_line(text, old)}"
+                raise UsageError(f"{where}: {option} has not one value there; nothing is changed")
             raw = text[old.begin : old.end]
-            ahead = "" if others else raw.partition("=")[0].lstrip("\"'") + "="
-            quote = raw[0] if raw[0] in "\"'" else raw.partition("=")[2][:1].strip("'\"") and ""
-            edits.append((old.begin, old.end, _quoted(start.kind, ahead + value, quote)))
+            head, tail = ("", raw) if held[1:] else re.split("(?<==)", raw, maxsplit=1)
+            if raw[0] in _QUOTES:
+                head, tail, value = "", raw, head[1:] + values[0]
+            edits.append((old.begin, old.end, head + _quoted(value, tail[:1])))
     for begin, end, new in sorted(edits, reverse=True):
         text = text[:begin] + new + text[end:]
     return text
-
-
-def _refuse(text: str, option: str, words: list[Word]) -> None:
-    for word in words:
-        raise UsageError(
-            f"line {_line(text, word)}: {word.text} decides on {option}; nothing is changed",
-            f"set {option} where {word.text} comes from",
-        )
 
 
 def _line(text: str, word: Word) -> int:
     return text.count("\n", 0, word.begin) + 1
 
 
-def _quoted(kind: str, word: str, quote: str = "") -> str:
-    """Return a word as that kind of text has it, in the quotes that it had."""
-    if re.fullmatch(r"[\w./:=+-]+", word):
-        return f"{quote}{word}{quote}"
-    return shlex.quote(word) if kind == "shell" else json.dumps(word)
+def _quoted(word: str, quote: str = "") -> str:
+    """Return a word as a shell and YAML have it, if possible in the quotes that it had."""
+    plain = re.fullmatch(r"[\w./:=+-]+", word)
+    return f"{quote}{word}{quote}" if plain and quote in _QUOTES else shlex.quote(word)
 
 
 def _added(text: str, start: Start, option: str, values: list[str]) -> str:
-    newline = "\r\n" if "\r\n" in text else "\n"
-    line = text[text.rfind("\n", 0, start.last.begin) + 1 : start.last.begin]
-    joined = "=".join([option, *values])
-    if start.kind == "config":
-        value = _quoted("config", *values) if values else "true"
-        return f"{'' if text.endswith(newline) else newline}{option[2:]}: {value}{newline}"
-    if start.kind == "flow":
+    """Return what is inserted behind the last word of a command, or at the end of a config."""
+    newline, at = "\r\n" if "\r\n" in text else "\n", start.last.begin
+    line, joined = text[:at].rpartition("\n")[2], "=".join([option, *values])
+    if at == len(text):
+        value = _quoted(*values) if values else "true"
+        return f"{newline if line else ''}{option[2:]}: {value}{newline}"
+    if re.fullmatch(" *- +", line):
+        return f"{newline}{line}{_quoted(joined)}"
+    if text[:at].rstrip()[-1:] in ("[", ","):
         return f", {json.dumps(joined)}"
-    if start.kind == "block":
-        return f"{newline}{line[: len(line) - len(line.lstrip(' -'))]}{_quoted('block', joined)}"
-    added = " ".join([option, *(_quoted("shell", value) for value in values)])
-    broken = "\n" in text[start.words[0].begin : start.last.begin] if start.words else False
-    indent = line[: len(line) - len(line.lstrip())]
-    return f" \\{newline}{indent}{added}" if broken else f" {added}"
+    added = " ".join([option, *map(_quoted, values)])
+    broken = start.words and "\n" in text[start.words[0].begin : at]
+    return f" \\{newline}{line[: -len(line.lstrip()) or None]}{added}" if broken else f" {added}"
 
 
-def _in_shell(text: str, begin: int, end: int, folded: bool = False) -> Iterator[Start]:
+def _commands(
+    text: str, begin: int, end: int, lexer: re.Pattern[str], folded: bool = False
+) -> Iterator[Start]:
+    """Yield the commands of a text that start an engine.
+
+    Args:
+        text: of the file.
+        begin: of the part that is read.
+        end: of it.
+        lexer: ``_SHELL`` or ``_YAML``.
+        folded: a new line does not end a command.
+    """
     command: list[Word] = []
-    for match in _SHELL.finditer(text, begin, end):
-        kind, raw = match.lastgroup, match[0]
-        if kind == "word":
-            try:
-                plain = "".join(shlex.split(raw))
-            except ValueError:
-                plain = raw
-            command.append(Word(plain, *match.span()))
-        elif kind in ("end", "other") and not (folded and not raw.strip()):
-            yield from _started("shell", command)
+    while begin <= end:
+        match = lexer.match(text, begin, end)
+        kind, raw = ("end", "") if match is None else (match.lastgroup, match[0])
+        at, begin = begin, end + 1 if match is None else match.end()
+        if kind == "word" and lexer is _YAML and raw[0] in "\"'" and " " in raw:
+            yield from _commands(text, at + 1, begin - 1, _SHELL, folded=True)
+        elif kind == "word":
+            command.append(Word(_plain(raw), at, begin))
+        elif lexer is _YAML and raw[:1] in ("|", ">"):
+            yield from _commands(text, at + 1, begin, _SHELL, raw[0] == ">")
+        elif kind == "end" and not (folded and raw and not raw.strip()):
+            yield from _started(command, lexer is _YAML)
             command = []
-    yield from _started("shell", command)
 
 
-def _started(kind: str, command: list[Word]) -> Iterator[Start]:
-    """Yield the engine that the words of a command start."""
-    for index, word in enumerate(command[:-1]):
-        names = word.text.rpartition("/")[2], command[index + 1].text
+def _started(command: list[Word], in_list: bool) -> Iterator[Start]:
+    """Yield the engine that the words of a command start, in a list maybe the image's own."""
+    for index, (word, following) in enumerate(pairwise(command)):
+        names = word.text.rpartition("/")[2], following.text
         if names in _STARTS:
-            words = command[index + 2 :]
-            yield Start(kind, words, command[-1], names[0])
+            yield Start(command[index + 2 :], command[-1], names[0])
             return
-
-
-def _in_manifest(text: str) -> Iterator[Start]:
-    """Yield the engines that the containers of a manifest start, each from its two lists."""
-    containers: list[tuple[int, int, list[Start]]] = []  # column, end of a list, what is in them
-    for match in _LIST.finditer(text):
-        column, kind = len(match["before"]), "flow" if match["flow"] else "block"
-        words = list((_flow if match["flow"] else _block)(text, match.end(), column))
-        inner = [
-            start
-            for word in words
-            for quote in [text[word.begin] in "\"'"]
-            for start in _in_shell(
-                text, word.begin + quote, word.end - quote, not text.startswith("|", word.begin)
-            )
-        ]
-        starts = inner or [Start(kind, words, words[-1])] if words else []
-        for other in [each for each in containers if each[0] == column][-1:]:
-            between = text[other[1] : match.start()]
-            if "-" not in match["before"] and not re.search(
-                rf"\n {{0,{column - 1}}}[^ \n#]", between
-            ):
-                containers.remove(other)
-                starts = [*other[2], *starts]
-        containers.append((column, words[-1].end if words else match.end(), starts))
-    for _, _, starts in containers:
-        yield from (start for start in starts if start.kind == "shell")
-        listed = sorted(
-            (start for start in starts if start.kind != "shell"),
-            key=lambda start: start.arguments[0].startswith("-"),
-        )
-        if words := [word for start in listed for word in start.words]:
-            begun = list(_started(listed[-1].kind, words))
-            if not begun and any(word.text.startswith("--model") for word in words):
-                begun = [Start(listed[-1].kind, words, words[-1])]  # the image's own command
-            yield from begun
-
-
-def _flow(text: str, at: int, column: int) -> Iterator[Word]:
-    while match := _FLOW_ITEM.match(text, at):
-        at = match.end()
-        if match["item"]:
-            yield Word(_plain(match["item"].rstrip()), *match.span("item"))
-        if match["end"] == "]":
-            return
-
-
-def _block(text: str, at: int, column: int) -> Iterator[Word]:
-    item = re.compile(rf"(?:[^\n]*\n(?: *(?:#[^\n]*)?\n)*)(?P<indent> {{{column},}})- +")
-    while match := item.match(text, at):
-        deeper = len(match["indent"]) + 1
-        body = re.compile(
-            rf"[|>][^\n]*(?:\n(?: {{{deeper},}}[^\n]*|[ \r]*(?=\n)))*|{_QUOTED}|[^#\n]*"
-        )
-        found = body.match(text, match.end())
-        assert found is not None
-        raw = found[0].rstrip()
-        at = found.start() + len(raw)
-        yield Word(_plain(raw), found.start(), at)
+    options = [word for word in command if word.text.startswith("-")]
+    if in_list and any(word.text.startswith("--model") for word in options):
+        yield Start(command[command.index(options[0]) :], command[-1])
 
 
 def _plain(raw: str) -> str:
-    """Return a scalar of YAML without its quotes."""
-    if raw[:1] == "'":
-        return raw[1:-1].replace("''", "'")
+    """Return a word without its quotes."""
     try:
-        return str(json.loads(raw)) if raw[:1] == '"' else raw
+        return "".join(shlex.split(raw))
     except ValueError:
-        return raw[1:-1]
+        return raw
 
 
 def _in_config(text: str) -> Iterator[Word]:

@@ -39,34 +39,32 @@ def apply(run: str, to: Path, yes: bool = False) -> None:
         before = text.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{to} is not text in UTF-8") from error
-    start = find_start(before, to.name)
+    after = write_back(before, find_start(before, to.name), checked.settings)
+    start = find_start(after, to.name)
     if start.program == "memprof":
         split = for_the_engine("serve", start.arguments)
         model, given = split.model, split.engine
     else:
         model, given = take_model(start.arguments)
-    model = model or value_of(given, "--model-path") or checked.model
-    info = RunInfo("", "serve", model, [])
-    checked.require_same(info, checked.added(given, over=True), "log")
-    after = write_back(before, start, checked.settings)
+    model = model or value_of(given, "--model-path") or checked.report.run.model
+    checked.require_same(RunInfo("", "serve", model, []), given, "log")
+    flags, name = " ".join(checked.words), from_here(to)
     if after == before:
-        say(f"{checked.flags} is in {from_here(to)} already")
+        say(f"{flags} is in {name} already")
         return
-    lines = [each.splitlines(keepends=True) for each in (before, after)]
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     write_out(
         (
             line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-            for line in unified_diff(*lines, str(to), str(to))
+            for line in unified_diff(old, new, name, name)
         ),
         None,
     )
-    if not yes and not sys.stdin.isatty():
+    if yes or (sys.stdin.isatty() and typer.confirm(f"write {name}?", abort=True, err=True)):
+        write_atomically(to.resolve(), after, mode)
+        say(f"{flags} written to {name}")
+    else:
         say("--yes writes it")
-        return
-    if not yes:
-        typer.confirm(f"write {from_here(to)}?", abort=True, err=True)
-    write_atomically(to.resolve(), after, mode)
-    say(f"{checked.flags} written to {from_here(to)}")
 
 
 app = command_app(apply)
