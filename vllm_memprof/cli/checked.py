@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +90,7 @@ def checked_setting(name: str) -> Checked:
     Raises:
         RunRecordError: it cannot be read, or nothing in it survived its largest batches.
     """
-    folder, settings = Path(find_run(name)), dict[str, str]()
+    folder, varied = Path(find_run(name)), dict[str, str]()
     plans: Iterable[Path] = [folder]
     with reading(folder):
         if (folder / "fit.json").exists():
@@ -97,9 +98,13 @@ def checked_setting(name: str) -> Checked:
             plans = [] if best is None else [folder / str(best.plan.run)]
         elif (folder / PLANS_DIR).is_dir():
             plans = [each.parent for each in (folder / PLANS_DIR).glob(f"*/{PLAN_FILE}")]
-        found = [(plan, report_of(plan)) for plan in plans]
-        found = [each for each in found if (step := each[1].run.full_step) and step.ran]
-        if len(found) != 1 or found[0][1].run.outcome != "ok":
+        found = [
+            (plan, report)
+            for plan in plans
+            for report in [report_of(plan)]
+            if report.run.outcome == "ok" and (step := report.run.full_step) and step.ran
+        ]
+        if len(found) != 1:
             what = "several plans" if found[1:] else "no plan"
             raise RunRecordError(
                 f"{name} checks no setting: {what} of it survived the largest batches",
@@ -108,13 +113,16 @@ def checked_setting(name: str) -> Checked:
             )
         [(plan, report)] = found
         if (plan / PLAN_FILE).exists():
-            settings = json.loads((plan / PLAN_FILE).read_text("utf-8"))["row"]["values"]
-    options = {knob.name: knob.option for knob in KNOBS}
-    settings = {
-        options.get(each, f"--{each.lstrip('-')}"): value
-        for each, value in settings.items()
-        if each not in OWN_OPTIONS
-    }
+            varied = json.loads((plan / PLAN_FILE).read_text("utf-8"))["row"]["values"]
+    options, settings = {knob.name: knob.option for knob in KNOBS}, dict[str, str]()
+    for each, value in varied.items():
+        words = [options.get(each, f"--{each}"), value]
+        if each == "change":  # a cure, as it is typed
+            words = shlex.split(value)
+        if not words[0].startswith("-"):
+            raise RunRecordError(f"{name} checks {value}, which is not an option: set it yourself")
+        if each not in OWN_OPTIONS:
+            settings[words[0]] = " ".join(words[1:]) or "true"
     arguments = for_the_engine("plan", report.run.command[2:]).engine
     if not settings and (size := value_of(arguments, _FIXED_SIZE)) is not None:
         settings = {_FIXED_SIZE: size}

@@ -74,15 +74,12 @@ def proved(report: Report, plan: Plan, on: str, runner: PlanRunner) -> Iterator[
 
     def make(cure: Cure) -> tuple[NamedFailure | None, Cure]:
         """Plan with a cure; return what fails then, and the cure with what came of it."""
-        varied, environ, value = (
-            replace(plan, values={"change": cure.change}),
-            variables,
-            cure.value or "",
-        )
+        varied, environ, value = plan, variables, cure.value or ""
         if cure.argument is not None:
             varied = plan.vary(cure.argument, value)
         elif cure.environment is not None:
             environ = {**variables, cure.environment: value}
+        varied = replace(varied, values={"change": cure.change})
         row = runner.make_one(0, varied, folder_name(0, varied), environ)
         if row.survived:
             survives = text("{why}: it starts and survives its largest batches", cure)
