@@ -177,10 +177,12 @@ def _commands(
         match = lexer.match(text, begin, end)
         kind, raw = ("end", "") if match is None else (match.lastgroup, match[0])
         at, begin = begin, end + 1 if match is None else match.end()
-        if kind == "word" and lexer is _YAML and raw[0] in "\"'" and " " in raw:
-            yield from _commands(text, at + 1, begin - 1, _SHELL, folded=True)
-        elif kind == "word":
-            command.append(Word(_plain(raw), at, begin))
+        if kind == "word":
+            inner = lexer is _YAML and list(_commands(text, at + 1, begin - 1, _SHELL, folded=True))
+            if inner:
+                yield from inner
+            else:
+                command.append(Word(_plain(raw), at, begin))
         elif lexer is _YAML and raw[:1] in ("|", ">"):
             yield from _commands(text, at + 1, begin, _SHELL, raw[0] == ">")
         elif kind == "end" and not (folded and raw and not raw.strip()):
@@ -212,16 +214,17 @@ def _in_config(text: str) -> Iterator[Word]:
     """Yield the entries of a YAML config as words; those of a mapping with dotted names."""
     path: list[tuple[int, str]] = []
     for match in _ENTRY.finditer(text):
-        key, value = match["key"], match["value"] and _plain(match["value"].rstrip())
+        key, value = match["key"], (match["value"] or "").rstrip()
+        value = _plain(value) if value[:1] in ("'", '"') else value
         if key is None:
             if match["dash"] and value:
                 yield Word(value, *match.span("value"))
             continue
         path = [each for each in path if each[0] < len(match["indent"])]
         path.append((len(match["indent"]), _plain(key)))
-        if value is None and not re.match(r"\s*(?:#.*\s+)*- ", text[match.end() :]):
+        if not value and not re.match(r"\s*(?:#.*\s+)*- ", text[match.end() :]):
             continue
-        if (value or "").lower() in ("false", "null", "~"):
+        if value.lower() in ("false", "null", "~"):
             continue  # as if it were not there
         name = ".".join(part for _, part in path)
         yield Word(long_name(f"--{name}"), *match.span("key"))

@@ -132,6 +132,20 @@ def test_what_is_not_there_is_added(name: str, text: str, expected: str) -> None
     assert write_back(text, find_start(text, name), {"--x": "7"}) == expected
 
 
+def test_json_of_other_options_is_read_and_left() -> None:
+    json = '{"cudagraph_mode": "FULL"}'
+    config = f"model: m\ncompilation-config: {json}\nx: 1\n"
+    block = BLOCK.replace("# twice", f"- '--compilation-config={json}'\n        # twice")
+    flow = FLOW.replace("]\n", """, "-cc", "{\\"a\\": 1}"]\n""").replace('serve", "-cc"', 'serve"')
+    assert json in find_start(config, "a.yaml").arguments
+    assert f"--compilation-config={json}" in find_start(block, "a.yaml").arguments
+    assert '{"a": 1}' in find_start(flow, "a.yaml").arguments
+    for text, old in ((config, "x: 1"), (block, "0.85"), (flow, "0.85")):
+        setting = {"--x": "1"} if text == config else SHARE
+        found = write_back(text, find_start(text, "a.yaml"), setting)
+        assert found == text.replace(old, "x: 1" if text == config else "0.93")
+
+
 def test_a_key_of_json_and_a_flag() -> None:
     text = """vllm serve m --limit-mm-per-prompt '{"image": 9, "video": 1}'\n"""
     found = write_back(text, find_start(text, "a"), {"--limit-mm-per-prompt.image": "4"})

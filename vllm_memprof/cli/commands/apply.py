@@ -22,15 +22,11 @@ from vllm_memprof.record.schema import RunInfo
 def apply(run: str, to: Path, yes: bool = False) -> None:
     """Write the setting that a plan has proven into the file that starts the engine.
 
-    RUN is the folder of `memprof fit`, of a plan with --until ready, or of --prove: what survived
-    its largest batches. FILE is a shell script with `vllm serve` or `memprof serve`, a Kubernetes
-    manifest, or the YAML of `vllm serve --config`. Nothing else in it changes.
+    RUN: what survived its largest batches. FILE: a shell script, a Kubernetes manifest, or the YAML
+    of `vllm serve --config`. The change is shown; --yes, or the answer on a terminal, writes it.
 
-    The change is shown as a diff. A terminal is asked; elsewhere only --yes writes it.
-
-    Exit status 0: written, shown, or there already. 1: not wanted. 2: the setting was checked with
-    another model or other options, or FILE leaves open where it belongs. 3: nothing in RUN was
-    tried, so nothing is checked.
+    Exit status 0: written or shown. 1: not wanted. 2: checked with another model or other options,
+    or FILE leaves open where it belongs. 3: RUN checks nothing.
     """
     checked = checked_setting(run)
     with reading(to):
