@@ -21,7 +21,6 @@ from vllm_memprof.check.baseline import decides
 from vllm_memprof.cli.show import find_run, for_the_engine
 from vllm_memprof.compare.changes import changes
 from vllm_memprof.errors import RunRecordError, UsageError
-from vllm_memprof.files import reading
 from vllm_memprof.options import setting, value_of
 from vllm_memprof.plans.knobs import KNOBS
 from vllm_memprof.plans.model import OWN_OPTIONS, Fit
@@ -92,7 +91,7 @@ def checked_setting(name: str) -> Checked:
     """
     folder, varied = Path(find_run(name)), dict[str, str]()
     plans: Iterable[Path] = [folder]
-    with reading(folder):
+    try:
         if (folder / "fit.json").exists():
             best = from_json(Fit, json.loads((folder / "fit.json").read_text("utf-8"))).best
             plans = [] if best is None else [folder / str(best.plan.run)]
@@ -104,16 +103,18 @@ def checked_setting(name: str) -> Checked:
             for report in [report_of(plan)]
             if report.run.outcome == "ok" and (step := report.run.full_step) and step.ran
         ]
-        if len(found) != 1:
-            what = "several plans" if found[1:] else "no plan"
-            raise RunRecordError(
-                f"{name} checks no setting: {what} of it survived the largest batches",
-                "memprof fit MODEL --find gpu-memory-utilization, or memprof plan MODEL --until "
-                "ready; then name its folder",
-            )
-        [(plan, report)] = found
-        if (plan / PLAN_FILE).exists():
-            varied = json.loads((plan / PLAN_FILE).read_text("utf-8"))["row"]["values"]
+        if len(found) == 1 and (found[0][0] / PLAN_FILE).exists():
+            varied = json.loads((found[0][0] / PLAN_FILE).read_text("utf-8"))["row"]["values"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunRecordError(f"{name} has a plan that cannot be read: {error}") from error
+    if len(found) != 1:
+        what = "several plans" if found[1:] else "no plan"
+        raise RunRecordError(
+            f"{name} checks no setting: {what} of it survived the largest batches",
+            "memprof fit MODEL --find gpu-memory-utilization, or memprof plan MODEL --until "
+            "ready; then name its folder",
+        )
+    [(_, report)] = found
     options, settings = {knob.name: knob.option for knob in KNOBS}, dict[str, str]()
     for each, value in varied.items():
         words = [options.get(each, f"--{each}"), value]
