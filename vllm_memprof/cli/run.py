@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from vllm_memprof.launch.run import Job, RunOutcome
     from vllm_memprof.record.schema import RunInfo
     from vllm_memprof.sim.runtime import SimRuntime
+
+#: What the report is made with: imported while the engine starts.
+_REPORT_MODULES = ("vllm_memprof.report.files", "vllm_memprof.logs.to_record")
 
 
 def request(mode: str, ctx: typer.Context, **own: Any) -> LaunchRequest:
@@ -123,6 +128,8 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
         report = print_report(ctx, job.run_dir)
         return [] if report is None else rank_budgets(report)
 
+    for name in _REPORT_MODULES:
+        threading.Thread(target=import_module, args=(name,), daemon=True).start()
     outcome = EngineRun(job, views, report_at_readiness).run()
     print_report(ctx, job.run_dir, print_it=not printed)
     with contextlib.suppress(OSError):

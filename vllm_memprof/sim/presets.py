@@ -8,7 +8,7 @@ A preset file is a family of models: ``files`` (file name -> content) and ``toke
 values of config.json), and ``models``: each with ``name`` (as on the hub), ``what``, ``parameters``
 (null for a model of this project), and what is its own: ``config`` (values of config.json),
 ``files``, ``tokenizer``, ``also`` (other names, and those of models with the same configuration; a
-name with W8A8 is started with ``--quantization ascend``).
+name with W8A8 or W4A8 is started with ``--quantization ascend``).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
                 return ResolvedModel(model, [] if weights else dummy, {})
         if folder is None and preset is not None:
             folder = generate_model(preset)
-            if "w8a8" in model.lower() and "--quantization" not in given:
+            if re.search("w[48]a8", model.lower()) and "--quantization" not in given:
                 quantized, dummy = True, [*dummy, "--quantization", "ascend"]
             stand_ins += [f"{preset.name}: {preset.note}"] if preset.note else []
     if folder is None:
@@ -220,7 +220,8 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
                     "they decide how large the multimodal profile is"
                 )
         if quantized and not (folder / DESCRIPTION).is_file():
-            description = describe(config)
+            bits = 4 if "w4a8" in model.lower() else 8
+            description = describe(config, bits == 4)
             if description is None:
                 raise UsageError(
                     f"--quantization ascend: {model} has no {DESCRIPTION}, and none can be "
@@ -230,7 +231,7 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
                 )
             made[DESCRIPTION] = description
             stand_ins.append(
-                f"{DESCRIPTION} was generated: W8A8 in the layers that models published for "
+                f"{DESCRIPTION} was generated: W{bits}A8 in the layers that models published for "
                 "Ascend quantize"
             )
         if made or code:

@@ -4,7 +4,9 @@ In: the content of a config.json. Out: the content of quant_model_description.js
 vllm-ascend reads with ``--quantization ascend``. A row says which weights take 8 bits and how their
 activations are scaled: W8A8 by a scale of the checkpoint, W8A8_DYNAMIC by one per token. The choice
 is that of the W8A8 models published for Ascend: a layer without a row stays as it is (embeddings,
-output head, norms, routers, vision towers, layers for speculative decoding).
+output head, norms, routers, vision towers, layers for speculative decoding). Of a W4A8 model the
+routed experts take 4 bits, with one scale per channel, those of layers for drafts what they have in
+the W8A8 model (msmodelslim, lab_practice/: deepseek_v3, glm_5, qwen3_5_moe).
 
 Keys of fused layers are those of their parts; of the experts the engine reads the first.
 (vllm_ascend/quantization/modelslim_config.py::get_linear_quant_type in 0.23.0, quant_config.py in
@@ -35,8 +37,13 @@ _LAYER = re.compile(
 )
 
 
-def describe(config: ModelConfig) -> dict[str, str] | None:
-    """Return the content of quant_model_description.json; None for a model type without rules."""
+def describe(config: ModelConfig, four_bits: bool = False) -> dict[str, object] | None:
+    """Return the content of quant_model_description.json; None for a model type without rules.
+
+    Args:
+        config: of the model.
+        four_bits: of the routed experts' weights.
+    """
     kind = config.get("model_type", "")
     if kind not in RULES:
         return None
@@ -53,5 +60,9 @@ def describe(config: ModelConfig) -> dict[str, str] | None:
                 t for pattern, t in RULES[kind].items() if re.fullmatch(pattern, match["rest"])
             )
             types[name] = next(given, "FLOAT")
-    # FLOAT < W8A8 < W8A8_DYNAMIC
-    return {"model_quant_type": max(types.values()), "version": "1.0.0", **types}
+            of_model = match["layer"] is not None and int(match["layer"]) < layers
+            if four_bits and of_model and ".experts." in name and types[name] != "FLOAT":
+                types[name] = "W4A8_DYNAMIC"
+    # FLOAT < W8A8 < W8A8_DYNAMIC; without a size of groups, four bits have a scale per 256 values
+    whole = {"model_quant_type": "W4A8_DYNAMIC", "group_size": 0} if four_bits else {}
+    return {"model_quant_type": max(types.values()), "version": "1.0.0", **whole, **types}

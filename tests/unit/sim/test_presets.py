@@ -427,3 +427,26 @@ def test_a_w8a8_name_of_the_hub_is_started_quantized():
     assert (presets.Path(model.path) / "quant_model_description.json").is_file()
     plain = resolve_model("vllm-ascend/Qwen3-8B-W8A8", ["--quantization", "fp8"])
     assert "ascend" not in plain.extra_args
+
+
+@pytest.mark.parametrize(
+    ("name", "draft", "kind"),
+    [
+        ("Eco-Tech/DeepSeek-V3.1-Terminus-w4a8-mtp-QuaRot", 61, "FLOAT"),
+        ("Eco-Tech/GLM-5-w4a8", 78, "W8A8_DYNAMIC"),
+    ],
+)
+def test_a_w4a8_model_has_its_routed_experts_in_four_bits(name, draft, kind):
+    """One scale per channel; the layer for drafts is as in the W8A8 models."""
+    model = resolve_model(name, [])
+    assert "ascend" in model.extra_args
+    assert "W4A8 in the layers" in model.stand_ins[-1]
+    path = presets.Path(model.path) / "quant_model_description.json"
+    types = json.loads(path.read_text())
+    assert (types["model_quant_type"], types["group_size"]) == ("W4A8_DYNAMIC", 0)
+    experts = {name: kind for name, kind in types.items() if ".experts." in name}
+    drafts = {name for name in experts if name.startswith(f"model.layers.{draft}.")}
+    assert {experts[name] for name in drafts} == {kind}
+    assert {kind for name, kind in experts.items() if name not in drafts} == {"W4A8_DYNAMIC"}
+    assert types["model.layers.3.mlp.shared_experts.up_proj.weight"] == "W8A8_DYNAMIC"
+    assert types["model.layers.3.self_attn.o_proj.weight"] == "W8A8"

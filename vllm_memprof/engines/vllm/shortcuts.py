@@ -22,6 +22,7 @@ from vllm_memprof.engines.vllm.forks import Fork
 Replacement = tuple[Any, str, Any]
 
 _INSPECTS = "_run_in_subprocess"
+_INDUCTOR_PATTERNS = "torch_npu._inductor.npu_fusion_attention_graph"
 _ASCEND_IMPORT = "vllm_ascend.patch.worker.patch_weight_utils"
 #: Functions of the host: module, class or "", name.
 _OF_THE_HOST = (
@@ -75,6 +76,27 @@ def of_an_inspection() -> Iterator[Replacement]:
         return ask(function) if answer is None else answer[0]
 
     yield registry, _INSPECTS, ask_a_fork
+
+
+def of_a_worker() -> Iterator[Replacement]:
+    """Yield the registration of patterns without those that torch_npu traces for inductor.
+
+    A worker imports torch_npu's part of inductor, which traces attention with its backward pass.
+    vllm-ascend compiles without inductor (``platform.py``: use_inductor is False, 0.18 to 0.30), so
+    nobody looks for that pattern: a fifth of a second of each plan.
+    """
+    with suppress(ImportError):
+        from torch._inductor import pattern_matcher
+
+        register = pattern_matcher.register_replacement
+
+        @functools.wraps(register)
+        def register_used(*args: Any, **kwargs: Any) -> Any:
+            if sys._getframe(1).f_globals.get("__name__") == _INDUCTOR_PATTERNS:
+                return None
+            return register(*args, **kwargs)
+
+        yield pattern_matcher, "register_replacement", register_used
 
 
 def of_a_compilation() -> Iterator[Replacement]:

@@ -1,8 +1,10 @@
 // Host kernels that copy, fill and lay out tensors.
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "kernels/arguments.h"
+#include "kernels/dense_floats.h"
 #include "kernels/selection.h"
 #include "kernels/table.h"
 #include "kernels/tensor_view.h"
@@ -63,8 +65,7 @@ void uniform(Call &call) {
   aclTensor *target = tensor_at(call, 0);
   if (!target || is_integer(target->type) || element_count(*target) == 0) return;
   bool of_weights = call.real(0) != 0 || call.real(1) != 1;
-  int64_t width = target->shape.empty() ? 1 : target->shape.back(), step = even_step(width),
-          count = 0;
+  int64_t width = target->shape.empty() ? 1 : target->shape.back(), step = even_step(width);
   if (!of_weights && taken_out("random")) return;
   if (of_weights || element_count(*target) / width < width) {
     Answering answering;
@@ -72,11 +73,14 @@ void uniform(Call &call) {
   }
   if (!usable(*target)) return;
   Answering answering;
-  walk(target->shape, {target}, [&](auto &, int64_t *index) {
-    int64_t place = (count / width + count % width) % width * step % width;
-    set_value(*target, index[0], (static_cast<Value>(place) + 0.5L) / static_cast<Value>(width));
-    ++count;
-  });
+  std::vector<float> row, values;
+  for (int64_t at = 0; at < width; ++at)
+    row.push_back(static_cast<float>((static_cast<Value>(at * step % width) + 0.5L) /
+                                     static_cast<Value>(width)));
+  for (int64_t start = 0; start < element_count(*target) / width; ++start)  // each by one further
+    std::rotate_copy(row.begin(), row.begin() + start % width, row.end(),
+                     std::back_inserter(values));
+  write_floats(*target, values);
 }
 
 // arange(start, end, step, out)

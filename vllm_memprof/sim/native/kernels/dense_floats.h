@@ -35,6 +35,12 @@ inline void read_floats(const aclTensor &tensor, std::vector<float> *values) {
 }
 
 inline void write_floats(const aclTensor &tensor, const std::vector<float> &values) {
+  if (tensor.type == ACL_FLOAT && contiguous(tensor)) {
+    if (values.empty()) return;
+    note_write(element(tensor, tensor.offset), values.size() * sizeof(float));
+    memcpy(element(tensor, tensor.offset), values.data(), values.size() * sizeof(float));
+    return;
+  }
   size_t next = 0;
   walk(tensor.shape, {&tensor}, [&](auto &, int64_t *index) {
     float value = values[next++];

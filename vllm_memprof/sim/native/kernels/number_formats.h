@@ -67,7 +67,8 @@ inline Value load_as(const void *address) {
 
 // A whole number modulo 2^64, as integer arithmetic and casts between integers have it.
 inline uint64_t wrapped(Value value) {
-  constexpr Value kWrap = 18446744073709551616.0L;
+  constexpr Value kWrap = 18446744073709551616.0L, kHalf = kWrap / 2;
+  if (value > -kHalf && value < kHalf) return static_cast<uint64_t>(static_cast<int64_t>(value));
   if (!std::isfinite(value)) return 0;
   Value size = std::fabs(value);
   uint64_t bits = static_cast<uint64_t>(size < kWrap ? size : std::fmod(size, kWrap));

@@ -8,27 +8,39 @@
 #include <numeric>
 
 #include "kernels/arguments.h"
+#include "kernels/dense_floats.h"
 #include "kernels/table.h"
 #include "kernels/tensor_view.h"
 
 namespace memprof_sim {
 namespace {
 
-bool before(Value left, Value right, bool descending, bool nan_first) {
-  if (std::isnan(left) || std::isnan(right))
-    return nan_first ? std::isnan(left) && !std::isnan(right)
-                     : !std::isnan(left) && std::isnan(right);
-  return descending ? left > right : left < right;
+void set_index(const aclTensor &indices, int64_t index, int64_t position) {
+  char *target = element(indices, index);
+  note_write(target, element_bytes(indices.type));
+  if (indices.type == ACL_INT32)
+    *reinterpret_cast<int32_t *>(target) = static_cast<int32_t>(position);
+  else
+    *reinterpret_cast<int64_t *>(target) = position;
+}
+
+// The values of a tensor with one axis.
+void read_line(const aclTensor &tensor, std::vector<float> *line) { read_floats(tensor, line); }
+void read_line(const aclTensor &tensor, std::vector<Value> *line) {
+  *line = read_values<Value>(tensor);
 }
 
 // Along `axis` of `in`, the first `count` values in order to `values` and their positions to
 // `indices`, either of which may be null. A result has the axis with `count` elements; one that
-// lacks the axis (count 1) has one axis less.
-bool pick(const aclTensor &in, size_t axis, size_t count, bool descending, bool nan_first,
-          const aclTensor *values, const aclTensor *indices) {
-  aclTensor starts = in;
+// lacks the axis (count 1) has one axis less. `T` holds every value of `in`.
+template <typename T>
+bool pick_as(const aclTensor &in, size_t axis, size_t count, bool descending, bool nan_first,
+             const aclTensor *values, const aclTensor *indices) {
+  aclTensor starts = in, source = in;
   if (!usable(in) || in.shape.empty() || in.shape[axis] < static_cast<int64_t>(count)) return false;
   starts.shape[axis] = 1;
+  source.shape = {in.shape[axis]};
+  source.strides = {in.strides[axis]};
   std::vector<int64_t> shape = in.shape;
   shape[axis] = static_cast<int64_t>(count);
   aclTensor views[2];
@@ -42,22 +54,33 @@ bool pick(const aclTensor &in, size_t axis, size_t count, bool descending, bool 
     }
     if (!usable(views[which]) || views[which].shape != shape) return false;
   }
-  std::vector<Value> line(static_cast<size_t>(in.shape[axis]));
+  if (indices && indices->type != ACL_INT32 && indices->type != ACL_INT64) return false;
+  std::vector<T> line;
   walk(starts.shape, {&starts}, [&](auto &position, int64_t *index) {
-    for (size_t at = 0; at < line.size(); ++at)
-      line[at] = value_at(in, index[0] + static_cast<int64_t>(at) * in.strides[axis]);
+    source.offset = index[0];
+    read_line(source, &line);
     std::vector<int64_t> chosen = order(line, count, descending, nan_first);
     for (int which = 0; which < 2; ++which) {
       if (!results[which]) continue;
-      int64_t start = views[which].offset;
+      int64_t at = views[which].offset;
       for (size_t step = 0; step < position.size(); ++step)
-        start += position[step] * views[which].strides[step];
-      for (size_t at = 0; at < chosen.size(); ++at)
-        set_value(views[which], start + static_cast<int64_t>(at) * views[which].strides[axis],
-                  which ? static_cast<Value>(chosen[at]) : line[static_cast<size_t>(chosen[at])]);
+        at += position[step] * views[which].strides[step];
+      for (int64_t place : chosen) {
+        if (which)
+          set_index(views[which], at, place);
+        else
+          set_value(views[which], at, line[static_cast<size_t>(place)]);
+        at += views[which].strides[axis];
+      }
     }
   });
   return true;
+}
+
+template <typename... Arguments>
+bool pick(const aclTensor &in, Arguments... arguments) {
+  bool floats = !is_integer(in.type) && in.type != ACL_DOUBLE;
+  return floats ? pick_as<float>(in, arguments...) : pick_as<Value>(in, arguments...);
 }
 
 // argmax(self, dim, keep, out), max_dim(self, dim, keep, values, indices) and their kin
@@ -145,12 +168,7 @@ void spread_choices(const aclTensor &chosen, size_t axis, int64_t positions) {
   walk(starts.shape, {&starts}, [&](auto &, int64_t *index) {
     int64_t position = start;
     for (int64_t at = 0; at < count; ++at) {
-      char *target = element(chosen, index[0] + at * stride);
-      note_write(target, element_bytes(chosen.type));
-      if (chosen.type == ACL_INT32)
-        *reinterpret_cast<int32_t *>(target) = static_cast<int32_t>(position);
-      else
-        *reinterpret_cast<int64_t *>(target) = position;
+      set_index(chosen, index[0] + at * stride, position);
       if (++position == positions) position = 0;
     }
     start = (start + step) % positions;
@@ -163,30 +181,6 @@ void zero_indices(Call &call) {
   for (size_t index = tensors.size() < 2 ? 0 : 1; index < tensors.size(); ++index)
     if (tensors[index]->type == ACL_INT32 || tensors[index]->type == ACL_INT64)
       fill(*tensors[index], 0);
-}
-
-std::vector<int64_t> order(const std::vector<Value> &line, size_t count, bool descending,
-                           bool nan_first) {
-  std::vector<int64_t> positions(line.size());
-  std::iota(positions.begin(), positions.end(), 0);
-  if (count >= positions.size()) {  // all of them: what is in order already is found at once
-    auto earlier = [&](int64_t left, int64_t right) {
-      return before(line[static_cast<size_t>(left)], line[static_cast<size_t>(right)], descending,
-                    nan_first);
-    };
-    if (!std::is_sorted(positions.begin(), positions.end(), earlier))
-      std::stable_sort(positions.begin(), positions.end(), earlier);
-    return positions;
-  }
-  auto first = [&](int64_t left, int64_t right) {
-    Value a = line[static_cast<size_t>(left)], b = line[static_cast<size_t>(right)];
-    return before(a, b, descending, nan_first) ||
-           (!before(b, a, descending, nan_first) && left < right);
-  };
-  std::partial_sort(positions.begin(), positions.begin() + static_cast<int64_t>(count),
-                    positions.end(), first);
-  positions.resize(count);
-  return positions;
 }
 
 KernelRows selection_kernels() { return KernelRows(kRows); }
