@@ -125,11 +125,14 @@ def checked_setting(name: str) -> Checked:
         if each not in OWN_OPTIONS:
             settings[words[0]] = " ".join(words[1:]) or "true"
     arguments = for_the_engine("plan", report.run.command[2:]).engine
-    if not settings and (size := value_of(arguments, _FIXED_SIZE)) is not None:
-        settings = {_FIXED_SIZE: size}
+    share = share_of(report.ranks[0], report.run.engine)
+    used = None if share.value is None else f"{share.value:g}"
+    for option, other in ((_FIXED_SIZE, None), (share.option, used)):
+        value = value_of(arguments, option) or other
+        if not settings and value is not None:
+            settings = {option: value}
     if not settings:
-        share = share_of(report.ranks[0])
-        settings = {share.option: f"{share.value:g}"}
+        raise RunRecordError(f"{name} does not say with which {share.option} it survived")
     checked = Checked(settings, report, arguments)
     missing = [] if value_of(arguments, *settings) is not None else checked.words
     return checked._replace(arguments=[*arguments, *missing])

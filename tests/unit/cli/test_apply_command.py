@@ -23,7 +23,7 @@ SCRIPT = "exec vllm serve Qwen/Qwen3-14B -tp 2 --gpu-memory-utilization 0.8 --po
 
 def write_plan(folder: Path, values: dict[str, str] | None = None, *args: str, **info: Any) -> Path:
     """A plan of two ranks that survived its largest batches, or as the fields of its run say."""
-    shutil.copytree(DATA / "graph_tp2", folder)
+    shutil.copytree(DATA / info.pop("like", "graph_tp2"), folder)
     path = folder / "run.json"
     own = ["--device=sim:910b", "--until=ready", "--run-dir=x", "--quiet", "--", "-tp", "2"]
     run = json.loads(path.read_text()) | {
@@ -81,6 +81,15 @@ def test_a_size_a_cure_and_the_answer_of_a_search(
         (place / "start.sh").write_text("memprof serve --device sim Qwen/Qwen3-14B -tp 2\n")
         assert apply(capsys, run, "--to", "start.sh", "--yes")[0] == 0
         assert (place / "start.sh").read_text().endswith(f"-tp 2 {added}\n")
+
+
+def test_the_share_of_sglang(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["memprof", "plan", "m/tiny", "--engine=sglang", "--", "--mem-fraction-static", "0.7"]
+    write_plan(place / "plan", like="recorded_sglang_tp2", model="m/tiny", command=command)
+    text = "python -m sglang.launch_server --model-path m/tiny \\\n  --mem-fraction-static=0.8\n"
+    (place / "start.sh").write_text(text)
+    assert apply(capsys, "plan", "--to", "start.sh", "--yes")[0] == 0
+    assert (place / "start.sh").read_text() == text.replace("0.8", "0.7")
 
 
 @pytest.mark.parametrize(
