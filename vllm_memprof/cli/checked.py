@@ -57,8 +57,6 @@ class Checked(NamedTuple):
             UsageError: with what differs, both values of each.
         """
         ran, model = self.report.run, info.model.rstrip("/").rpartition("/")[2]
-        if not info.simulated and ran.simulated and source == "hooks":
-            info = replace(info, device="not simulated")
         info = replace(info, model=model, command=["vllm", "serve", *arguments])
         own = replace(
             ran,

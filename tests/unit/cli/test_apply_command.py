@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
@@ -12,6 +13,9 @@ import pytest
 
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.cli import main
+from vllm_memprof.cli.checked import checked_setting
+from vllm_memprof.errors import UsageError
+from vllm_memprof.record.schema import RunInfo
 
 STEP = {
     "prefill_tokens": 2048, "decode_requests": 8, "decode_length": 1024,
@@ -129,3 +133,28 @@ def test_what_was_not_tried_is_not_written(
     assert "no plan of it survived the largest batches" in said
     assert "memprof fit MODEL" in said
     assert (place / "start.sh").read_text() == SCRIPT
+
+
+@pytest.mark.parametrize(
+    ("release", "simulated", "variables", "words"),
+    [
+        ("0.23.0", True, {}, None),
+        ("0.18.0", True, {}, "vllm-ascend 0.23.0 when checked, vllm-ascend 0.18.0 here"),
+        ("0.23.0", False, {}, "simulated, profile ascend910b when checked, real here"),
+        ("0.23.0", True, {"HCCL_BUFFSIZE": "400"},
+         "HCCL_BUFFSIZE not given when checked, 400 here"),
+    ],
+)  # fmt: skip
+def test_a_start_takes_what_was_checked_for_it(
+    release: str, simulated: bool, variables: dict[str, str], words: str | None, place: Path
+) -> None:
+    write_plan(place / "plan")
+    checked = checked_setting("plan")
+    assert checked.words == ["--gpu-memory-utilization", "0.95"]
+    device = "ascend910b" if simulated else None
+    start = RunInfo(
+        "", "serve", "/models/Qwen3-14B", [], simulated=simulated, device_profile=device,
+        device=device, versions={"vllm-ascend": release}, env=checked.report.run.env | variables,
+    )  # fmt: skip
+    with contextlib.nullcontext() if words is None else pytest.raises(UsageError, match=words):
+        checked.require_same(start, [*checked.words, "--tensor-parallel-size=2", "--port", "80"])
