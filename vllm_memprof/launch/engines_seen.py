@@ -13,6 +13,7 @@ import uuid
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vllm_memprof.launch.checkpoint import find_checkpoint
 from vllm_memprof.launch.folder import create_run_dir, write_run_info
@@ -39,14 +40,12 @@ def group_engines(processes: list[ProcessRecord]) -> list[list[ProcessRecord]]:
             return process
         return head_of(above)
 
-    heads, engines = (
-        defaultdict[int | None, list[ProcessRecord]](list),
-        defaultdict[tuple[int | None, int], list[ProcessRecord]](list),
-    )
+    heads: dict[Any, list[ProcessRecord]] = defaultdict(list)  # by process id
+    engines: dict[Any, list[ProcessRecord]] = defaultdict(list)  # by parent and number
     for process in sorted(processes, key=lambda each: each.t_ns or 0):
         if process.is_worker or "engine_core" in process.identity.roles:
             heads[head_of(process).identity.pid].append(process)
-    seen = Counter[tuple[int | None, int]]()
+    seen: Counter[Any] = Counter()  # cores by parent and data-parallel rank
     for pid, own in heads.items():
         parent = by_pid[pid].identity.ppid
         rank = next(iter(only_known(each.identity.dp_rank for each in own)), 0)
