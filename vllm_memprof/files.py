@@ -177,12 +177,13 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def replace_file(path: Path, text: str | Iterable[str]) -> None:
-    """Replace a file in one step, mode 0600: a reader sees the old one or the new one.
+def replace_file(path: Path, text: str | Iterable[str], mode: int = 0o600) -> None:
+    """Replace a file in one step: a reader sees the old one or the new one.
 
     Args:
         path: the file.
         text: all of it, or its pieces in their order.
+        mode: of the new one.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.
@@ -192,20 +193,21 @@ def replace_file(path: Path, text: str | Iterable[str]) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.writelines([text] if isinstance(text, str) else text)
             stream.flush()
-            os.fsync(stream.fileno())
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)  # after a failure; replaced, it is gone
 
 
-def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+def write_atomically(path: Path, text: str | Iterable[str], mode: int = 0o600) -> None:
     """Replace a file as ``replace_file`` does.
 
     Raises:
         MemprofError: it cannot be written; nothing is left behind.
     """
     try:
-        replace_file(path, text)
+        replace_file(path, text, mode)
     except OSError as error:
         raise MemprofError(
             f"cannot write {path}: {error.strerror}", hint="is the disk full, the folder yours?"

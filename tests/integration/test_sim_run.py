@@ -69,3 +69,64 @@ def test_its_status_and_signals_are_handed_on(sim_stack, tmp_path: Path) -> None
         assert process.wait(30) == 9
     after = {*Path("/dev/shm").glob(f"memprof-sim-{process.pid}-*")}
     assert after <= before
+
+
+ENGINES = """
+import sys
+from vllm import LLM, SamplingParams
+if __name__ == "__main__":
+    for length in map(int, sys.argv[1:]):
+        llm = LLM("memprof/tiny", load_format="dummy", max_model_len=length, max_num_seqs=4,
+                  enforce_eager=True, gpu_memory_utilization=0.3)
+        llm.generate(["hello"], SamplingParams(max_tokens=2))
+        del llm
+"""
+#: A server that is started, asked whether it is there, and ended, as by hand.
+SERVER = """
+vllm serve memprof/tiny --load-format dummy --max-model-len 1024 --enforce-eager --port $1 &
+until python -c "import urllib.request as r; r.urlopen('http://127.0.0.1:$1/health')" 2>/dev/null
+do kill -0 $! || exit 5; sleep 1; done
+kill $!; wait $!; exit 0
+"""
+
+
+def reported(tmp_path: Path, *command: str) -> tuple[str, list[dict]]:
+    """What ``sim run --report`` prints, and the reports of its engines, the first one first."""
+    env = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "VLLM_PLUGINS": "ascend"}
+    run = subprocess.run(
+        [*RUN, "--report", *command],
+        capture_output=True, text=True, check=False, timeout=250, cwd=tmp_path, env=env,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    folders = (tmp_path / "reports").glob("*/report.json")
+    found = [json.loads(path.read_text()) for path in folders]
+    return run.stdout + run.stderr, sorted(found, key=lambda each: each["run"]["start_t_ns"])
+
+
+@pytest.mark.parametrize(
+    "lengths", [["1024", "2048"], pytest.param(["512"], marks=pytest.mark.full)], ids=len
+)
+def test_each_engine_of_a_script_has_a_report(
+    lengths: list[str], sim_stack, tmp_path: Path
+) -> None:
+    script = tmp_path / "engines.py"
+    script.write_text(ENGINES)
+    printed, reports = reported(tmp_path, "python", str(script), *lengths)
+    assert [str(each["ranks"][0]["kv"]["max_model_len"]) for each in reports] == lengths
+    for report in reports:
+        assert (report["run"]["model"], report["run"]["outcome"]) == ("memprof/tiny", "ok")
+        assert report["ranks"][0]["budget"]["residual_bytes"] == 0
+    assert printed.count("memprof  memprof/tiny  vllm-ascend 0.23.0") == len(lengths)
+
+
+@pytest.mark.full
+def test_a_server_started_by_hand_has_a_report(sim_stack, tmp_path: Path) -> None:
+    _, [report] = reported(tmp_path, "sh", "-c", SERVER, "sh", "28765")
+    assert (report["run"]["mode"], report["run"]["outcome"]) == ("serve", "ok")
+    assert report["ranks"][0]["kv"]["max_model_len"] == 1024
+
+
+def test_a_program_without_an_engine_is_told(sim_stack, tmp_path: Path) -> None:
+    printed, reports = reported(tmp_path, "python", "-c", "print(1)")
+    assert not reports
+    assert "the program started no engine" in printed

@@ -46,7 +46,7 @@ NEED_ENGINE = {
 NEED_NOTHING = ("attach", "explain", "report", "diff", "check", "doctor", "sim list", "sim stop")
 #: What else the pages show, as a whole: how it is tested, or why not.
 OTHERS = {
-    "memprof sim run --dummy-weights python -m pytest "
+    "memprof sim run --report --dummy-weights pytest --import-mode=append "
     "tests/e2e/pull_request/one_card/test_multi_instance.py": "of a checkout of vllm-ascend",
     "python3 -m venv .venv && .venv/bin/pip install .": "a part of make test's own set-up",
     'python -m pip install "$MEMPROF"': "the same from a wheel",

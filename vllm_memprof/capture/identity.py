@@ -18,7 +18,7 @@ _ENGINE_NAME = re.compile(r"EngineCore_DP(\d+)")
 
 
 def tell(
-    recorder: Recorder, device: int | None, label: str, world_size: int | None, **ranks: int | None
+    recorder: Recorder, device: int | None, label: str, world_size: int | None, **known: object
 ) -> None:
     """Write who this process is, and keep its device and its label.
 
@@ -27,13 +27,13 @@ def tell(
         device: index of its device.
         label: of its rank.
         world_size: ranks of its replica.
-        ranks: that are known: rank, local_rank, dp_rank, pp_rank, tp_rank, ep_rank.
+        known: of rank, local_rank, dp_rank, pp_rank, tp_rank, ep_rank and model.
     """
     recorder.probe.device, recorder.label = device, label
     runtime = recorder.probe.runtime
     soc = None if runtime is None or device is None else str(runtime.get_device_name(device))
     recorder.emit(
-        "identity", **_role(recorder), **ranks, device_index=device, label=label, soc=soc,
+        "identity", **_role(recorder), **known, device_index=device, label=label, soc=soc,
         world_size=world_size,
     )  # fmt: skip
 
@@ -70,6 +70,7 @@ def tell_worker(recorder: Recorder, worker: Any) -> None:
         rank=reach(worker, "rank"),
         local_rank=reach(worker, "local_rank"),
         dp_rank=dp,
+        model=reach(worker, "model_config.model"),
         **{f"{name}_rank": ranks.get(name) for name in ("pp", "tp", "ep")},
     )
 

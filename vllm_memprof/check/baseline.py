@@ -15,7 +15,7 @@ from vllm_memprof.units import only_known
 
 def differences(baseline: Report, run: Report) -> list[Text]:
     """Return what keeps the two from being compared, the widest first; empty: comparable."""
-    found = [change for change in changes(baseline, run) if _decides(change)]
+    found = [change for change in changes(baseline, run) if decides(change)]
     # two sizes of a device may be one, as far as a log prints it
     sized = [
         next((rank for rank in report.ranks if rank.device_total_bytes is not None), None)
@@ -34,7 +34,7 @@ def remarks(baseline: Report, run: Report) -> list[Text]:
     lines = [
         text("differs from the baseline: {difference}", difference=_said(change))
         for change in changes(baseline, run)
-        if change.kind in ("version", "engine") and not _decides(change)
+        if change.kind in ("version", "engine") and not decides(change)
     ]
     if any(report.run.evidence.partial for report in (baseline, run)):
         lines.append(
@@ -50,7 +50,7 @@ def _said(change: Change) -> Text:
     return text("{what} {a} in the baseline, {b} in the run", what=what, a=a, b=b)
 
 
-def _decides(change: Change) -> bool:
+def decides(change: Change) -> bool:
     """Return whether a change bears on memory, so that it forbids a comparison."""
     name = change.name
     if change.kind == "environment":

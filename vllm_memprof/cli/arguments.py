@@ -73,7 +73,7 @@ def split_arguments(args: list[str], options: Mapping[str, bool]) -> SplitArgume
                 value = rest.pop(0)
             joint = "=" if name.startswith("--") else ""  # -o=DIR would be a folder named =DIR
             own.append(f"{_normalise(name)}{joint}{value}")
-    model, engine = _take_model(engine)
+    model, engine = take_model(engine)
     return SplitArguments(own, model, engine)
 
 
@@ -81,7 +81,7 @@ def _normalise(name: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
 
 
-def _take_model(engine: list[str]) -> tuple[str | None, list[str]]:
+def take_model(engine: list[str]) -> tuple[str | None, list[str]]:
     """Return MODEL and the rest: the first token, or ``--model X`` wherever it stands."""
     if engine and not engine[0].startswith("-"):
         return engine[0], engine[1:]

@@ -57,7 +57,11 @@ ENGINES: Options = {
 }
 RANKS = of_request("ranks", "rank", "until")
 #: Of commands that start one.
-RUN: Options = {**of_request("run_dir", "keep_secrets", "share_device"), **ENGINES}
+RUN: Options = {
+    **of_request("run_dir", "keep_secrets", "share_device"),
+    "use_checked": (str | None, None),
+    **ENGINES,
+}
 #: Of commands that make many plans for one answer.
 ANSWER: Options = {**of_request("run_dir"), "no_cache": (bool, False), **ENGINES}
 

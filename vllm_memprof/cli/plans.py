@@ -22,7 +22,7 @@ from vllm_memprof.document import Document
 from vllm_memprof.engines import engine_row
 from vllm_memprof.engines.base import refuse
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.files import write_atomically
+from vllm_memprof.files import from_here, write_atomically
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.prepare import require_device
 from vllm_memprof.plans.calibrated import Calibrated
@@ -178,6 +178,7 @@ def write_proved(ctx: typer.Context, reports: Sequence[Report], where: list[str]
         with progress(None, False, "; the report has what is known until then") as shown:
             for known in proved(report, plan, on, PlanRunner(folder, shown, Store())):
                 report = known
+        say(f"the plans are in {from_here(folder)}")
     except MemprofError as error:
         print_error(error)
     finally:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +18,13 @@ import typer
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.live import rank_budgets, refresher, shown_of
-from vllm_memprof.cli.show import can_repaint, write_reports
+from vllm_memprof.cli.show import can_repaint, say, write_reports
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import from_here
 from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
 from vllm_memprof.launch.run import EngineRun
 from vllm_memprof.record.host import shortfalls
+from vllm_memprof.redact import redact_command, select_env
 from vllm_memprof.sources import build_run
 from vllm_memprof.text import text
 from vllm_memprof.units import format_size
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from vllm_memprof.launch.request import LaunchRequest
     from vllm_memprof.launch.run import Job, RunOutcome
     from vllm_memprof.record.schema import RunInfo
+    from vllm_memprof.sim.runtime import SimRuntime
 
 #: What the report is made with: imported while the engine starts.
 _REPORT_MODULES = ("vllm_memprof.report.files", "vllm_memprof.logs.to_record")
@@ -78,7 +83,17 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
     """
     from vllm_memprof.launch.prepare import prepare_job
 
-    job = prepare_job(request)
+    check: Callable[[RunInfo], None] | None = None
+    if (name := ctx.params["use_checked"]) is not None:
+        from vllm_memprof.cli.checked import checked_setting
+
+        checked = checked_setting(name)
+        # what is typed as well comes last, and differs
+        words = [*checked.words, *request.engine_args]
+        request = replace(request, engine_args=words, typed=[*request.typed, *checked.words])
+        check = partial(checked.require_same, arguments=words)
+        say(f"{' '.join(checked.words)}, as checked in {name}")
+    job = prepare_job(request, check=check)
     serves = request.mode == "serve"
     shown = shown_of(
         job.info,
@@ -110,19 +125,19 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
     def report_at_readiness(info: RunInfo) -> list[RankBudget]:
         nonlocal printed
         printed = True
-        report = _report(ctx, job.run_dir)
+        report = print_report(ctx, job.run_dir)
         return [] if report is None else rank_budgets(report)
 
     for name in _REPORT_MODULES:
         threading.Thread(target=import_module, args=(name,), daemon=True).start()
     outcome = EngineRun(job, views, report_at_readiness).run()
-    _report(ctx, job.run_dir, print_it=not printed)
+    print_report(ctx, job.run_dir, print_it=not printed)
     with contextlib.suppress(OSError):
         _say_how_it_ended(outcome, job, request)
     raise typer.Exit(outcome.verdict.exit_code)
 
 
-def _report(ctx: typer.Context, run_dir: Path, print_it: bool = True) -> Report | None:
+def print_report(ctx: typer.Context, run_dir: Path, print_it: bool = True) -> Report | None:
     """Make, write and print the report. An error here is printed and changes nothing about the
     run.
 
@@ -149,6 +164,37 @@ def _report(ctx: typer.Context, run_dir: Path, print_it: bool = True) -> Report 
         own = MemprofError(told, hint=f"memprof report {run_dir}")
         print_error(error if isinstance(error, MemprofError) else own)
     return report
+
+
+def report_engines(ctx: typer.Context, runtime: SimRuntime, record: Path, code: int) -> None:
+    """Print the report of each engine that a program started on a simulated device.
+
+    Args:
+        ctx: the command.
+        runtime: of the program.
+        record: folder with the events of all its processes.
+        code: its exit status.
+    """
+    from vllm_memprof.launch.engines_seen import write_runs
+    from vllm_memprof.record.schema import RunInfo
+
+    info = RunInfo(
+        "",
+        "offline",
+        "unknown",
+        redact_command(["memprof", *sys.argv[1:]]),
+        device=runtime.profile.name,
+        device_profile=runtime.profile.name,
+        simulated=True,
+        env=select_env({**os.environ, **runtime.env}),
+        notes=list(runtime.notes),
+    )
+    folders = write_runs(record, info, code)
+    for folder in folders:
+        print_report(ctx, folder)
+        say(f"recorded in {from_here(folder)}")
+    if not folders:
+        say("the program started no engine")
 
 
 def _say_how_it_ended(outcome: RunOutcome, job: Job, request: LaunchRequest) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
     from vllm_memprof.accounting.model import Report
+    from vllm_memprof.cli.arguments import SplitArguments
     from vllm_memprof.document import Document
     from vllm_memprof.report.documents import Found as Drawable
 
@@ -168,17 +169,20 @@ def section_names(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
+def for_the_engine(command: str, words: list[str]) -> SplitArguments:
+    """Return the words of a command of memprof that starts an engine, divided."""
+    found: Any = typer.main.get_command(import_module(f"vllm_memprof.cli.commands.{command}").app)
+    return found.split(typer.Context(found), words)  # type: ignore[no-any-return]
+
+
 def serve_command(report: Report) -> str:
     """Return the command that serves what a plan planned, "" of any other run."""
-    from vllm_memprof.cli.arguments import EngineCommand
     from vllm_memprof.engines import row_of_run
 
     run = report.run
     if run.mode != "plan" or run.command[:2] != ["memprof", "plan"]:
         return ""
-    command = typer.main.get_command(import_module("vllm_memprof.cli.commands.plan").app)
-    assert isinstance(command, EngineCommand)
-    split = command.split(typer.Context(command), run.command[2:])
+    split = for_the_engine("plan", run.command[2:])
     row = row_of_run(run.engine)
     engine = ["vllm serve"] if row.script else ["python", *row.server]
     return " ".join([*engine, *map(shlex.quote, [split.model or run.model, *split.engine])])
@@ -215,8 +219,8 @@ def write_reports(ctx: typer.Context, reports: Sequence[Report], where: list[str
         write_out(section_names(reports[-1]), output)
         return
     screen_of = None if asked.get("full") else shlex.join(where)
-    text = pieces(reports, asked.get("format_name", "table"), output is not None, asked["lang"],
-                  asked.get("section") or (), screen_of)  # fmt: skip
+    text = pieces(reports, asked.get("format_name", "table"), output is not None,
+                  asked.get("lang", "en"), asked.get("section") or (), screen_of)  # fmt: skip
     write_out(text, output)
 
 

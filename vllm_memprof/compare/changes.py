@@ -26,6 +26,7 @@ _OURS = (
     "--startup-timeout",
     "--ranks",
     "--rank",
+    "--use-checked",
 )
 #: Variables that memprof sets for its own use; what they follow from is among the arguments.
 _OUR_VARIABLES = "MEMPROF_"

@@ -9,10 +9,12 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.errors import LaunchError
+from vllm_memprof.launch.engine import build_env
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.layout import list_weights, text_config
 from vllm_memprof.sim import hubs
@@ -24,7 +26,13 @@ from vllm_memprof.sim.runtime import ENV_STATE, SimRuntime, own_state_file
 _DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
 
 
-def run_guest(runtime: SimRuntime, command: Sequence[str], weights: bool, share: bool) -> int:
+def run_guest(
+    runtime: SimRuntime,
+    command: Sequence[str],
+    weights: bool,
+    share: bool,
+    ended: Callable[[Path, int], None] | None = None,
+) -> int:
     """Run a program that sees simulated devices and the stack's packages; return its exit status.
 
     What the engine's Python is called there (``python``, ``pytest``, ``vllm``) comes first on PATH.
@@ -35,16 +43,23 @@ def run_guest(runtime: SimRuntime, command: Sequence[str], weights: bool, share:
         command: the program and its arguments.
         weights: models by a hub's name have weights, all of them 0.
         share: on the devices of MEMPROF_SIM_STATE, with other runs.
+        ended: is given the folder with the events of its engines, and its status; None: they are
+            not recorded.
 
     Raises:
         LaunchError: there is no such program.
     """
     state = own_state_file()
-    with tempfile.TemporaryDirectory(prefix="memprof-hub-") as hub:
-        _fill(Path(hub), weights)
+    with tempfile.TemporaryDirectory(prefix="memprof-hub-") as place:
+        hub, record = Path(place, "hub"), Path(place, "record")
+        hub.mkdir()
+        record.mkdir()
+        _fill(hub, weights)
         path = os.pathsep.join([str(runtime.python.parent), os.environ.get("PATH", os.defpath)])
         env = {**os.environ, **runtime.env, **OFFLINE, "PATH": path}
-        env |= {"HF_HUB_CACHE": hub, "MODELSCOPE_CACHE": hub}
+        env |= {"HF_HUB_CACHE": str(hub), "MODELSCOPE_CACHE": str(hub)}
+        for row in ENGINES.values() if ended is not None else ():
+            env = build_env(env, record, "offline", {}, row)
         if not share:
             env[ENV_STATE] = str(state)
         started: list[subprocess.Popen[bytes]] = []
@@ -62,7 +77,10 @@ def run_guest(runtime: SimRuntime, command: Sequence[str], weights: bool, share:
             raise LaunchError(f"cannot run {command[0]}: {error.strerror}", hint=hint) from error
         finally:
             state.unlink(missing_ok=True)
-    return code if code >= 0 else 128 - code
+        code = code if code >= 0 else 128 - code
+        if ended is not None:
+            ended(record, code)
+    return code
 
 
 def _fill(hub: Path, weights: bool) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -27,6 +27,7 @@ from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.host import HostRecord, read_limits
 from vllm_memprof.record.schema import (
     ENV_EMPTY_CACHE_AT,
+    ENV_RUN_DIR,
     ENV_RUN_ID,
     ENV_SAMPLE,
     ENV_TRACE_ALLOCATIONS,
@@ -42,12 +43,17 @@ DEVICE_FILES = {
 }
 
 
-def prepare_job(request: LaunchRequest, environ: Mapping[str, str] = os.environ) -> Job:
+def prepare_job(
+    request: LaunchRequest,
+    environ: Mapping[str, str] = os.environ,
+    check: Callable[[RunInfo], None] | None = None,
+) -> Job:
     """Look everything up, make the run folder, and return what to start.
 
     Args:
         request: what the user asked for.
         environ: the caller's environment.
+        check: is given what is known of the run, and may refuse it before there is a folder.
 
     Raises:
         UsageError, LaunchError, SetupError: with what to try next.
@@ -90,9 +96,8 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] = os.environ)
     facts = probe_interpreter(python, {**environ, **extra})
     require_engine(facts, row)
     refuse_misspelt(request.engine_args, facts, row)
-    run_dir = create_run_dir(request.run_dir, request.model)
     command = build_command(python, request, model_path, model_args, devices, facts.python)
-    env = build_env(environ, run_dir, request.mode, extra, row, request.until)
+    env = build_env(environ, Path(), request.mode, extra, row, request.until)
     own_args = request.engine_args if row is VLLM else []  # of another engine they are not read
     limits = read_limits()
     asks = host_asks(row, request.engine_args, Path(model_path), limits, environ)
@@ -114,6 +119,11 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] = os.environ)
         notes=notes,
         host_memory=HostRecord(limits, asks),
     )
+    if check is not None:
+        check(info)
+    run_dir = create_run_dir(request.run_dir, request.model)
+    env[ENV_RUN_DIR] = str(run_dir)
+    info.env = select_env(env)
     return Job(
         info,
         run_dir,

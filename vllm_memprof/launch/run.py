@@ -160,7 +160,7 @@ class EngineRun:
             LaunchError: the engine could not be started at all; ``run.json`` says so.
         """
         job, info, seen, progress = self._job, self._info, self._seen, self._progress
-        info.start_t_ns, info.started, info.host = time.monotonic_ns(), _utc_now(), progress.host
+        info.start_t_ns, info.started, info.host = time.monotonic_ns(), utc_text(), progress.host
         oom_kills = _host_oom_kills()
         adopt_orphans()
         with contextlib.ExitStack() as stack:
@@ -453,7 +453,7 @@ class EngineRun:
         self._adopt_facts()
         info = self._info
         assert info.start_t_ns is not None
-        info.ended = _utc_now()
+        info.ended = utc_text()
         info.seconds = round((time.monotonic_ns() - info.start_t_ns) / 1e9, 3)
         info.status, info.exit_code = verdict.status, verdict.exit_code
         info.exit_reason = verdict.reason
@@ -466,8 +466,10 @@ class EngineRun:
         self._write_info()
 
 
-def _utc_now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+def utc_text(seconds: float | None = None) -> str:
+    """Return a time since the epoch, or now, as ISO 8601."""
+    moment = datetime.fromtimestamp(time.time() if seconds is None else seconds, timezone.utc)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _host_oom_kills() -> int:

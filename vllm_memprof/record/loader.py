@@ -61,6 +61,7 @@ class Identity:
     label: str | None = None  # as the process calls itself, e.g. TP0
     soc: str | None = None
     world_size: Count = None
+    model: str | None = None  # as the engine has it: a folder
     lines: tuple[int, int] | None = None  # of a log: the first and last of a worker without a name
 
 

@@ -11,7 +11,8 @@ kind                    keys
 process (first line)    schema, host, pid, ppid, role, wall, argv, python,
                         versions {package: version}
 identity                role, rank, local_rank, dp_rank, pp_rank, tp_rank, ep_rank, device_index,
-                        label, soc, world_size (null where unknown); may repeat, the last one counts
+                        label, soc, world_size, model (null where unknown); may repeat, the last
+                        one counts
 hook                    hook, phase, need, target, detail, state (pending|bound|missing|absent_ok|
                         overwritten|never_called|error)
 phase                   phase, edge (before|after), id, parent, hook, snapshot, error, detail

@@ -36,7 +36,6 @@ def fit(
 
     A plan passes if the engine starts and survives its largest batches (with --until kv: if it
     comes up to its KV plan), every --want is met, and at least --headroom stays free at the peak.
-    Plans on a simulated device are cached.
 
     --until is ready, with --ranks edges kv; --headroom is 0 with --until kv, else what the largest
     batches need.

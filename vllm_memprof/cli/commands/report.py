@@ -21,9 +21,7 @@ def report(
 
     A deployment on several hosts has a run folder per host; see docs/deployments.md.
 
-    html is one self-contained page. csv has one row per rank, phase, edge and component. trace
-    opens in Perfetto (ui.perfetto.dev): phases as slices, owners of device memory as counters, one
-    process per rank.
+    trace opens in Perfetto (ui.perfetto.dev).
     """
     folders = runs if runs and len(runs) > 1 else [find_run(runs[0] if runs else None)]
     if ctx.params["prove"]:

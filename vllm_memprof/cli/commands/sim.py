@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -17,8 +18,8 @@ from rich.table import Table
 
 from vllm_memprof.cli.commands.sim_calibrate import write_profile, write_row
 from vllm_memprof.cli.help import HelpCommand, HelpGroup
-from vllm_memprof.cli.options import with_options
-from vllm_memprof.cli.show import progress_bar
+from vllm_memprof.cli.options import Options, with_options
+from vllm_memprof.cli.show import progress_bar, say
 from vllm_memprof.errors import UsageError
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.launch.warm import list_warm, stop_all
@@ -43,12 +44,20 @@ app = typer.Typer(
 )
 
 
-def _command(function: Callable[..., None]) -> Callable[..., None]:
+#: Of commands that run a program on a simulated device.
+_PROGRAM: Options = {
+    "device": (str, "910b"),
+    "stack": (str | None, None),
+    **dict.fromkeys(("dummy_weights", "share_device"), (bool, False)),
+}
+
+
+def _command(function: Callable[..., None], options: Options | None = None) -> Callable[..., None]:
     """Make a function the command of its name below ``sim``."""
     name = function.__name__.strip("_")
     # what follows the name of a program is the program's
     settings = {"allow_interspersed_args": name != "run"}
-    described = with_options(function, f"sim {name}")
+    described = with_options(function, f"sim {name}", options)
     return app.command(name, cls=HelpCommand, context_settings=settings)(described)
 
 
@@ -126,35 +135,28 @@ def list_() -> None:
         console.print(f"Warm processes for plans: {pids} (`memprof sim stop` ends them)")
 
 
-@_command
-def run(
-    command: list[str],
-    device: str = "910b",
-    stack: str | None = None,
-    dummy_weights: bool = False,
-    share_device: bool = False,
-) -> None:
+@partial(_command, options=_PROGRAM)
+def run(ctx: typer.Context, command: list[str], report: bool = False, **options: object) -> None:
     """Run any program on a simulated device: python, pytest, a server, a shell.
 
     It finds the stack's Python, pytest and vllm first, and presets by their names on a hub.
     """
+    from vllm_memprof.cli.run import report_engines
     from vllm_memprof.launch.guest import run_guest
 
-    runtime = prepare_runtime(device, stack)
+    asked = ctx.params
+    runtime = prepare_runtime(asked["device"], asked["stack"])
     for note in runtime.notes:
-        typer.echo(f"memprof: {note}", err=True)
-    raise typer.Exit(run_guest(runtime, command, dummy_weights, share_device))
+        say(note)
+    ended = partial(report_engines, ctx, runtime) if report else None
+    how = asked["dummy_weights"], asked["share_device"], ended
+    raise typer.Exit(run_guest(runtime, command, *how))
 
 
-@_command
-def shell(
-    device: str = "910b",
-    stack: str | None = None,
-    dummy_weights: bool = False,
-    share_device: bool = False,
-) -> None:
+@partial(_command, options=_PROGRAM)
+def shell(ctx: typer.Context, **options: object) -> None:
     """Open a shell in which every program runs on a simulated device, as with `sim run`."""
-    run([os.environ.get("SHELL", "/bin/sh")], device, stack, dummy_weights, share_device)
+    run(ctx, [os.environ.get("SHELL", "/bin/sh")])
 
 
 @_command

@@ -51,7 +51,7 @@ def sweep(
     OPTION is an option of the engine, or device or stack of memprof; true and false switch an
     option that takes no value. DIR gets sweep.csv, sweep.json, sweep.html (the trade-off curves;
     needs the html extra) and the run folder of each plan. After an interruption the same command
-    continues. Plans on a simulated device are cached. A plan that fails is a row with the reason.
+    continues.
 
     Exit status 0: at least one plan started. 1: none started. 2: a wrong argument. 130: Ctrl-C.
     """
