@@ -29,7 +29,7 @@ ENV_LIMITS = "MEMPROF_LIMITS"
 #: events of a run folder, of which memory takes the tenfold, and samples beyond what is written;
 #: objects of a pickle.
 _LIMITS = {"unpacked": 1 << 30, "line": 256 << 20, "file": 256 << 20, "pipe": 256 << 20,
-           "files": 5_000, "workers": 10_000, "folder": 256 << 20, "objects": 4_000_000}  # fmt: skip
+           "folder": 256 << 20, "files": 5_000, "workers": 10_000, "objects": 4 << 20}  # fmt: skip
 #: What is no text, or may wait for ever or never end.
 _KINDS = {
     stat.S_IFDIR: "a folder",

@@ -47,7 +47,7 @@ def divided_device(rank: RankReport) -> DividedDevice | None:
     total = device_total(rank)
     # the last reading before the shutdown that is divided by owner
     read = [
-        (edge.snapshot.t_ns or 0, span.phase, edge.owners)
+        (edge.snapshot.t_ns or 0, span.name, edge.owners)
         for span, edge in edges_of(rank.phases)
         if span.phase != "shutdown"
         and edge.owners is not None
@@ -79,7 +79,9 @@ def divided_device(rank: RankReport) -> DividedDevice | None:
     if len(owners) > 1:
         return DividedDevice(LOG, None, total, owners)
     owners, names = _of_files(rank), ", ".join(file.name for file in rank.files)
-    return DividedDevice(FILE, names, sum(each.bytes for each in owners), owners) if owners else None
+    return (
+        DividedDevice(FILE, names, sum(each.bytes for each in owners), owners) if owners else None
+    )
 
 
 def _of_files(rank: RankReport) -> list[ItemPart]:

@@ -50,7 +50,7 @@ from vllm_memprof.report.sections.base import (
     sentences_of,
 )
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
-from vllm_memprof.report.sections.files import memory_files
+from vllm_memprof.report.sections.files import TABLES, memory_files
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.report.sections.oom import OWNER_TITLES
 from vllm_memprof.report.sections.phases import Passage, passages_of
@@ -175,8 +175,10 @@ def first_screen_document(screen: FirstScreen, width: int) -> Document:
             _pairs("", _equation(on, rank)),
         ]
     sections.insert(0 if opening.failed else len(sections), said)
-    if rank is not None and report.run.source == "file":
-        sections = [*memory_files(on, rank, screen.room(5, 2), "owners"), *sections]
+    if rank is not None:
+        alone = report.run.source == "file"  # then the bar has its owners
+        names = [name for name in TABLES if name != "owners"] if alone else ["owners", "modules"]
+        sections = [*memory_files(on, rank, screen.room(5, 2), names), *sections]
     if opening.bar is not None:
         sections.insert(0, _bars(opening.bar, 30 if on.wide else 20))
     if len(screen.reports) > 1:
