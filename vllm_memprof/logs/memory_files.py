@@ -357,6 +357,7 @@ def _columns(form: dict[str, Any], records: Iterable[dict[str, Any]]) -> dict[in
         if event == "SNAPSHOT":
             reads = TABLE["snapshot"].items()
             rows.figures = {field: record.get(each) for each, field in reads}
+        if event not in (None, "MALLOC", "FREE"):
             continue
         block = id(rows), name, record.get("Ptr")
         alive.pop(block, None)

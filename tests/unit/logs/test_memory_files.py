@@ -357,7 +357,7 @@ def test_a_file_is_put_on_the_rank_of_its_device(tmp_path: Path) -> None:
     (tmp_path / "s.pickle").write_bytes(data)
     report = build_runs([str(DATA / "recorded_tp2"), str(SNAPSHOT), str(COUNTERS)])
     assert [len(rank.files) for rank in report.ranks] == [2, 0]
-    with pytest.raises(RunRecordError, match="s.pickle is of device 3"):
+    with pytest.raises(RunRecordError, match="device 3, and no rank"):
         build_runs([str(DATA / "recorded_tp2"), str(tmp_path / "s.pickle")])
 
 

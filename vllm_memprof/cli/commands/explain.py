@@ -17,12 +17,16 @@ from vllm_memprof.sources import chosen, numbered
 
 
 def explain(ctx: typer.Context, logs: list[str], **shown: object) -> None:
-    """Print what a log of an engine tells: what failed and why, or what fits.
+    """Print what a log or a memory file tells: what failed and why, or what fits.
 
     Reads logs of every engine that memprof runs, of any version, out-of-memory messages of torch
     and torch_npu, and npu-smi tables, as printed or as pasted into an issue; plain or packed with
     gzip, bzip2, xz, zstandard or zip. Each file of an archive is a log. Values are exact to their
     last printed digit. Secrets are replaced by *** first.
+
+    Memory files, alone or beside the log of their run: snapshots of torch and torch_npu
+    (_dump_snapshot), torch_npu's memUsageInfo csv, npu_module_mem, memory_record and
+    operator_memory csv of msprof and torch_npu, msMemScope's csv and db.
 
     Of several starts, the first screen has a table, and the last of them; json is an array of them,
     html and csv are one file. LOG#2 is only the second start of a log.

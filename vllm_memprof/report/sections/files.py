@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.readings.counters import APP
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import Section
 from vllm_memprof.record.memory_files import FileRow
@@ -53,7 +54,8 @@ def said_of_files(report: Report) -> Text | None:
         figures: dict[str, Any] = {}
         for span in rank.phases:
             figures |= known_items(vars(span.after)) if span.phase == "memory_file" else {}
-        for row in (row for file in rank.files for row in file.rows):
+        # APP has torch's segments
+        for row in (row for file in rank.files for row in file.rows if row.name != APP):
             for key, value in ((row.table, row.bytes), (f"{row.table}_count", row.count)):
                 figures[key] = figures.get(key, 0) + (value or 0)
             largest = f"{row.table}_largest"
