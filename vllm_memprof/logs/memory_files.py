@@ -260,13 +260,14 @@ def _add_segment(rows: Rows, segment: dict[str, Any]) -> None:
         pool = "private pool ({:d}, {:d})".format(*segment["segment_pool_id"])
     rows.add("segments", pool, size)
     row, piece = rows.row("segments", pool), "private" if private else "pieces"
+    row.allocated_bytes = row.allocated_bytes or 0
     for block in segment["blocks"]:
         length, state = block["size"], block["state"]
         if state == "active_allocated":
             frames = list(islice(block.get("frames") or (), _MOST_FRAMES))
             rows.add("owners", _owner(frames, private), length)
             rows.add("tensors", _site(frames), length)
-            row.allocated_bytes = (row.allocated_bytes or 0) + length
+            row.allocated_bytes += length
         elif state == "inactive":
             rows.add("free", "whole" if length == size and not private else piece, length)
         else:

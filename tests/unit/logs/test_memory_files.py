@@ -1,7 +1,8 @@
 """Memory files of other tools: real ones of a simulated device, and documented forms of the rest.
 
 ``snapshot.pickle`` and the csv of counters were written together by torch_npu 2.10 on a simulated
-910B. The csv of profilers and of msMemScope are made by hand in the forms that their sources have.
+910B, and ``engine_0.23.0.pickle.gz`` after a request to vLLM-Ascend 0.23.0 there (Qwen3-0.6B,
+graphs); both without their history, and with shorter paths. The csv of profilers and of msMemScope are made by hand in the forms that their sources have.
 """
 
 from __future__ import annotations
@@ -243,6 +244,24 @@ def test_an_empty_file_is_a_log_without_lines(tmp_path: Path) -> None:
     (tmp_path / "empty.pickle").write_bytes(b"")
     with pytest.raises(RunRecordError, match="it is empty"):
         read_log(str(tmp_path / "empty.pickle"))
+
+
+def test_an_engines_weights_and_kv_cache_are_what_its_log_says(tmp_path: Path) -> None:
+    """The log of the same run prints 1.1397 and 29.14 GiB; torch_npu had 32877051904 reserved."""
+    lines = (
+        "INFO 11-28 15:05:15 [model_runner_v1.py:3794] Loading model weights took 1.1397 GB\n"
+        "INFO 11-28 15:05:42 [worker.py:593] Available KV cache memory: 29.14 GiB\n"
+    )
+    (tmp_path / "engine.log").write_text(lines)
+    runs = [*read_log(str(tmp_path / "engine.log")), one(FILES / "engine_0.23.0.pickle.gz")]
+    (rank,) = build_report(beside(runs)[-1]).ranks
+    rows = {row.name: row for file in rank.files for row in file.rows if row.table == "owners"}
+    assert f"{(rows['weights'].bytes or 0) / GIB:.4f}" == "1.1397"
+    blocks = (rank.budget.engine_kv_cache_bytes or 0) - (rows["kv_cache"].bytes or 0)
+    assert 0 <= blocks < 10 * MIB  # whole blocks, and the rounding of the log
+    assert sum(row.bytes or 0 for row in rows.values()) == 32877051904
+    assert rows["graph"].bytes
+    assert "no_frames" not in rows
 
 
 # Tables
