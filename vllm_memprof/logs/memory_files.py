@@ -12,11 +12,10 @@ import pickletools
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain, islice, pairwise
-from math import isfinite
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
@@ -42,9 +41,12 @@ _MOST_BYTES = 1 << 53
 _MOST_ROWS, _MOST_FRAMES = 1000, 256
 #: What msMemScope says of an event, in its csv and as JSON.
 _ATTRIBUTE = re.compile(r'"?(\w+)"?\s*:\s*"?([^",{}]*)')
+_WHOLE = re.compile("[0-9]{1,15}")
 _DAMAGE = (LookupError, TypeError, ValueError, RecursionError, csv.Error, sqlite3.Error)
-_VALUES = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
-_VALUES |= {"NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False}
+_VALUES: dict[str, Callable[[], Any]] = {
+    "EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "NONE": lambda: None,
+    "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
+}  # fmt: skip
 _TEXT_OR_NUMBER = re.compile("BININT[12]?|LONG[14]|BINFLOAT|(SHORT_)?BINUNICODE8?")
 #: From where on they take what is on the stack; None: from the last mark.
 _TAKES = {"TUPLE": None, "TUPLE1": -1, "TUPLE2": -2, "TUPLE3": -3, "APPEND": -1, "APPENDS": None,
@@ -99,7 +101,7 @@ def read_memory_file(name: str, kind: str, pieces: Iterable[bytes]) -> Run:
     processes = []
     for device, rows in found.items():
         index = int(told[1]) if told and device is None else device
-        label, role = f"device {either(index, '?')}", frozenset({"worker"})
+        label, role = f"device {'?' if index is None else index}", frozenset({"worker"})
         take_out(rows.figures)
         read = Snapshot(**rows.figures)
         span = Span("memory_file", 0, after=read, end_t_ns=0, detail={"name": name})
@@ -208,7 +210,7 @@ def plain_objects(data: bytes | bytearray, stop: str) -> Any:
         elif name in _VALUES:
             stack.append(_VALUES[name]())
         elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[arg])
+            stack.append(memo[_of(int, arg)])
         elif _TEXT_OR_NUMBER.fullmatch(name):
             stack.append(arg)
         elif name not in ("PROTO", "FRAME"):
@@ -338,48 +340,48 @@ def _value(cell: str, factor: float | None) -> Any:
         value = float(cell) * factor
     except ValueError:
         return None
-    fits = isfinite(value) and value < _MOST_BYTES
-    return (round(value) if factor > 1 else value) if fits else None
+    if not 0 <= value < _MOST_BYTES:  # -1: the profiler saw only releases; not a number
+        return None
+    return round(value) if factor > 1 else value
 
 
 def _columns(form: dict[str, Any], records: Iterable[dict[str, Any]]) -> dict[int | None, Rows]:
     """Return the tables of each device of records whose form says their columns."""
     found: dict[int | None, Rows] = defaultdict(Rows)
-    alive: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    alive: dict[tuple[Any, ...], tuple[Rows, str, Any]] = {}
     began = None
     for record in records:
-        told = _ATTRIBUTE.findall(record.get(form.get("attributes")) or "")
-        record |= {each: int(value) if value.isdecimal() else value for each, value in told}
-        number = re.search(
-            r"\d{1,4}", next((record[each] for each in form["device"] if each in record), "")
-        )
-        rows = found[None if number is None else int(number[0])]
-        event, name, size = (record.get(each) for each in ("Event", form["name"], "size"))
+        for key, value in _ATTRIBUTE.findall(record.get("Attr", "")):
+            record[key] = int(value) if _WHOLE.fullmatch(value) else value
+        at = {key: record.get(column) for key, column in form["at"].items()}
+        name, size, time = at["name"], at["bytes"], at.get("time")
+        told = re.search(r"\d{1,4}", "".join(record.get(each, "") for each in form["device"]))
+        rows = found[int(told[0]) if told else None]
+        event, block = record.get("Event"), (id(rows), name, record.get("Ptr"))
         if event == "SNAPSHOT":
             reads = TABLE["snapshot"].items()
-            rows.figures = {field: record.get(each) for each, field in reads}
+            rows.figures = {field: _of(int, record[key]) for key, field in reads if key in record}
         if event not in (None, "MALLOC", "FREE"):
             continue
-        block = id(rows), name, record.get("Ptr")
         alive.pop(block, None)
         if event == "MALLOC":
-            alive[block] = rows, f"{name}: {record.get('owner', name)}", size
-        size, time = record.get(form["bytes"]), record.get(form.get("time"))
-        if size is None or name is None or not 0 <= size < _MOST_BYTES:  # -1: only releases seen
+            alive[block] = rows, f"{name}: {record.get('owner', name)}", record.get("size")
+        if size is None or name is None:  # as of a cut line
             continue
-        if "ends" in form:
-            rows.add(form["table"], name, size, not record.get(form["ends"]))
+        if "ends" in at:
+            rows.add(form["table"], name, size, not at["ends"])
             continue
-        row, peak = rows.row(form["table"], name), either(record.get(form.get("peak")), size)
-        row.bytes, row.allocated_bytes = size, record.get(form.get("allocated"))
-        began = time if began is None else began
-        if peak > either(row.peak_bytes, -1):
+        row, peak = rows.row(form["table"], name), _of(int, either(at.get("peak"), size))
+        row.bytes, row.allocated_bytes = size, at.get("allocated")
+        began = either(began, time)
+        if row.peak_bytes is None or peak > row.peak_bytes:
             row.peak_bytes, row.peak_s = peak, minus(time, began)
     for rows, owner, size in alive.values():
         rows.add("live", owner, size)
     for rows in found.values():
         for name, fields in TABLE["reads"].items():
-            if (row := rows.get(("pools", name))) is not None:
+            if ("pools", name) in rows:
+                row = rows["pools", name]
                 reads = {field: getattr(row, value) for field, value in fields.items()}
                 rows.figures = {**reads, **rows.figures}
     return {device: rows for device, rows in found.items() if rows or rows.figures}

@@ -2,7 +2,8 @@
 
 ``snapshot.pickle`` and the csv of counters were written together by torch_npu 2.10 on a simulated
 910B, and ``engine_0.23.0.pickle.gz`` after a request to vLLM-Ascend 0.23.0 there (Qwen3-0.6B,
-graphs); both without their history, and with shorter paths. The csv of profilers and of msMemScope are made by hand in the forms that their sources have.
+graphs); both without their history, and with shorter paths. The csv of profilers and of msMemScope
+are made by hand in the forms that their sources have.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import pytest
 
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.accounting.build import build_report
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.cli import main
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.logs.memory_files import beside, form_of, plain_objects
+from vllm_memprof.logs.memory_files import TABLE, beside, form_of, plain_objects
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.memory_files import FileRow
@@ -304,6 +306,25 @@ def test_operators_by_their_largest_allocation() -> None:
     empty = rows["aten::empty"]
     assert (empty.bytes, empty.largest_bytes, empty.count) == (GIB, GIB, 2)
     assert (rows["aten::mm"].bytes, rows["aten::mm"].largest_bytes) == (0, 256 * MIB)
+
+
+def test_operators_of_msprof_have_a_duration(tmp_path: Path) -> None:
+    data = (
+        b"Device_id,Name,Size(KB),Allocation Time(us),Duration(us),Allocation Total Allocated(KB)\n"
+        b"1,MatMul_1,2048,10.0,5.0,2048\n1,MatMul_2,1024,12.0,,3072\n"
+    )
+    run = read_bytes(tmp_path, data)
+    rows = rows_of(run, "operators")
+    assert (rows["MatMul_1"].bytes, rows["MatMul_2"].bytes) == (0, MIB)
+    assert run.processes[0].identity.device_index == 1
+
+
+@pytest.mark.parametrize("path", [SNAPSHOT, COUNTERS, MODULES, RECORD, OPERATORS, MEMSCOPE])
+def test_every_kind_says_who_measured(path: Path) -> None:
+    (process,) = one(path).processes
+    assert {file.kind for file in process.files} <= {*TITLES["file_kinds"]}
+    assert {row.table for file in process.files for row in file.rows} <= {*TITLES["file_tables"]}
+    assert {*TABLE["kinds"]} == {*TITLES["file_kinds"]}
 
 
 def test_msmemscope_csv_and_database(tmp_path: Path) -> None:
