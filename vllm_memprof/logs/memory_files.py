@@ -37,7 +37,7 @@ _SNAPSHOT = "torch_snapshot"
 _FACTORS = {"KB": 1 << 10, "MB": 1 << 20, "ns": 1e-9, "us": 1e-6}
 #: A double holds every integer up to here.
 _MOST_BYTES = 1 << 53
-#: Rows of a device that are told apart; frames of a stack that are looked at.
+#: Rows of a table that are told apart; frames of a stack that are looked at.
 _MOST_ROWS, _MOST_FRAMES = 1000, 256
 #: What msMemScope says of an event, in its csv and as JSON.
 _ATTRIBUTE = re.compile(r'"?(\w+)"?\s*:\s*"?([^",{}]*)')
@@ -107,10 +107,9 @@ def read_memory_file(name: str, kind: str, pieces: Iterable[bytes]) -> Run:
         span = Span("memory_file", 0, after=read, end_t_ns=0, detail={"name": name})
         process = ProcessRecord(name, Identity(device_index=index, label=label, roles=role))
         process.phases.extend([span] if rows.figures else [])
-        ordered = sorted(
-            rows.values(), key=lambda row: -max(row.bytes or 0, row.largest_bytes or 0)
-        )
-        process.files.append(MemoryFile(name, kind, ordered))
+        listed = [row for held in rows.values() for row in held.values()]
+        listed.sort(key=lambda row: -max(row.bytes or 0, row.largest_bytes or 0))
+        process.files.append(MemoryFile(name, kind, listed))
         processes.append(process)
     info = RunInfo(id=name, mode="file", model=name, command=[], status="ok")
     return Run(Path(name), info, processes, source="file")
@@ -145,15 +144,17 @@ def beside(runs: list[Run]) -> list[Run]:
     return kept or files[:1]
 
 
-class Rows(dict[tuple[str, str], FileRow]):
-    """The tables of one device, by table and name of a row; its figures, as a snapshot has them."""
+class Rows(defaultdict[str, dict[str, FileRow]]):
+    """The tables of one device by name, of rows by name; its figures, as a snapshot has them."""
 
     def __init__(self) -> None:
+        super().__init__(dict)
         self.figures: dict[str, Any] = {}
 
     def row(self, table: str, name: str) -> FileRow:
-        name = name if len(self) < _MOST_ROWS else "others"
-        return self.setdefault((table, name), FileRow(table, plain(name)[:200]))
+        held = self[table]
+        name = name if name in held or len(held) < _MOST_ROWS else "others"
+        return held.setdefault(name, FileRow(table, plain(name)[:200]))
 
     def add(self, table: str, name: str, size: int, alive: bool = True) -> None:
         """Add a block or an allocation to a row: to its bytes where it is ``alive``."""
@@ -244,8 +245,7 @@ def _snapshot(data: bytearray) -> dict[int | None, Rows]:
             check_limit("objects", blocks, "the snapshot has")
             _add_segment(rows, segment)
         reserved, live = (
-            sum(row.bytes or 0 for row in rows.values() if row.table == table)
-            for table in ("segments", "owners")
+            sum(row.bytes or 0 for row in rows[table].values()) for table in ("segments", "owners")
         )
         rows.row("owners", "reserved_not_allocated").bytes = reserved - live
         rows.figures = divide(listed, device, reserved)
@@ -380,8 +380,7 @@ def _columns(form: dict[str, Any], records: Iterable[dict[str, Any]]) -> dict[in
         rows.add("live", owner, size)
     for rows in found.values():
         for name, fields in TABLE["reads"].items():
-            if ("pools", name) in rows:
-                row = rows["pools", name]
+            if row := rows.get("pools", {}).get(name):
                 reads = {field: getattr(row, value) for field, value in fields.items()}
                 rows.figures = {**reads, **rows.figures}
     return {device: rows for device, rows in found.items() if rows or rows.figures}

@@ -242,6 +242,16 @@ def test_a_pickle_of_too_many_objects_is_refused(
         read_bytes(tmp_path, snapshot(few))
 
 
+def test_of_many_lines_of_code_the_rest_is_one_row(tmp_path: Path) -> None:
+    """Owners are told apart nevertheless, also those that come last."""
+    frames = [[frame(f"f{i}")] for i in range(1500)] + [[frame("load_model")]]
+    data = snapshot(*(segment(i, 4, each) for i, each in enumerate(frames)))
+    run = read_bytes(tmp_path, data)
+    assert rows_of(run, "tensors")["others"].count == 501
+    assert rows_of(run, "owners")["weights"].bytes == 4
+    assert read_of(run).allocated_bytes == read_of(run).reserved_bytes == 4 * 1501
+
+
 def test_an_empty_file_is_a_log_without_lines(tmp_path: Path) -> None:
     (tmp_path / "empty.pickle").write_bytes(b"")
     with pytest.raises(RunRecordError, match="it is empty"):

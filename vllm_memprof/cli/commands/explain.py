@@ -24,7 +24,7 @@ def explain(ctx: typer.Context, logs: list[str], **shown: object) -> None:
     gzip, bzip2, xz, zstandard or zip. Each file of an archive is a log. Values are exact to their
     last printed digit. Secrets are replaced by *** first.
 
-    Memory files, alone or beside the log of their run: snapshots of torch and torch_npu
+    Memory files, alone or beside the log (report: the run): snapshots of torch and torch_npu
     (_dump_snapshot), torch_npu's memUsageInfo csv, npu_module_mem, memory_record and
     operator_memory csv of msprof and torch_npu, msMemScope's csv and db.
 
