@@ -13,16 +13,18 @@ import json
 import os
 import pickle
 import sqlite3
+import zipfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.titles import TITLES
-from vllm_memprof.cli import main
+from vllm_memprof.cli import app, main
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.memory_files import TABLE, beside, form_of, plain_objects
 from vllm_memprof.logs.to_record import read_log
@@ -409,6 +411,30 @@ def test_a_file_is_put_on_the_rank_of_its_device(tmp_path: Path) -> None:
     assert [len(rank.files) for rank in report.ranks] == [2, 0]
     with pytest.raises(RunRecordError, match="device 3, and no rank"):
         build_runs([str(DATA / "recorded_tp2"), str(tmp_path / "s.pickle")])
+
+
+def test_files_of_an_archive_are_read_beside_its_log(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for path in (MODULES, RECORD, LOG):
+            archive.write(path, path.name)
+    (run,) = read_log(str(tmp_path / "all.zip"))
+    report = build_report(run)
+    assert report.run.source == "log"
+    files = [file.kind for rank in report.ranks for file in rank.files]
+    assert sorted(files) == ["memory_record", "module_mem"]
+
+
+def test_commands_take_files() -> None:
+    def said(*args: object) -> str:
+        done = CliRunner().invoke(app, [*map(str, args), "--section", "files"])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    out = said("report", DATA / "recorded_tp1", SNAPSHOT)
+    assert "Reserved memory by owner, snapshot.pickle, rank 0" in out
+    out = said("explain", MODULES, RECORD)
+    assert "measured by the CANN profiler (msprof)" in out
+    assert "Allocators, memory_record.csv, device 0" in out
 
 
 def test_report_reads_a_file_alone() -> None:
