@@ -431,7 +431,7 @@ def test_commands_take_files() -> None:
         return done.output
 
     out = said("report", DATA / "recorded_tp1", SNAPSHOT)
-    assert "Reserved memory by owner, snapshot.pickle, rank 0" in out
+    assert "Reserved memory by owner, snapshot.pickle, TP0" in out
     out = said("explain", MODULES, RECORD)
     assert "measured by the CANN profiler (msprof)" in out
     assert "Allocators, memory_record.csv, device 0" in out
