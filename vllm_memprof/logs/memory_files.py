@@ -83,8 +83,8 @@ def read_memory_file(name: str, kind: str, pieces: Iterable[bytes]) -> Run:
     data = bytearray()
     for piece in pieces:
         data += piece
-        if len(data) > limit("file") and kind == _SNAPSHOT:
-            break  # its end is not read
+        if len(data) > 16 * limit("objects") and kind == _SNAPSHOT:
+            break  # what follows its segments is not read
         check_limit("file", len(data), f"{name} has")
     form, told = TABLE["kinds"][kind], re.search(r"device_(\d{1,4})", name)
     try:

@@ -86,18 +86,14 @@ def divided_device(rank: RankReport) -> DividedDevice | None:
 
 def _of_files(rank: RankReport) -> list[ItemPart]:
     """Return the owners that memory files tell: of torch by frames, of the process by module."""
-    rows = {
-        (row.table, row.name): row
-        for file in reversed(rank.files)
-        for row in file.rows
-        if row.table in ("owners", "modules") and row.bytes
-    }
-    if any(table == "owners" for table, _ in rows):
-        rows.pop(("modules", APP), None)  # has torch's segments
-    titles = TITLES["file_rows"]
+    listed = (row for file in reversed(rank.files) for row in file.rows)
+    rows = {row.name: row for row in listed if row.table in ("owners", "modules")}
+    if any(row.table == "owners" for row in rows.values()):
+        rows.pop(APP, None)  # has torch's segments
     return [
-        ItemPart(name, titles.get(name, name), row.bytes or 0, MEASURED)
-        for (_, name), row in rows.items()
+        ItemPart(name, TITLES["file_rows"].get(name, name), row.bytes, MEASURED)
+        for name, row in rows.items()
+        if row.bytes
     ]
 
 
