@@ -26,9 +26,10 @@ ENV_LIMITS = "MEMPROF_LIMITS"
 #: What is read of strangers' files at most, in bytes but for files: all that a packed file unpacks
 #: to, a line of a log, a file of a run folder or a report.json, an archive in a pipe; files of an
 #: archive or of a run folder; workers of a log, which take 4 ms and 30 kB each;
-#: events of a run folder, of which memory takes the tenfold, and samples beyond what is written.
+#: events of a run folder, of which memory takes the tenfold, and samples beyond what is written;
+#: objects of a pickle.
 _LIMITS = {"unpacked": 1 << 30, "line": 256 << 20, "file": 256 << 20, "pipe": 256 << 20,
-           "files": 5_000, "workers": 10_000, "folder": 256 << 20}  # fmt: skip
+           "folder": 256 << 20, "files": 5_000, "workers": 10_000, "objects": 4 << 20}  # fmt: skip
 #: What is no text, or may wait for ever or never end.
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -64,7 +65,7 @@ def check_limit(name: str, size: int, what: str) -> None:
         RunRecordError: ``what`` it is, the limit, and what raises it.
     """
     if size > (most := limit(name)):
-        told = f"{most:,} {name}" if name in ("files", "workers") else format_size(most)
+        told = f"{most:,} {name}" if name in ("files", "workers", "objects") else format_size(most)
         hint = f"if it is to be trusted: {ENV_LIMITS}={name}={2 * most}"
         raise RunRecordError(f"{what} more than {told}, the limit", hint)
 

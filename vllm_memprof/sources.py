@@ -152,7 +152,7 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
     """Return one report of what a person names: a run folder, or those of a deployment.
 
     Args:
-        names: run folders, folders that hold some, or globs.
+        names: run folders, folders that hold some, or globs; memory files of the run beside one.
         deployment: its name, where they hold several.
 
     Raises:
@@ -162,8 +162,16 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
     from glob import glob
 
     from vllm_memprof.accounting.deployment.report import build_deployment
+    from vllm_memprof.logs.memory_files import beside
+    from vllm_memprof.logs.to_record import read_log
     from vllm_memprof.record.deployment import load_parts, run_folders
 
+    files = [run for name in names if Path(name).is_file() for run in read_log(name)]
+    if files and all(run.source == "file" for run in files):
+        from vllm_memprof.record.loader import load_run
+
+        runs = [load_run(Path(name)) for name in names if not Path(name).is_file()]
+        return _build_one(beside([*runs, *files])[-1])
     folders: list[Path] = []
     searched = False
     for name in names:

@@ -84,6 +84,12 @@ SCREENS: dict[str, tuple[str, Callable[[FirstScreen], str]]] = {
     "ascend_19.screen.100.txt": (ASCEND_19, screen(100)),
     "short_log.screen.100.txt": ("logs/baidu__vLLM-Kunlun-330.log", screen(100)),
     "two_methods.screen.100.txt": (TWO_METHODS, screen(100)),
+    "memory_snapshot.screen.100.txt": ("memory_files/engine_0.23.0.pickle.gz", screen(100)),
+    "memory_snapshot.screen.zh.80.txt": ("memory_files/snapshot.pickle", screen(80, lang="zh")),
+    "memory_record.screen.80.txt": ("memory_files/memory_record.csv", screen(80)),
+    "module_mem.screen.md": ("memory_files/npu_module_mem_20240101.csv", render_markdown),
+    "operator_memory.screen.100.txt": ("memory_files/operator_memory.csv", screen(100)),
+    "memscope.screen.100.txt": ("memory_files/memscope_dump_20240101000000.csv", screen(100)),
 }
 #: File -> reporter, of a deployment on two hosts whose clocks are three seconds apart.
 DEPLOYMENTS: dict[str, Callable[[Report], str]] = {

@@ -24,9 +24,9 @@ def report_of(name: str, **info: Any) -> Report:
 
 
 def reports_of(name: str) -> list[Report]:
-    """Return the reports of a folder or log of tests/data; ``logs/FILE#2`` is the second start."""
+    """Return the reports of a folder or file of tests/data; ``logs/FILE#2`` is the second start."""
     path, _, start = name.partition("#")
-    runs = read_log(str(DATA / path)) if path.startswith("logs/") else [load_run(DATA / path)]
+    runs = [load_run(DATA / path)] if (DATA / path).is_dir() else read_log(str(DATA / path))
     return [build_report(run) for run in (runs[int(start) - 1 : int(start)] if start else runs)]
 
 

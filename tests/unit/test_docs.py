@@ -16,6 +16,7 @@ from tests.support.served import leaking, traced
 from tests.unit.accounting.test_requests import vision
 from tests.unit.report.test_requests import many as requests_by_hand
 from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.document import check_document
 from vllm_memprof.check.limits import KEYS, LimitKey
@@ -183,6 +184,7 @@ def test_the_records_of_the_guide_are_those_of_the_run() -> None:
 EVERYWHERE = ("In all tables", "Phases", "Owners")
 #: Sections whose rows are names of the run's own, e.g. of its arguments or communicators.
 OWN_ROWS = (
+    *TITLES["file_tables"].values(),
     "Inputs that differ",
     "KV layers by type",
     "Limits of usable tokens",
@@ -317,6 +319,17 @@ def test_every_heading_of_growth_has_an_entry_in_the_glossary(width: int) -> Non
 def test_every_heading_of_a_log_has_an_entry_in_the_glossary(name: str) -> None:
     for report in read_reports(str(DATA / "logs" / name)):
         assert list(lacking(document(report, 120), "Report")) == []
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    "path", sorted((DATA / "memory_files").iterdir()), ids=lambda path: path.name
+)
+def test_every_heading_of_a_memory_file_has_an_entry_in_the_glossary(
+    path: Path, width: int
+) -> None:
+    for report in read_reports(str(path)):
+        assert list(lacking(document(report, width), "Report")) == []
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])

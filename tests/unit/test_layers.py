@@ -99,7 +99,7 @@ MAY_IMPORT = {
 }
 #: (layer, imported layer) -> the only modules of it that it may import.
 ONLY = {
-    ("capture", "record"): {"schema", "failures", "host", "weights"},
+    ("capture", "record"): {"schema", "failures", "host", "segments", "weights"},
     ("engines", "record"): {"schema", "host"},
     # the table and the types of its rows: never hooks, actions or drivers
     **{

@@ -133,4 +133,5 @@ def _as_read(label: str, read: RankReadings) -> RankReport:
         readings=of.quantities,
         unread=process.unread,
         half_units=process.figures_half_units,
+        files=process.files,
     )

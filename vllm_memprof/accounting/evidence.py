@@ -30,4 +30,5 @@ class Evidence(NamedTuple):
 EVIDENCE = {
     "hooks": Evidence("hooks", False, **TITLES["from_hooks"]),
     "log": Evidence("log text", True, **TITLES["from_log"]),
+    "file": Evidence("memory file", True, **TITLES["from_file"]),
 }

@@ -21,6 +21,7 @@ from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.failures import StepReading, StepRequest
 from vllm_memprof.record.host import HostAsk, HostLimit
 from vllm_memprof.record.loader import Identity
+from vllm_memprof.record.memory_files import MemoryFile
 from vllm_memprof.record.samples import RequestFigures
 from vllm_memprof.record.schema import REPORT_SCHEMA, RunInfo, Snapshot
 from vllm_memprof.record.spans import DERIVED, ComponentRow, How, Span
@@ -45,7 +46,7 @@ class RunSummary(RunInfo):
     processes, names with "-".
     """
 
-    source: Annotated[str, one_of("hooks", "log")] = "hooks"
+    source: Annotated[str, one_of("hooks", "log", "file")] = "hooks"
     truncated: bool = False
     eager: bool = False  # --enforce-eager was given
 
@@ -951,6 +952,8 @@ class RankReport(Identity, PrintedFigures):
     #: Of a deployment whose engines have budgets of their own: prefill | decode.
     group: str | None = None
     host_memory: HostMemory = field(default_factory=HostMemory)
+    #: What other tools measured of its device.
+    files: list[MemoryFile] = field(default_factory=list)
 
     @property
     @computed

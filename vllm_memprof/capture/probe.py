@@ -27,8 +27,8 @@ from typing import Any
 from vllm_memprof.capture.attributes import Fields, reach
 from vllm_memprof.capture.driver_list import DriverError
 from vllm_memprof.capture.owners import Owners
-from vllm_memprof.capture.segments import divide, pools_of
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
+from vllm_memprof.record.segments import divide, pools_of
 from vllm_memprof.units import minus
 
 #: Device -> package of torch that has its runtime as an attribute of that name, and ``_C``.

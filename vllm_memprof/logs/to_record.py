@@ -31,6 +31,7 @@ from vllm_memprof.logs.engine_start import EngineStart, Worker
 from vllm_memprof.logs.figures import ParsedLine, parse_lines
 from vllm_memprof.logs.formats import LOGS, words
 from vllm_memprof.logs.lines import CHUNK_BYTES, oldest_first, read_chunks, read_lines
+from vllm_memprof.logs.memory_files import beside, form_of, read_memory_file
 from vllm_memprof.logs.packed import logs_in
 from vllm_memprof.logs.starts import StartSorter
 from vllm_memprof.logs.workers import core_processes, worker_processes
@@ -87,6 +88,11 @@ def read_log(path: str) -> list[Run]:
         else:
             stream = opened.enter_context(open_file(path))
         for inner, log in logs_in(stream, name):
+            head = next(log, b"")
+            log = chain([head], log)
+            if (kind := form_of(head)) is not None:
+                runs.append(read_memory_file(plain(inner), kind, log))
+                continue
             sorter, failures = sorted_lines(log)
             runs += to_runs(sorter, plain(inner), failures)
             if read:
@@ -100,7 +106,7 @@ def read_log(path: str) -> list[Run]:
             hint="give the log of the engine's start-up, at level INFO or DEBUG:"
             " later lines have no values",
         )
-    return runs
+    return beside(runs)
 
 
 def sorted_lines(

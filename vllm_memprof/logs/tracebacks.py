@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from vllm_memprof.logs.figures import ParsedLine, Prefix
 from vllm_memprof.logs.formats import LOGS
 
-_PHASE_OF = {name: phase for log in LOGS.values() for name, phase in log.phase_of.items()}
+PHASE_OF = {name: phase for log in LOGS.values() for name, phase in log.phase_of.items()}
 _FRAME = re.compile(r'(?:File "(?P<path>[^"]{1,400})")?, line (?P<line>\d+), in (?P<name>\w+)')
 #: Frames of a traceback that are kept, the innermost, and processes whose tracebacks are.
 _MAX_FRAMES, _MAX_TRACEBACKS = 200, 4096
@@ -41,7 +41,7 @@ class Tracebacks:
         if path and "/torch/" not in path and "/torch_npu/" not in path:
             found.site = f"{path.rpartition('/')[2]}:{match['line']}"
         found.chain = [*found.chain, match["name"]][-_MAX_FRAMES:]
-        phase = _PHASE_OF.get(match["name"])
+        phase = PHASE_OF.get(match["name"])
         if phase is not None and (phase != "request" or found.phase is None):
             found.phase = phase
 

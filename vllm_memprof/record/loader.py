@@ -21,6 +21,7 @@ from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.failures import Failure
 from vllm_memprof.record.held import is_held
 from vllm_memprof.record.lines import Event, parse_event, parse_events
+from vllm_memprof.record.memory_files import MemoryFile
 from vllm_memprof.record.samples import Served, dropped_of, load_samples
 from vllm_memprof.record.schema import (
     DAMAGED,
@@ -123,6 +124,7 @@ class ProcessRecord:
     failures: list[Failure] = field(default_factory=list)  # allocations, in the order of events
     losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
     allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
+    files: list[MemoryFile] = field(default_factory=list)  # of other tools, about its device
     weights: Loaded | None = None
     sleeps: list[PrintedSleep] = field(default_factory=list)  # from logs
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests

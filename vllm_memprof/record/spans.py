@@ -26,7 +26,8 @@ BEFORE, AFTER = "before", "after"
 _STRENGTH = MEASURED, DERIVED, ESTIMATED, MODELLED = "measured", "derived", "estimated", "modelled"
 How = Annotated[str, one_of(*_STRENGTH)]
 #: Phases that a process passes for several things -> key of the detail that names the thing.
-_NAMED_BY = {"communicator": "group", "component_load": "name", "stage": "name"}
+_NAMED_BY = {"communicator": "group", "component_load": "name", "stage": "name",
+             "memory_file": "name"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)  # hundreds per rank

@@ -13,8 +13,8 @@ from tests.unit.capture.conftest import START_UP, Run
 from vllm_memprof.capture import failure
 from vllm_memprof.capture.failure import LOGGERS
 from vllm_memprof.capture.recorder import Recorder
-from vllm_memprof.capture.segments import pools_of
 from vllm_memprof.record.failures import asked_for, is_out_of_memory, stage_of
+from vllm_memprof.record.segments import pools_of
 
 #: The allocator calls its observers and raises, as torch_npu does.
 ALLOCATOR = """

@@ -17,7 +17,7 @@ from vllm_memprof.capture import communicators, driver_list, owners
 from vllm_memprof.capture.driver_list import DriverError
 from vllm_memprof.capture.owners import Owners
 from vllm_memprof.capture.probe import Probe, with_later
-from vllm_memprof.capture.segments import divide
+from vllm_memprof.record.segments import divide
 
 MIB = 1 << 20
 

@@ -159,7 +159,8 @@ def owners_of(process: ProcessRecord) -> Owners:
     """Return the owners that follow from the order of events in one process."""
     spans = process.phases
     read = sorted(
-        (edge.snapshot for _, edge in edges_of(spans)), key=lambda snapshot: snapshot.t_ns or 0
+        (edge.snapshot for span, edge in edges_of(spans) if span.phase != "memory_file"),
+        key=lambda snapshot: snapshot.t_ns or 0,
     )
 
     def series(figure: Read) -> Series:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.model import ItemPart, RankReport
+from vllm_memprof.accounting.readings.counters import APP
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.record.spans import (
@@ -25,6 +26,7 @@ from vllm_memprof.units import Amount, either, minus
 
 #: Moments at which the device is divided.
 SERVING_PEAK, FAILURE, LAST_READING, LOG = "serving_peak", "failure", "last_reading", "log"
+FILE = "file"
 FREE, HEADROOM, OVER = "free", "headroom", "over"
 _TITLES = TITLES["owners_at_peak"]
 
@@ -32,8 +34,8 @@ _TITLES = TITLES["owners_at_peak"]
 class DividedDevice(NamedTuple):
     """A device by owner."""
 
-    moment: str  # SERVING_PEAK, FAILURE, LAST_READING, LOG
-    phase: str | None  # of LAST_READING
+    moment: str  # SERVING_PEAK, FAILURE, LAST_READING, LOG, FILE
+    phase: str | None  # of LAST_READING; of FILE their names
     total_bytes: Amount
     owners: list[ItemPart]
     #: The device as it was read after the start-up, which tells what non-torch memory is.
@@ -45,7 +47,7 @@ def divided_device(rank: RankReport) -> DividedDevice | None:
     total = device_total(rank)
     # the last reading before the shutdown that is divided by owner
     read = [
-        (edge.snapshot.t_ns or 0, span.phase, edge.owners)
+        (edge.snapshot.t_ns or 0, span.name, edge.owners)
         for span, edge in edges_of(rank.phases)
         if span.phase != "shutdown"
         and edge.owners is not None
@@ -74,7 +76,25 @@ def divided_device(rank: RankReport) -> DividedDevice | None:
         owners.append(ItemPart(UNEXPLAINED, _TITLES[UNEXPLAINED], rest, how))
         return DividedDevice(LAST_READING, phase, total, owners, memory)
     owners = _as_printed(rank, total)
-    return DividedDevice(LOG, None, total, owners) if len(owners) > 1 else None
+    if len(owners) > 1:
+        return DividedDevice(LOG, None, total, owners)
+    owners, names = _of_files(rank), ", ".join(file.name for file in rank.files)
+    return (
+        DividedDevice(FILE, names, sum(each.bytes for each in owners), owners) if owners else None
+    )
+
+
+def _of_files(rank: RankReport) -> list[ItemPart]:
+    """Return the owners that memory files tell: of torch by frames, of the process by module."""
+    listed = (row for file in reversed(rank.files) for row in file.rows)
+    rows = {row.name: row for row in listed if row.table in ("owners", "modules")}
+    if any(row.table == "owners" for row in rows.values()):
+        rows.pop(APP, None)  # has torch's segments
+    return [
+        ItemPart(name, TITLES["file_rows"].get(name, name), row.bytes, MEASURED)
+        for name, row in rows.items()
+        if row.bytes
+    ]
 
 
 def _at_the_peak(rank: RankReport) -> list[ItemPart]:

@@ -50,6 +50,7 @@ from vllm_memprof.report.sections.base import (
     sentences_of,
 )
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
+from vllm_memprof.report.sections.files import TABLES, memory_files
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.report.sections.oom import OWNER_TITLES
 from vllm_memprof.report.sections.phases import Passage, passages_of
@@ -174,6 +175,10 @@ def first_screen_document(screen: FirstScreen, width: int) -> Document:
             _pairs("", _equation(on, rank)),
         ]
     sections.insert(0 if opening.failed else len(sections), said)
+    if rank is not None:
+        alone = report.run.source == "file"  # then the bar has its owners
+        names = [name for name in TABLES if name != "owners"] if alone else ["owners", "modules"]
+        sections = [*memory_files(on, rank, screen.room(5, 2), names), *sections]
     if opening.bar is not None:
         sections.insert(0, _bars(opening.bar, 30 if on.wide else 20))
     if len(screen.reports) > 1:
@@ -344,7 +349,7 @@ def _device(report: Report, rank: RankReport) -> Bar | None:
         percent = 100 * row.bytes / (total or whole)
         note = _outside(divided) if row.name == "non_torch" else ""
         note = text("over the device") if row.name == OVER else note
-        if row.name == "kv_cache" and format_gib(row.bytes) != format_gib(available):
+        if row.name == "kv_cache" and available and format_gib(row.bytes) != format_gib(available):
             # the answer says what the engine may use; of it the engine allocates whole blocks
             note = text("of {size:gib} available", size=available)
         return Share(
@@ -635,7 +640,7 @@ def _starts(screen: FirstScreen, width: int) -> Section:
 def _not_in_the_log(report: Report) -> list[Line]:
     """Return what a log does not tell, in one line."""
     ranks = report.ranks
-    if not report.run.evidence.partial:
+    if report.run.source != "log":
         return []
     terms = {row.name for rank in ranks for row in rank.budget.terms if row.subtracted}
     known: dict[str, list[object]] = {

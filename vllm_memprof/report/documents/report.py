@@ -19,6 +19,7 @@ from vllm_memprof.report.sections import SECTIONS, sections
 from vllm_memprof.report.sections.audit import audited
 from vllm_memprof.report.sections.base import labels_of, least_grant, sentences_of
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
+from vllm_memprof.report.sections.files import said_of_files
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.tables import UNKNOWN, group_ranks, modelled
 from vllm_memprof.text import Text, join, text
@@ -193,6 +194,7 @@ def granted(report: Report) -> Text:
             "cut_off": evidence.no_kv_cache if run.status == "truncated" else None,
             "reason": run.exit_reason,
             "tokens": min(tokens, default=None),
+            "file": said_of_files(report),
         }
         return sentences_of("unsized", told)
     ranks = _printed(report)

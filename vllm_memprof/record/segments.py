@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from typing import Any
 
-from vllm_memprof.capture.attributes import Fields
+Fields = dict[str, Any]
 
 
 def divide(segments: Iterable[Fields], device: int, reserved: int) -> Fields:
