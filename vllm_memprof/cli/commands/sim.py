@@ -65,8 +65,7 @@ def setup(
 ) -> None:
     """Install an engine stack into an environment of its own, and build the simulated device.
 
-    Goes on where an earlier setup stopped. A second run has nothing to do. Without a network:
-    --download FOLDER where there is one, --offline FOLDER here.
+    Goes on where an earlier setup stopped. A second run has nothing to do.
     """
     for name in extras or []:
         load_extra(name)  # refused before minutes of work
