@@ -81,7 +81,7 @@ _PIP_WORK = re.compile(
 )
 #: The package of an error.
 _PIP_NAMES = re.compile(
-    r"ERROR: No matching distribution found for (\S+)|\s+([^\s=]+==\S+) from .*-r "
+    r"(?:ERROR: No matching distribution found for |\s+(?=\S+==\S+ from .*-r ))(\S+)"
 )
 #: What failed and what to do, of a package and the command of the setup: in a setup from an index,
 #: in one from a folder, and by what pip says.
@@ -278,13 +278,12 @@ def download_stack(
         job.command = f"memprof sim setup --stack {stack.name} --download {folder}"
         steps: list[Step] = [(f"virtual environment, Python {stack.python}", job.make_venv)]
         for chunk in chunks:
-            action = partial(job.download, folder, chunk.requirements(chunk.pins))
-            steps.append((f"download {chunk.title}", partial(action, wheels_for(machine))))
+            asked = chunk.requirements(chunk.pins), wheels_for(machine), None, folder
+            steps.append((f"download {chunk.title}", partial(job.pip, *asked)))
         for build in stack.builds:
             options = ["--no-build-isolation", "--no-binary", build.name]
-            action = partial(job.download, folder, [build.pin], options)
-            env = without_build(Path(work), build)
-            steps.append((f"download {build.name} {build.version}", partial(action, env)))
+            fetch = partial(job.pip, [build.pin], options, without_build(Path(work), build), folder)
+            steps.append((f"download {build.name} {build.version}", fetch))
         job.take(steps)
     return folder_bytes(folder)
 
@@ -390,7 +389,7 @@ class _Setup:
         self.progress.detail(f"{len(missing)} of {len(chunk.pins)} packages")
         if not missing:
             return
-        self._pip(chunk.requirements(missing))
+        self.pip(chunk.requirements(missing))
         left = missing_pins(chunk.pins, self.site_packages)
         if left:
             names = ", ".join(f"{name}=={version}" for name, version in left[:5])
@@ -420,7 +419,7 @@ class _Setup:
             return
         remove_torn(self.site_packages)
         options = ["--no-build-isolation", "--no-binary", build.name]
-        self._pip([build.pin], options, build.env | self.build_env)
+        self.pip([build.pin], options, build.env | self.build_env)
 
     def build_extension(self, build: Build, extension: Extension) -> None:
         """Compile what the package's own build left out of it."""
@@ -433,7 +432,7 @@ class _Setup:
             return
         work.mkdir(parents=True, exist_ok=True)
         options = ["--no-build-isolation", "--no-binary", build.name]
-        self.download(work, [build.pin], options, build.env | self.build_env)
+        self.pip([build.pin], options, build.env | self.build_env, work)
         source = work / "source"
         source.mkdir(exist_ok=True)
         archive = next(work.glob("*.tar.gz"))
@@ -479,22 +478,14 @@ class _Setup:
             raise SetupError(f"{failed[0]}:\nNone", failed[1])
         self.facts = json.loads(report[-1].removeprefix("MEMPROF "))
 
-    def download(
-        self,
-        folder: Path,
-        requirements: list[str],
-        options: list[str],
-        env: dict[str, str] | None = None,
-    ) -> None:
-        self._pip(requirements, [*options, "--dest", str(folder)], env, verb="download")
-
-    def _pip(
+    def pip(
         self,
         requirements: list[str],
-        arguments: Iterable[str] = (),
+        options: Iterable[str] = (),
         env: dict[str, str] | None = None,
-        verb: str = "install",
+        to: Path | None = None,
     ) -> None:
+        """Install packages, or download their files to a folder; their hashes are compared."""
         package = requirements[0].split()[0]
         says = known = _PIP_OFFLINE if self.index else _PIP_FAILED
         failed: list[str] = []
@@ -506,22 +497,22 @@ class _Setup:
                 package, says = path.rsplit("/", 1)[-1], known
                 self.progress.detail(f"{word} {package} {size or ''}".rstrip())
             elif match := _PIP_NAMES.match(line):
-                package = match.group(1) or match.group(2)
+                package = match[1]
             elif line.startswith("Installing collected packages"):
                 self.progress.detail("unpacking")
             says = next((row[1:] for row in _PIP_SAYS if re.search(row[0], line)), says)
             failed[:] = (part.format(package, self.command) for part in says)
 
         keep("")
-        options = "--no-deps --no-input --disable-pip-version-check --progress-bar off"
-        if verb == "install":
-            options += " --no-compile --no-warn-script-location"
+        verb = ["install", "--no-compile", "--no-warn-script-location"]
+        if to is not None:
+            verb = ["download", f"--dest={to}"]
+        common = "--no-deps --no-input --disable-pip-version-check --progress-bar=off"
         with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="memprof-") as stream:
             stream.write("\n".join(requirements))
             stream.flush()
-            command = [str(self.python), "-m", "pip", verb, *options.split(), *self.index]
-            command += [*arguments, "--require-hashes", "-r", stream.name]
-            self._run(command, failed, env, keep)
+            command = [str(self.python), "-m", "pip", *verb, *common.split(), *self.index, *options]
+            self._run([*command, "--require-hashes", "-r", stream.name], failed, env, keep)
 
     def _run(
         self,

@@ -128,14 +128,13 @@ def _plan(config: str, device: str, stack: str | None) -> str:
     if model is None:
         hint = "a line `model: NAME`, as vllm serve --config FILE takes it"
         raise UsageError(f"{config} names no model", hint=hint)
-    own = {"device": device, "stack": stack}
-    plan = Plan.asked(model[1], ["--config", config], own, 600.0)
+    plan = Plan.asked(model[1], ["--config", config], {"device": device, "stack": stack}, 600.0)
     run_dir = default_run_dir(Path(config).stem).absolute()
     run_dir.parent.mkdir(exist_ok=True)
     say(f"planning {config}")
     row = run_plan(plan, run_dir)
-    if row.reason:
-        say(f"{config}: {row.reason}")
+    if not run_dir.exists():
+        raise UsageError(f"{config} was not planned: {row.reason}", hint="memprof sim setup")
     return str(run_dir)
 
 
