@@ -60,6 +60,7 @@ COMPARED = re.compile(r"bytes|tokens|blocks")
 #: Host memory and samples: of the machine and the moment.
 NOT_COMPARED = re.compile(r"\bhost_(rss|shared|memory)|\bsamples\b")
 LISTED = 20
+ROOM_BYTES = 8 * 2**30
 
 
 class Failed(Exception):
@@ -74,6 +75,17 @@ def needed() -> Iterator[str]:
         yield "x86-64: on aarch64 run `make test` itself"
     if not shutil.which("apt-get") or not shutil.which("unshare"):
         yield "Debian or one of its kind: apt-get, unshare"
+
+
+def check_room(folder: Path) -> None:
+    """Refuse a folder without room for a system and a stack.
+
+    Raises:
+        Failed: with what is free.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < ROOM_BYTES:
+        raise Failed(f"{folder} has {free / 2**30:.0f} GiB free, 8 are needed: --folder DIR")
 
 
 class Job:
@@ -300,6 +312,7 @@ def main() -> int:
     folder = given.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     try:
+        check_room(folder)
         return int(execute(Job(folder, given.stack, given.minutes)) > 0)
     except Failed as error:
         print(f"failed\n{error}", file=sys.stderr)
