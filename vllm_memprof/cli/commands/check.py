@@ -62,7 +62,7 @@ def check(
         for name, value in {**given, **typed}.items():
             if value:
                 raise UsageError(f"--{name.replace('_', '-')} means nothing with --init")
-        _propose(read_report(find_run(*run or [None])), room, output, force)
+        _propose(read_report(find_run(run[0] if run else None)), room, output, force)
         return
     if budget is None and (update or baseline is not None or not (typed or plan)):
         raise UsageError(
@@ -104,7 +104,7 @@ def check(
             write_result(ctx, result, check_document)
         return result.ok
 
-    runs = run or [None]
+    runs: list[str | None] = [*run] if run else [None]
     if plan is not None:
         runs = [_plan(config, plan, stack) for config in run or []]
     if [each for each in runs if not is_ok(each)]:
