@@ -3,9 +3,9 @@
 Makes a Debian for aarch64 in a folder, runs it with qemu's user emulation, installs the wheel of
 this tree and a stack there, and plans a tiny model there and here. Compared is each leaf of
 ``report.json`` whose path names bytes, tokens or blocks, except host memory and samples over time.
-Needs root on Debian, x86-64, 8 GB, a package index as pip is configured here, and half an hour to
-two. A second run goes on: what is installed stays. Mounts are the script's own and end with it; the
-kernel's entry for programs of aarch64 is removed if the script made it.
+Needs root on Debian, x86-64, 8 GB, a package index as pip is configured here, and half an hour, on
+a busy machine two. A second run goes on: what is installed stays. Mounts are the script's own and
+end with it; its entry in the kernel for programs of aarch64 is removed.
 
 Exit status 0: no value differs. 1: some do, and are listed. 2: a step failed.
 """
@@ -13,6 +13,7 @@ Exit status 0: no value differs. 1: some do, and are listed. 2: a step failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -113,19 +114,23 @@ class Job:
             log.write(f"\n$ {shlex.join(command)}\n")
             log.flush()
             start = log.tell()
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            why = "--minutes are over"
             try:
-                done = subprocess.run(
-                    command,
-                    env={**os.environ, **(env or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    timeout=max(self.end - time.monotonic(), 1),
-                )
-                why = f"ended with status {done.returncode}"
-            except subprocess.TimeoutExpired:
-                done, why = None, "--minutes are over"
-            if done is None or done.returncode:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    why = f"ended with status {process.wait(max(self.end - time.monotonic(), 1))}"
+            finally:
+                if process.returncode is None:  # with its children
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            if process.returncode:
                 log.seek(start)
                 tail = "".join(f"  {line}\n" for line in log.read().splitlines()[-12:])
                 raise Failed(f"{shlex.join(command)}: {why}\n{tail}all lines: {self.log}")
