@@ -19,7 +19,7 @@ from tests.support.render import render_json
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.cli.commands import check
-from vllm_memprof.errors import UsageError
+from vllm_memprof.errors import MemprofError
 from vllm_memprof.plans import runner
 from vllm_memprof.plans.model import Plan, PlanRow
 
@@ -302,10 +302,10 @@ def test_configurations_are_planned_and_then_checked(tmp_path, monkeypatch) -> N
     assert checked("a.yaml", "b.yaml", "--min-kv-cache", "900GiB").exit_code == 1
     for words, error in (
         (("none.yaml",), "none.yaml names no model"),
-        (("absent.yaml",), "cannot read absent.yaml: No such file"),
+        (("absent.yaml",), "there is no file absent.yaml"),
         (("lost.yaml",), "lost.yaml was not planned: no stack"),
         (("a.yaml", "b.yaml", "--junit", "x"), "are for one run"),
     ):
         failed = checked(*words).exception
-        assert isinstance(failed, UsageError)
+        assert isinstance(failed, MemprofError)
         assert error in failed.message

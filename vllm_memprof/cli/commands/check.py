@@ -23,6 +23,7 @@ from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
 from vllm_memprof.cli.options import OUTPUT, Options, command_app
 from vllm_memprof.cli.show import draw, find_run, say, write_out, write_result
 from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.files import reading
 from vllm_memprof.sources import read_report
 
 #: Exit status of a run that is over its budget.
@@ -115,16 +116,16 @@ def _plan(config: str, device: str, stack: str | None) -> str:
     """Plan what a file of vLLM's ``--config`` serves; return the run folder.
 
     Raises:
-        UsageError: it cannot be read, or names no model.
+        UsageError: it names no model, or no plan was begun.
+        RunRecordError: it cannot be read.
     """
     from vllm_memprof.launch.folder import default_run_dir
     from vllm_memprof.plans.model import Plan
     from vllm_memprof.plans.runner import run_plan
 
-    try:
-        model = re.search(r"^model:\s*[\"']?([^\"'#\s]+)", Path(config).read_text(), re.MULTILINE)
-    except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"cannot read {config}: {getattr(exc, 'strerror', exc)}") from exc
+    with reading(config):
+        text = Path(config).read_text(encoding="utf-8", errors="replace")
+    model = re.search(r"^model:\s*[\"']?([^\"'#\s]+)", text, re.MULTILINE)
     if model is None:
         hint = "a line `model: NAME`, as vllm serve --config FILE takes it"
         raise UsageError(f"{config} names no model", hint=hint)
