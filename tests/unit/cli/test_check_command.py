@@ -304,7 +304,8 @@ def test_configurations_are_planned_and_then_checked(tmp_path, monkeypatch) -> N
         (("none.yaml",), "none.yaml names no model"),
         (("absent.yaml",), "there is no file absent.yaml"),
         (("lost.yaml",), "lost.yaml was not planned: no stack"),
-        (("a.yaml", "b.yaml", "--junit", "x"), "are for one run"),
+        (("a.yaml", "b.yaml", "--junit", "x"), "are of one run"),
+        (("a.yaml", "b.yaml", "--format", "json"), "are of one run"),
     ):
         failed = checked(*words).exception
         assert isinstance(failed, MemprofError)

@@ -73,8 +73,9 @@ def check(
         )
     if margin and not update:
         raise UsageError("--margin means nothing with a check without --init or --update-baseline")
-    if len(run or []) > 1 and (output or junit or update):
-        raise UsageError("--output, --junit and --update-baseline are for one run")
+    document = output or ctx.params["format_name"] in ("json", "html")
+    if len(run or []) > 1 and (document or junit or update):
+        raise UsageError("a file, JSON, HTML and --update-baseline are of one run")
     text, limits = _read_budget(budget, baseline, typed)
     before = None if baseline is None else read_report(baseline)
 
