@@ -425,14 +425,14 @@ def main(arguments: list[str] | None = None) -> int:
     unlimited = {normalize(name) for name in given.unlimited}
     roots, others = resolve(like, release, vllm, unlimited)
     text = lock_text(roots, others)
-    pins = [pin for chunk in parse_lock(text) for pin in chunk.pins]
-    text = with_hashes(text, hashes_of(pins))
     if given.compare:
         print("\n".join(differences(like.sources[1].read_text(), text)) or "the same")
         return 0
     if roots["vllm-ascend"]["url"].endswith(".whl") == (len(like.builds) > 1):
         parser.error("--like: a stack whose vllm-ascend comes as this one's, wheel or source")
     name = f"vllm-ascend-{release}"
+    pins = [pin for chunk in parse_lock(text) for pin in chunk.pins]
+    text = with_hashes(text, hashes_of(pins))
     (STACKS_DIR / f"{name}.lock").write_text(text)
     (STACKS_DIR / f"{name}.toml").write_text(toml_text(like, name, release, roots))
     print(f"wrote {name}.lock and {name}.toml in {STACKS_DIR}: read them")
