@@ -18,10 +18,10 @@ DEMO_sglang := --tp-size 2 --context-length 65536 --max-running-requests 8
 # Bytecode is kept, also where the environment says not to: every engine process would compile its modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo add-stack test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan bench-sweep accuracy models golden samples check sim sim-all sim-every dist clean
+.PHONY: help demo add-stack test test-full test-arm64 checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan bench-sweep accuracy models golden samples check sim sim-all sim-every dist clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -56,6 +56,9 @@ test-full: sim-every  ## What CI leaves out, because other tests come through th
 	$(BIN)/python -m pytest -n 2 -m full tests/unit scripts/tests
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m "alone and full" tests/integration
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "full and not alone" tests/integration
+
+test-arm64: sim  ## Plans on an emulated aarch64, each byte compared with those here (root, Debian, an hour); ARGS="--folder DIR"
+	nice -n 19 $(BIN)/python -m scripts.arm64 --stack $(STACK) $(ARGS)
 
 test-unit: $(STAMP)  ## Unit tests: no engine, no device
 	$(BIN)/python -m pytest -n 3 -m "not full" --durations=20 tests/unit tests/golden scripts/tests

@@ -3,7 +3,8 @@
 Writes the stack's two files (``--lock`` stops there), sets it up and checks it: calls that nobody
 has implemented, a tiny model with graphs, eagerly and on two ranks, values that nobody computed.
 ``--check NAME`` only checks a stack, of any engine; ``--compare NAME`` makes the lock of a stack
-anew and prints what differs. Each line that says FAILED names the file that it goes into. Needs one
+anew and prints what differs; ``--hashes`` asks the index for the hashes of all locks and writes
+them, no other pin or line. Each line that says FAILED names the file that it goes into. Needs one
 stack that is set up: its Python prepares the metadata of what is built from source.
 """
 
@@ -25,7 +26,9 @@ from packaging.requirements import Requirement
 
 from vllm_memprof.sim.runtime import stack_state
 from vllm_memprof.sim.selftest import run_selftest
+from vllm_memprof.sim.setup import MACHINES, wheels_for, without_build
 from vllm_memprof.sim.stacks import (
+    EXTRAS_DIR,
     STACKS_DIR,
     Stack,
     default_prefix,
@@ -35,7 +38,8 @@ from vllm_memprof.sim.stacks import (
     parse_lock,
 )
 
-Report = dict[str, dict[str, Any]]  # normalized name -> pip's metadata, "url" beside
+Report = dict[str, dict[str, Any]]  # normalized name -> pip's metadata, "url" and "sha256" beside
+Hashes = dict[tuple[str, str], list[str]]  # (normalized name, version) -> of its wheels
 
 #: Packages that are installed as they are named, without what they ask for: a stack has no CUDA.
 ROOTS = ("torch", "torch-npu", "torchvision", "torchaudio", "vllm", "vllm-ascend")
@@ -98,30 +102,86 @@ def write_stub(folder: Path, name: str, version: str) -> None:
             wheel.writestr(f"{stem}.dist-info/{file}", text)
 
 
-def ask_pip(like: Stack, requirements: Iterable[str], *options: str, **env: str) -> Report:
-    """Return the metadata of what pip would install into a stack that is set up.
+def ask_pip(like: Stack | None, requirements: Iterable[str], *options: str, **env: str) -> Report:
+    """Return the metadata of what pip would install: into a stack that is set up, or anywhere.
 
     Raises:
         SystemExit: pip found no answer; with its own words.
     """
-    prefix = default_prefix(like.name)
-    given = {key: value for build in like.builds for key, value in build.env.items()} | env
-    given["LD_LIBRARY_PATH"] = str(prefix / "left_out")
+    python = sys.executable
+    if like is not None:
+        prefix = default_prefix(like.name)
+        python = str(prefix / "bin/python")
+        env = {key: value for build in like.builds for key, value in build.env.items()} | env
+        env["LD_LIBRARY_PATH"] = str(prefix / "left_out")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [
-            str(prefix / "bin/python"), "-m", "pip", "install", "--quiet", "--dry-run",
+            python, "-m", "pip", "install", "--quiet", "--dry-run",
             "--ignore-installed", "--no-build-isolation", "--report", str(report),
             *options, *requirements,
         ]  # fmt: skip
-        done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True)
+        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"pip: {done.stderr[-3000:]}")
         found = json.loads(report.read_text())["install"]
     return {
-        normalize(row["metadata"]["name"]): {**row["metadata"], "url": row["download_info"]["url"]}
+        normalize(row["metadata"]["name"]): {
+            **row["metadata"],
+            "url": row["download_info"]["url"],
+            "sha256": row["download_info"]["archive_info"]["hashes"]["sha256"],
+        }
         for row in found
     }
+
+
+def hashes_of(pins: Iterable[tuple[str, str]]) -> Hashes:
+    """Return the hash of each pin's wheel for every machine, once where they take the same."""
+    hashes: Hashes = {pin: [] for pin in pins}
+    for machine in MACHINES:
+        left = list(hashes)
+        while left:
+            together = dict(reversed(left))  # pip takes one version of a package at a time
+            left = [pin for pin in left if together[pin[0]] != pin[1]]
+            asked = [f"{name}=={version}" for name, version in together.items()]
+            options = ["--no-deps", "--target", tempfile.gettempdir(), *wheels_for(machine)]
+            options += ["--python-version", load_stack().python]
+            for name, row in ask_pip(None, asked, *options).items():
+                found = hashes[name, together[name]]
+                found += [row["sha256"]] * (row["sha256"] not in found)
+    return hashes
+
+
+def with_hashes(text: str, hashes: Hashes) -> str:
+    """Return a lock with these hashes in place of those that it has."""
+    bare = re.sub(r"(?: \\\n)?\s+--hash=\S+", "", text)
+    return re.sub(
+        r"(?m)^([\w.-]+)==(\S+)$",
+        lambda pin: " \\\n    --hash=sha256:".join([pin[0], *hashes[normalize(pin[1]), pin[2]]]),
+        bare,
+    )
+
+
+def with_source_hash(text: str, name: str, row: dict[str, Any]) -> str:
+    """Return a stack's file with the version and hash of what is built from source."""
+    pin = f'"{name}=={row["version"]} --hash=sha256:{row["sha256"]}"'
+    return re.sub(rf'"{name}==[^"]+"', pin, text)
+
+
+def write_hashes() -> None:
+    """Write the hashes of every lock, and of what stacks build from source."""
+    stacks = list_stacks()
+    locks = [*(stack.sources[1] for stack in stacks), *EXTRAS_DIR.glob("*.lock")]
+    pins = [pin for lock in locks for chunk in parse_lock(lock.read_text()) for pin in chunk.pins]
+    hashes = hashes_of(dict.fromkeys(pins))
+    for lock in locks:
+        lock.write_text(with_hashes(lock.read_text(), hashes))
+    for path, build in ((stack.sources[0], build) for stack in stacks for build in stack.builds):
+        with tempfile.TemporaryDirectory() as folder:
+            pin, env = f"{build.name}=={build.version}", without_build(Path(folder), build)
+            rows = ask_pip(None, [pin], "--no-deps", "--no-binary", build.name, **env)
+        name = build.name.replace("-", "_")
+        path.write_text(with_source_hash(path.read_text(), name, rows[build.name]))
 
 
 def needs(metadata: dict[str, Any]) -> Iterator[Requirement]:
@@ -201,8 +261,8 @@ def lock_text(roots: Report, others: Report) -> str:
     for part in range(PARTS):
         title = f"libraries of the engine, part {part + 1} of {PARTS}"
         chunks[title] = rest[part * size : (part + 1) * size]
-    rows = {**others, **roots}
     text = HEAD
+    rows = {**others, **roots}
     for title, names in chunks.items():
         pins = [f"{rows[name]['name']}=={rows[name]['version']}\n" for name in names]
         text += f"# chunk: {title}\n{''.join(pins)}"
@@ -215,9 +275,10 @@ def toml_text(like: Stack, name: str, release: str, roots: Report) -> str:
     old_vllm, vllm = str(like.version_of("vllm")), str(roots["vllm"]["version"])
     text = text.replace(like.name, name)
     text = text.replace(f"vllm-ascend {like.engine_version}", f"vllm-ascend {release}")
-    text = re.sub(r"(vllm_ascend==)[^\"]+", rf"\g<1>{release}", text)
+    for package in ("vllm", "vllm_ascend"):
+        text = with_source_hash(text, package, roots[normalize(package)])
     text = re.sub(r'(?m)^(engine_version = ").*(")', rf"\g<1>{release}\g<2>", text)
-    for before in ("vLLM ", "vllm==", 'VLLM_VERSION_OVERRIDE = "'):
+    for before in ("vLLM ", 'VLLM_VERSION_OVERRIDE = "'):
         text = text.replace(f"{before}{old_vllm}", f"{before}{vllm}")
     for package in ("torch", "torch_npu"):
         version = str(roots[normalize(package)]["version"]).split("+")[0]
@@ -340,6 +401,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lock", action="store_true", help="only write the two files")
     parser.add_argument("--check", metavar="STACK", help="only check a stack")
     parser.add_argument("--compare", metavar="STACK", help="its lock, made anew")
+    parser.add_argument("--hashes", action="store_true", help="write those of all locks anew")
     parser.add_argument(
         "--unlimited", action="append", default=[], metavar="PACKAGE",
         help="do not keep vllm-ascend's range of this package",
@@ -352,6 +414,9 @@ def main(arguments: list[str] | None = None) -> int:
         stack = load_stack(given.check)
         others = [each for each in ready if each.name != stack.name and each.engine == stack.engine]
         return int(check(stack, load_stack(given.like) if given.like else [*others, stack][0]) > 0)
+    if given.hashes:
+        write_hashes()
+        return 0
     release = load_stack(given.compare).engine_version if given.compare else given.release
     if release is None:
         parser.error("a release, --check or --compare")
@@ -366,6 +431,8 @@ def main(arguments: list[str] | None = None) -> int:
     if roots["vllm-ascend"]["url"].endswith(".whl") == (len(like.builds) > 1):
         parser.error("--like: a stack whose vllm-ascend comes as this one's, wheel or source")
     name = f"vllm-ascend-{release}"
+    pins = [pin for chunk in parse_lock(text) for pin in chunk.pins]
+    text = with_hashes(text, hashes_of(pins))
     (STACKS_DIR / f"{name}.lock").write_text(text)
     (STACKS_DIR / f"{name}.toml").write_text(toml_text(like, name, release, roots))
     print(f"wrote {name}.lock and {name}.toml in {STACKS_DIR}: read them")

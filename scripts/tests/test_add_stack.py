@@ -13,7 +13,13 @@ from vllm_memprof.sim.stacks import load_stack, parse_lock
 
 
 def row(name: str, version: str, *asked: str, url: str = "x.whl") -> dict[str, Any]:
-    return {"name": name, "version": version, "requires_dist": list(asked), "url": url}
+    return {
+        "name": name,
+        "version": version,
+        "requires_dist": list(asked),
+        "url": url,
+        "sha256": "ab",
+    }
 
 
 ROOTS = {
@@ -59,10 +65,10 @@ def test_the_other_file_is_that_of_a_stack_like_it() -> None:
     text = add_stack.toml_text(like, "vllm-ascend-0.26.0rc1", "0.26.0rc1", ROOTS)
     assert "0.23.0" not in text
     assert 'engine_version = "0.26.0rc1"' in text
-    assert 'requirement = "vllm==0.26.0"' in text
+    assert 'requirement = "vllm==0.26.0 --hash=sha256:ab"' in text
     source = load_stack("vllm-ascend-0.30.0rc2")
     text = add_stack.toml_text(source, "vllm-ascend-0.26.0rc1", "0.26.0rc1", ROOTS)
-    assert 'requirement = "vllm_ascend==0.26.0rc1"' in text
+    assert 'requirement = "vllm_ascend==0.26.0rc1 --hash=sha256:ab"' in text
 
 
 def test_a_stub_is_a_wheel(tmp_path: Path) -> None:
@@ -112,4 +118,45 @@ def test_each_failure_names_its_file() -> None:
         ("equation: none for this release (TP1)", "equations.toml"),
         ("hook w.profile_run: missing", "hooks.json"),
         ("aclrtNew is not implemented: the call fails", "0002-unimplemented-calls-fail.md"),
+    ]
+
+
+def test_hashes_take_the_place_of_those_that_a_lock_has() -> None:
+    text = "# chunk: a\nB_c==2 \\\n    --hash=sha256:old \\\n    --hash=sha256:older\nd==1\n"
+    hashes = {("b-c", "2"): ["x86", "arm"], ("d", "1"): ["pure"]}
+    assert add_stack.with_hashes(text, hashes) == (
+        "# chunk: a\nB_c==2 \\\n    --hash=sha256:x86 \\\n    --hash=sha256:arm\n"
+        "d==1 \\\n    --hash=sha256:pure\n"
+    )
+
+
+def test_two_versions_are_asked_for_one_after_the_other(monkeypatch) -> None:
+    calls = []
+
+    def ask(like, asked, *options, **env):
+        machine = "aarch64" if any("aarch64" in option for option in options) else "x86_64"
+        calls.append((machine, list(asked)))
+        pins = [line.split("==") for line in asked]
+        return {
+            name: row(name, at) | {"sha256": f"{name}{at}{machine * (name == 'a')}"}
+            for name, at in pins
+        }
+
+    monkeypatch.setattr(add_stack, "ask_pip", ask)
+    assert add_stack.hashes_of([("a", "1"), ("b", "1"), ("a", "2")]) == {
+        ("a", "1"): ["a1x86_64", "a1aarch64"],
+        ("a", "2"): ["a2x86_64", "a2aarch64"],
+        ("b", "1"): ["b1"],
+    }
+    assert [sorted(asked) for machine, asked in calls if machine == "x86_64"] == [
+        ["a==1", "b==1"],
+        ["a==2"],
+    ]
+
+
+def test_a_source_distribution_keeps_no_old_hash() -> None:
+    text = 'requirement = "vllm==0.13.0 --hash=sha256:00"\nrequirement = "vllm_ascend==0.1"\n'
+    assert add_stack.with_source_hash(text, "vllm", row("vllm", "2")).splitlines() == [
+        'requirement = "vllm==2 --hash=sha256:ab"',
+        'requirement = "vllm_ascend==0.1"',
     ]

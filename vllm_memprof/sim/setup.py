@@ -1,6 +1,7 @@
 """``memprof sim setup``: an engine environment of its own for a simulated stack.
 
-In: a stack's lock file, a package index through the user's own pip configuration, a C++ compiler.
+In: a stack's lock file, a package index through the user's own pip configuration or a folder of
+its files (``download_stack``), a C++ compiler.
 Out: the folder that runtime.py describes. Runs in the launcher's process; every step is a child
 process.
 
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -33,7 +34,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Protocol
 
-from vllm_memprof.errors import SetupError
+from vllm_memprof.errors import SetupError, UsageError
 from vllm_memprof.sim.build import build_left_out, build_shim, find_compiler
 from vllm_memprof.sim.extensions import build_extension, target_of
 from vllm_memprof.sim.extensions import fingerprint as extension_fingerprint
@@ -67,6 +68,7 @@ from vllm_memprof.version import __version__
 
 #: The C library that torch_npu's and vllm-ascend's wheels are built for (manylinux_2_34).
 MIN_GLIBC = (2, 34)
+MACHINES = ("x86_64", "aarch64")
 VERIFY_SCRIPT = Path(__file__).parent / "engine" / "verify.py"
 #: A verification that takes longer is stuck; it imports the whole engine from a cold disk.
 VERIFY_TIMEOUT_S = 900.0
@@ -77,6 +79,43 @@ _KEPT_LINES = 60
 _PIP_WORK = re.compile(
     r"\s*(Collecting|Downloading|Processing|Building wheel for)\s+(\S+)(?:.*?(\([\d.]+ [kMG]B\)))?"
 )
+#: The package of an error.
+_PIP_NAMES = re.compile(
+    r"(?:ERROR: No matching distribution found for |\s+(?=\S+==\S+ from .*-r ))(\S+)"
+)
+#: What failed and what to do, of a package and the command of the setup: in a setup from an index,
+#: in one from a folder, and by what pip says.
+_PIP_FAILED = (
+    "pip could not install {}",
+    "check the network and pip's configuration (index, proxy), then {1}   "
+    "(finished packages are kept)",
+)
+_PIP_OFFLINE = ("{} could not be installed from the folder", "{1} --download FOLDER fills it")
+_PIP_SAYS = (
+    (
+        "DO NOT MATCH THE HASHES",
+        "the file of {} is not the one that the lock names",
+        "take an index with the files as they were published, then {1}",
+    ),
+    (
+        "connection broken by|Read timed out|IncompleteRead",
+        "the package index was not reached for {}",
+        "check the network and pip's configuration (index, proxy), then {1}   "
+        "(finished packages are kept); without a network: --download FOLDER where there is one, "
+        "and --offline FOLDER here",
+    ),
+)
+#: The build backend of a source distribution that is downloaded: pip wants its metadata, and the
+#: engines' own backends want torch for it.
+_NO_BUILD = """
+import os
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    source = os.environ["MEMPROF_SOURCE"]
+    os.mkdir(os.path.join(folder, source + ".dist-info"))
+    with open(os.path.join(folder, source + ".dist-info/METADATA"), "w") as stream:
+        stream.write("Metadata-Version: 2.1\\nName: %s\\nVersion: %s\\n" % tuple(source.split("-")))
+    return source + ".dist-info"
+"""
 
 
 def print_nothing(line: str) -> None:
@@ -123,6 +162,7 @@ def setup_stack(
     progress: SetupProgress | None = None,
     force: bool = False,
     run: RunCommand | None = None,
+    offline: Path | None = None,
 ) -> SetupResult:
     """Make a stack ready to run, or find it ready.
 
@@ -132,6 +172,7 @@ def setup_stack(
         progress: told what happens.
         force: build the device and verify also where everything is there.
         run: runs a command and hands on its lines; for tests.
+        offline: folder with all files of the stack; no index is asked.
 
     Raises:
         UsageError: no such stack.
@@ -149,7 +190,7 @@ def setup_stack(
 
     if not force and stack_state(stack, folder) == "ready":
         return result(changed=False)
-    job = _Setup(stack, folder, progress or _SilentSetup(), run or run_command)
+    job = _Setup(stack, folder, progress, run, offline)
     try:
         with _locked(folder, job.progress):
             if not force and stack_state(stack, folder) == "ready":
@@ -177,6 +218,7 @@ def add_extra(
     name: str,
     progress: SetupProgress | None = None,
     run: RunCommand | None = None,
+    offline: Path | None = None,
 ) -> bool:
     """Install packages beside those of a stack that is set up.
 
@@ -184,7 +226,7 @@ def add_extra(
         result: of ``setup_stack``.
         name: of ``data/extras``.
         progress: told what happens.
-        run: see ``setup_stack``.
+        run, offline: see ``setup_stack``.
 
     Returns:
         False: they were there.
@@ -194,12 +236,56 @@ def add_extra(
         SetupError: pip failed.
     """
     chunks = load_extra(name)
-    job = _Setup(result.stack, result.prefix, progress or _SilentSetup(), run or run_command)
+    job = _Setup(result.stack, result.prefix, progress, run, offline)
     missing = any(missing_pins(chunk.pins, job.site_packages) for chunk in chunks)
     if missing:
         with _locked(result.prefix, job.progress):
             job.take([_install(job, chunk) for chunk in chunks])
     return missing
+
+
+def download_stack(
+    name: str | None,
+    folder: Path,
+    machine: str | None = None,
+    extras: Iterable[str] = (),
+    progress: SetupProgress | None = None,
+    run: RunCommand | None = None,
+) -> int:
+    """Fill a folder with all files that a setup without a network needs.
+
+    Args:
+        name: of the stack; default: the newest.
+        folder: of the files; those that are there are kept.
+        machine: of ``MACHINES``, on which the setup will be; default: as this one.
+        extras: of ``data/extras``, packages beside.
+        progress: told what happens.
+        run: see ``setup_stack``.
+
+    Returns:
+        The bytes in it.
+
+    Raises:
+        UsageError: no such stack or machine.
+        SetupError: a step failed.
+    """
+    stack, machine = load_stack(name), machine or platform.machine()
+    if machine not in MACHINES:
+        raise UsageError(f"no stack runs on {machine}", f"--machine {' or '.join(MACHINES)}")
+    chunks = [*stack.chunks, *(chunk for extra in extras for chunk in load_extra(extra))]
+    with tempfile.TemporaryDirectory(prefix="memprof-download-") as work:
+        job = _Setup(stack, Path(work) / "venv", progress, run)
+        job.command = f"memprof sim setup --stack {stack.name} --download {folder}"
+        steps: list[Step] = [(f"virtual environment, Python {stack.python}", job.make_venv)]
+        for chunk in chunks:
+            asked = chunk.requirements(chunk.pins), wheels_for(machine), None, folder
+            steps.append((f"download {chunk.title}", partial(job.pip, *asked)))
+        for build in stack.builds:
+            options = ["--no-build-isolation", "--no-binary", build.name]
+            fetch = partial(job.pip, [build.pin], options, without_build(Path(work), build), folder)
+            steps.append((f"download {build.name} {build.version}", fetch))
+        job.take(steps)
+    return folder_bytes(folder)
 
 
 Step = tuple[str, Callable[[], None]]
@@ -209,12 +295,19 @@ class _Setup:
     """The steps of one setup."""
 
     def __init__(
-        self, stack: Stack, prefix: Path, progress: SetupProgress, run: RunCommand
+        self,
+        stack: Stack,
+        prefix: Path,
+        progress: SetupProgress | None,
+        run: RunCommand | None,
+        offline: Path | None = None,
     ) -> None:
         self.stack = stack
         self.prefix = prefix
-        self.progress = progress
-        self.run = run
+        self.command = setup_command(stack, prefix)
+        self.progress = progress or _SilentSetup()
+        self.run = run or run_command
+        self.index = ["--no-index", "--find-links", str(offline.absolute())] if offline else []
         self.python = prefix / "bin" / "python"
         self.site_packages = prefix / "lib" / f"python{stack.python}" / "site-packages"
         #: of a build, which may import torch
@@ -223,8 +316,9 @@ class _Setup:
 
     def execute(self) -> dict[str, object]:
         (self.prefix / STAMP).unlink(missing_ok=True)
+        size = f"; at most {self.stack.download_bytes / 2**30:.1f} GiB will be downloaded"
         steps: list[Step] = [
-            ("check this machine", self.check_machine),
+            (f"check this machine{'' if self.index else size}", self.check_machine),
             (f"virtual environment, Python {self.stack.python}", self.make_venv),
             *(_install(self, chunk) for chunk in self.stack.chunks),
             ("build stand-ins for CUDA libraries that are left out", self.build_left_out),
@@ -277,9 +371,11 @@ class _Setup:
         self.progress.detail(f"from {interpreter}")
         self._run(
             [interpreter, "-m", "venv", str(self.prefix)],
-            f"{interpreter} could not make a virtual environment",
-            "Debian and Ubuntu keep it in a package of its own: "
-            f"apt install python{self.stack.python}-venv",
+            (
+                f"{interpreter} could not make a virtual environment",
+                "Debian and Ubuntu keep it in a package of its own: "
+                f"apt install python{self.stack.python}-venv",
+            ),
         )
 
     def install_chunk(self, chunk: Chunk) -> None:
@@ -293,10 +389,7 @@ class _Setup:
         self.progress.detail(f"{len(missing)} of {len(chunk.pins)} packages")
         if not missing:
             return
-        with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="memprof-") as requirements:
-            requirements.write("".join(f"{name}=={version}\n" for name, version in missing))
-            requirements.flush()
-            self._pip(["-r", requirements.name], chunk.title)
+        self.pip(chunk.requirements(missing))
         left = missing_pins(chunk.pins, self.site_packages)
         if left:
             names = ", ".join(f"{name}=={version}" for name, version in left[:5])
@@ -326,7 +419,7 @@ class _Setup:
             return
         remove_torn(self.site_packages)
         options = ["--no-build-isolation", "--no-binary", build.name]
-        self._pip([*options, build.pin], build.pin, build.env | self.build_env)
+        self.pip([build.pin], options, build.env | self.build_env)
 
     def build_extension(self, build: Build, extension: Extension) -> None:
         """Compile what the package's own build left out of it."""
@@ -338,14 +431,13 @@ class _Setup:
             self.progress.detail("already there")
             return
         work.mkdir(parents=True, exist_ok=True)
-        options = ["--no-build-isolation", "--no-binary", build.name, "--dest", str(work)]
-        env = build.env | self.build_env
-        self._pip([*options, build.pin], build.pin, env, verb="download")
+        options = ["--no-build-isolation", "--no-binary", build.name]
+        self.pip([build.pin], options, build.env | self.build_env, work)
         source = work / "source"
         source.mkdir(exist_ok=True)
         archive = next(work.glob("*.tar.gz"))
         command = ["tar", "-xzf", str(archive), "--strip-components=1", "-C", str(source)]
-        self._run(command, f"{archive} cannot be unpacked")
+        self._run(command, [f"{archive} cannot be unpacked"])
         self.progress.detail(f"compiling {len(extension.sources)} files, some minutes")
         build_extension(extension, source, target, compiler)
         shutil.rmtree(work)
@@ -371,60 +463,72 @@ class _Setup:
     def verify(self) -> None:
         """Import the engine, which also compiles its Python, and allocate on an own device."""
         lines: list[str] = []
-        failed = "the engine does not work on the simulated device"
-        hint = "memprof sim setup --force builds it again"
+        failed = (
+            "the engine does not work on the simulated device",
+            "memprof sim setup --force builds it again",
+        )
         with tempfile.TemporaryDirectory(prefix="memprof-sim-verify-") as folder:
             env = engine_env(load_profile("ascend910b"), self.prefix)
             env["MEMPROF_SIM_STATE"] = f"{folder}/state"
             command = ["timeout", str(VERIFY_TIMEOUT_S), str(self.python), str(VERIFY_SCRIPT)]
             command.append(self.stack.engine)
-            self._run(command, failed, hint, env, lines.append)
+            self._run(command, failed, env, lines.append)
         report = [line for line in lines if line.startswith("MEMPROF ")]
         if not report:
-            raise SetupError(f"{failed}:\nNone", hint)
+            raise SetupError(f"{failed[0]}:\nNone", failed[1])
         self.facts = json.loads(report[-1].removeprefix("MEMPROF "))
 
-    def _pip(
+    def pip(
         self,
-        arguments: list[str],
-        what: str,
+        requirements: list[str],
+        options: Iterable[str] = (),
         env: dict[str, str] | None = None,
-        verb: str = "install",
+        to: Path | None = None,
     ) -> None:
-        package = what
+        """Install packages, or download their files to a folder; their hashes are compared."""
+        package = requirements[0].split()[0]
+        says = known = _PIP_OFFLINE if self.index else _PIP_FAILED
+        failed: list[str] = []
 
         def keep(line: str) -> None:
-            nonlocal package
+            nonlocal package, says
             if match := _PIP_WORK.match(line):
                 word, path, size = match.groups()
-                package = path.rsplit("/", 1)[-1]
+                package, says = path.rsplit("/", 1)[-1], known
                 self.progress.detail(f"{word} {package} {size or ''}".rstrip())
-            elif match := re.match(r"ERROR: No matching distribution found for (\S+)", line):
-                package = match.group(1)
+            elif match := _PIP_NAMES.match(line):
+                package = match[1]
             elif line.startswith("Installing collected packages"):
                 self.progress.detail("unpacking")
+            says = next((row[1:] for row in _PIP_SAYS if re.search(row[0], line)), says)
+            failed[:] = (part.format(package, self.command) for part in says)
 
-        options = "--no-deps --no-input --disable-pip-version-check --progress-bar off"
-        if verb == "install":
-            options += " --no-compile --no-warn-script-location"
-        self._run(
-            [str(self.python), "-m", "pip", verb, *options.split(), *arguments],
-            lambda: f"pip could not install {package}",
-            "check the network and pip's configuration (index, proxy), then "
-            f"{setup_command(self.stack, self.prefix)}   (finished packages are kept)",
-            env,
-            keep,
-        )
+        keep("")
+        verb = ["install", "--no-compile", "--no-warn-script-location"]
+        if to is not None:
+            verb = ["download", f"--dest={to}"]
+        common = "--no-deps --no-input --disable-pip-version-check --progress-bar=off"
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="memprof-") as stream:
+            stream.write("\n".join(requirements))
+            stream.flush()
+            command = [str(self.python), "-m", "pip", *verb, *common.split(), *self.index, *options]
+            self._run([*command, "--require-hashes", "-r", stream.name], failed, env, keep)
 
     def _run(
         self,
         command: list[str],
-        failed: str | Callable[[], str],
-        hint: str | None = None,
+        failed: Sequence[str],
         env: dict[str, str] | None = None,
         keep: Callable[[str], None] = print_nothing,
     ) -> None:
-        """Run a command; where it fails, say what failed and why by its last lines."""
+        """Run a command; where it fails, say what failed and why by its last lines.
+
+        Args:
+            command: the command.
+            failed: read when it has failed: what, and what to do.
+            env: besides the user's.
+            keep: takes each of its lines.
+        """
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
         def listen(line: str) -> None:
@@ -436,8 +540,8 @@ class _Setup:
             tail = tail_of(list(lines))
             if command[0] == "timeout" and status == TIME_WAS_UP:
                 tail = f"  it did not end within {command[1]} s; its last lines:\n{tail}"
-            what = failed if isinstance(failed, str) else failed()
-            raise SetupError(f"{what}:\n{tail}", hint)
+            what, *hint = failed
+            raise SetupError(f"{what}:\n{tail}", *hint)
 
 
 def _install(job: _Setup, chunk: Chunk) -> Step:
@@ -493,7 +597,34 @@ def clean_env() -> dict[str, str]:
     """
     leaks = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     uncompiled = {"PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
-    return {key: value for key, value in os.environ.items() if key not in leaks | uncompiled}
+    kept = {key: value for key, value in os.environ.items() if key not in leaks | uncompiled}
+    return {"PIP_RESUME_RETRIES": "5"} | kept  # pip from 25.1 on
+
+
+def without_build(folder: Path, build: Build) -> dict[str, str]:
+    """Return what pip's environment needs to take a source distribution as it is.
+
+    Args:
+        folder: for a build backend.
+        build: the package.
+    """
+    backend = folder / "setuptools/build_meta.py"
+    backend.parent.mkdir(parents=True, exist_ok=True)
+    backend.with_name("__init__.py").touch()
+    backend.write_text(_NO_BUILD)
+    source = f"{build.name.replace('-', '_')}-{build.version}"
+    return {"PYTHONPATH": str(folder), "MEMPROF_SOURCE": source}
+
+
+def wheels_for(machine: str) -> list[str]:
+    """Return pip's options for the wheels that the stacks take on a machine, here or elsewhere.
+
+    Args:
+        machine: of ``MACHINES``.
+    """
+    kinds = [f"manylinux_2_{minor}" for minor in range(MIN_GLIBC[1], 4, -1)]
+    kinds += ["manylinux2014", "manylinux2010", "manylinux1", "linux"]
+    return ["--only-binary=:all:", *(f"--platform={kind}_{machine}" for kind in kinds)]
 
 
 def check_platform() -> None:
@@ -503,7 +634,7 @@ def check_platform() -> None:
         SetupError: not Linux on x86-64 or aarch64 with a recent C library.
     """
     system, machine = platform.system(), platform.machine()
-    if system != "Linux" or machine not in {"x86_64", "AMD64", "aarch64"}:
+    if system != "Linux" or machine not in MACHINES:
         raise SetupError(
             f"the simulated stacks run on Linux x86-64 and aarch64; this is {system} {machine}",
             "use such a machine or container; "

@@ -4,9 +4,10 @@ In: ``data/stacks/<name>.toml`` and its lock file. Out: `Stack`, and the folder 
 for it. Runs in the launcher's process.
 
 A stack file holds ``name``, ``title``, ``engine``, ``engine_version``, ``python`` (major.minor),
-``lock`` (file name), ``disk_bytes`` (size of the finished environment), ``temporary_bytes`` (what
-pip needs besides while it unpacks) and tables ``[[build]]`` for packages that are built from their
-source distribution: ``requirement`` and ``env``. Their build requirements are pinned in the lock.
+``lock`` (file name), ``download_bytes`` (all its files, for x86-64), ``disk_bytes`` (size of the
+finished environment), ``temporary_bytes`` (what pip needs besides while it unpacks) and tables
+``[[build]]`` for packages that are built from their source distribution: ``requirement``, with its
+hash, and ``env``. Their build requirements are pinned in the lock.
 Where that build leaves out an extension module, because it wants more than a C++ compiler, a table
 ``[build.extension]`` names what of it compiles with one: the fields of `Extension`. A package that
 no index has is a table ``[[stand_in]]``, the fields of `StandIn`.
@@ -14,8 +15,8 @@ no index has is a table ``[[stand_in]]``, the fields of `StandIn`.
 What an engine can do without is ``data/extras/<name>.lock``: packages that a stack gets when they
 are asked for.
 
-A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; one pip command
-installs a chunk.
+A lock file holds exact pins in pip's format, each with the hashes of its wheels for x86-64 and
+aarch64. Lines ``# chunk: title`` divide it; one pip command installs a chunk.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +41,7 @@ EXTRAS_DIR = Path(__file__).parent / "data" / "extras"
 DEFAULT_STACK = "vllm-ascend-0.23.0"
 ENV_CACHE_DIR = "MEMPROF_CACHE_DIR"
 
-_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)$")
+_PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)((?:\s+--hash=\S+)*)")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Chunk:
 
     title: str
     pins: tuple[tuple[str, str], ...]  # (normalized name, version)
+    hashes: Mapping[str, str]  # name -> pip's options --hash
+
+    def requirements(self, pins: Iterable[tuple[str, str]]) -> list[str]:
+        """Return pins as pip wants to be asked for them."""
+        return [f"{name}=={version}{self.hashes[name]}" for name, version in pins]
 
 
 @dataclass(frozen=True)
@@ -67,13 +74,14 @@ class Build:
 
     name: str  # normalized
     version: str
+    hashes: str  # as pip's options
     env: dict[str, str]
     extension: Extension | None = None
 
     @property
     def pin(self) -> str:
         """Return it as pip wants to be asked for it."""
-        return f"{self.name}=={self.version}"
+        return f"{self.name}=={self.version}{self.hashes}"
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ class Stack:
     python: str  # "3.11"
     chunks: tuple[Chunk, ...]
     builds: tuple[Build, ...]
+    download_bytes: int
     disk_bytes: int
     temporary_bytes: int
     sources: tuple[Path, ...]  # the files it was read from
@@ -210,21 +219,22 @@ def parse_lock(text: str) -> tuple[Chunk, ...]:
         twice.
     """
     chunks: dict[str, list[tuple[str, str]]] = {}
-    title, seen = "packages", set()
-    for line in map(str.strip, text.splitlines()):
+    title, hashes = "packages", dict[str, str]()
+    for line in map(str.strip, re.sub(r"\s*\\\n\s*", " ", text).splitlines()):
         if line.startswith("# chunk:"):
             title = line.removeprefix("# chunk:").strip()
         elif line and not line.startswith("#"):
-            pin = _parse_pin(line)
-            if pin[0] in seen:
-                raise ValueError(f"{pin[0]} is pinned twice")
-            seen.add(pin[0])
-            chunks.setdefault(title, []).append(pin)
-    return tuple(Chunk(title, tuple(pins)) for title, pins in chunks.items())
+            name, version, options = _parse_pin(line)
+            if name in hashes:
+                raise ValueError(f"{name} is pinned twice")
+            hashes[name] = options
+            chunks.setdefault(title, []).append((name, version))
+    return tuple(Chunk(title, tuple(pins), hashes) for title, pins in chunks.items())
 
 
-def _parse_pin(line: str) -> tuple[str, str]:
-    match = _PIN.match(line)
+def _parse_pin(line: str) -> tuple[str, str, str]:
+    match = _PIN.fullmatch(line)
     if match is None:
         raise ValueError(f"not an exact pin: {line!r}")
-    return normalize(match.group(1)), match.group(2)
+    name, version, hashes = match.groups()
+    return normalize(name), version, hashes

@@ -12,10 +12,16 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from tests.support.render import render_json
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import build_report
+from vllm_memprof.cli.commands import check
+from vllm_memprof.errors import MemprofError
+from vllm_memprof.plans import runner
+from vllm_memprof.plans.model import Plan, PlanRow
 
 RUN = DATA / "graph_tp2"
 LOG = DATA / "logs" / "recorded_tp2_0.23.0.log"
@@ -265,3 +271,42 @@ def test_a_failed_run_turns_no_ratchet(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert path.read_text() == text
     assert "the run did not end well" in " ".join(done.stdout.split())
+
+
+def test_configurations_are_planned_and_then_checked(tmp_path, monkeypatch) -> None:
+    planned: list[Plan] = []
+
+    def run_plan(plan: Plan, run_dir: Path) -> PlanRow:
+        planned.append(plan)
+        if "lost" not in run_dir.name:
+            shutil.copytree(RUN, run_dir)
+        return PlanRow({}, "failed", "no stack")
+
+    monkeypatch.setattr(runner, "run_plan", run_plan)
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.yaml", "b.yaml", "lost.yaml"):
+        Path(name).write_text("# served\nmodel: 'memprof/tiny'  # a preset\nenforce-eager: true\n")
+    Path("none.yaml").write_text("draft-model: x\n")
+
+    def checked(*words: str) -> Result:
+        return CliRunner().invoke(check.app, ["--plan", "sim:a3", *words])
+
+    done = checked("a.yaml", "b.yaml", "--min-kv-cache", "1GiB")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("within budget: 2 of 2 checks passed") == 2
+    plan = planned[-1]
+    assert (plan.model, plan.engine_args) == ("memprof/tiny", ["--config", "b.yaml"])
+    assert plan.own == {"device": "sim:a3"}
+    assert len(list(Path("reports").iterdir())) == 2
+    shutil.rmtree("reports")
+    assert checked("a.yaml", "b.yaml", "--min-kv-cache", "900GiB").exit_code == 1
+    for words, error in (
+        (("none.yaml",), "none.yaml names no model"),
+        (("absent.yaml",), "there is no file absent.yaml"),
+        (("lost.yaml",), "lost.yaml was not planned: no stack"),
+        (("a.yaml", "b.yaml", "--junit", "x"), "are of one run"),
+        (("a.yaml", "b.yaml", "--format", "json"), "are of one run"),
+    ):
+        failed = checked(*words).exception
+        assert isinstance(failed, MemprofError)
+        assert error in failed.message

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.limits import BUDGET, KEYS, REGRESSION
+from vllm_memprof.cli.commands import check
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "ci.md").read_text()
@@ -22,8 +24,7 @@ def blocks(language: str) -> list[str]:
 
 
 def job() -> dict[str, Any]:
-    (text,) = blocks("yaml")
-    data: dict[str, Any] = yaml.safe_load(text)
+    data: dict[str, Any] = yaml.safe_load(blocks("yaml")[0])
     return data["jobs"]["kv-cache"]
 
 
@@ -59,6 +60,20 @@ def test_the_action_plans_and_checks_the_same_run_and_evaluates_no_input() -> No
     assert cache["path"] == "~/.cache/memprof"
     # an expression inside of a script would be run as a part of it
     assert not [step for step in steps if "${{" in step.get("run", "")]
+
+
+def test_the_hook_of_the_page_is_there_and_its_command_is_read() -> None:
+    (hook,) = yaml.safe_load((DOCS.parent / ".pre-commit-hooks.yaml").read_text())
+    (repo,) = yaml.safe_load(blocks("yaml")[1])["repos"]
+    (used,) = repo["hooks"]
+    assert used["id"] == hook["id"]
+    assert re.search(hook["files"], "serving/qwen3.yaml")
+    assert not re.search(hook["files"], "docs/serving.yaml")
+    words = [*shlex.split(hook["entry"]), *used["args"], "serving/a.yaml", "serving/b.yml"]
+    assert words[:2] == ["memprof", "check"]
+    options = typer.main.get_command(check.app).make_context("check", words[2:]).params
+    assert options["run"] == ["serving/a.yaml", "serving/b.yml"]
+    assert (options["plan"], options["min_kv_cache"]) == ("sim:910b", "40GiB")
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)

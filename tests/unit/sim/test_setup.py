@@ -3,10 +3,15 @@ said."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import re
+import shutil
+import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +20,14 @@ from msgspec.structs import replace
 from vllm_memprof.errors import SetupError, UsageError
 from vllm_memprof.sim import runtime, setup
 from vllm_memprof.sim.extensions import Target
-from vllm_memprof.sim.setup import SetupProgress, add_extra, run_command, setup_stack, tail_of
+from vllm_memprof.sim.setup import (
+    SetupProgress,
+    add_extra,
+    download_stack,
+    run_command,
+    setup_stack,
+    tail_of,
+)
 from vllm_memprof.sim.stacks import default_prefix, load_stack
 
 FACTS = 'MEMPROF {"device_total_bytes": 65452113920}'
@@ -29,6 +41,7 @@ class FakeMachine:
         self.site_packages = prefix / "lib" / "python3.11" / "site-packages"
         self.prefix = prefix
         self.commands: list[list[str]] = []
+        self.asked: list[str] = []
         self.pip_fails_at = ""
         self.interrupt_at = ""
         self.verify_fails = 0
@@ -48,10 +61,9 @@ class FakeMachine:
         return 0
 
     def install(self, command, listen):
-        pins = [command[-1]]
-        if "-r" in command:
-            pins = Path(command[command.index("-r") + 1]).read_text().split()
-        for pin in pins:
+        lines = Path(command[command.index("-r") + 1]).read_text().splitlines()
+        self.asked += lines
+        for pin in (line.split()[0] for line in lines):
             name, version = pin.split("==")
             listen(f"Collecting {pin}")
             if name == self.interrupt_at:
@@ -107,6 +119,9 @@ def test_a_first_setup_and_a_second(prefix):
     stack = load_stack()
     assert len(machine.installed) == len(stack.chunks) + len(stack.builds)
     assert all("--no-deps" in command for command in machine.installed)
+    assert all("--require-hashes" in command for command in machine.installed)
+    assert all(" --hash=sha256:" in line for line in machine.asked)
+    assert recorder.steps[0] == "check this machine; at most 1.2 GiB will be downloaded"
     assert "--no-build-isolation" in machine.installed[-1]
     assert runtime.stack_state(stack, prefix) == "ready"
     assert len(list((prefix / "profiles").glob("ascend910b-*.txt"))) == 1
@@ -402,7 +417,7 @@ def test_an_extension_is_compiled_from_the_source_distribution(prefix, monkeypat
 
     def run(command, env, listen):
         if "download" in command:
-            folder = Path(command[command.index("--dest") + 1])
+            folder = Path(command[4].removeprefix("--dest="))
             assert env["SOC_VERSION"]  # pip prepares the metadata
             (folder / "vllm_ascend-0.30.0rc2.tar.gz").write_text("")
         return machine(command, env, listen)
@@ -437,3 +452,95 @@ def test_packages_that_an_engine_can_do_without_are_added_once(prefix):
     with pytest.raises(UsageError, match="nothing named 'rays'") as refused:
         add_extra(result, "rays", recorder, machine)
     assert refused.value.hint == "known: ray, tests"
+
+
+def toy(folder: Path, name: str = "toy", version: str = "1.0") -> str:
+    """Write a wheel; return its hash."""
+    info = f"{name}-{version}.dist-info"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def pip_job(offline: Path | None) -> setup._Setup:
+    """Return a setup whose pip is the real one, that of the tests."""
+    job = setup._Setup(load_stack(), Path("stack"), None, None, offline)
+    job.python = Path(sys.executable)
+    return job
+
+
+def test_a_file_with_another_hash_ends_the_setup(tmp_path):
+    digest, wrong = toy(tmp_path), 64 * "0"
+    job = pip_job(tmp_path)
+    job.pip([f"toy==1.0 --hash=sha256:{digest}"], to=tmp_path / "good")
+    assert [path.name for path in (tmp_path / "good").iterdir()] == ["toy-1.0-py3-none-any.whl"]
+    with pytest.raises(SetupError) as caught:
+        job.pip([f"toy==1.0 --hash=sha256:{wrong}"], to=tmp_path / "bad")
+    message = caught.value.message
+    assert message.startswith("the file of toy==1.0 is not the one that the lock names:\n")
+    assert re.search(rf"Expected sha256 {wrong}\n +Got +{digest}", message)
+    assert "as they were published" in (caught.value.hint or "")
+    with pytest.raises(SetupError, match="Hashes are required"):
+        job.pip(["toy==1.0"], to=tmp_path / "none")
+
+
+def test_a_folder_that_lacks_a_file_is_named_and_no_index_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    digest = toy(tmp_path)
+    with pytest.raises(SetupError, match=r"toy==2.0 could not be installed from the fol") as caught:
+        pip_job(tmp_path).pip([f"toy==2.0 --hash=sha256:{digest}"], to=tmp_path)
+    assert "--stack vllm-ascend-0.23.0" in (caught.value.hint or "")
+    assert "--download FOLDER" in (caught.value.hint or "")
+
+
+def test_no_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(SetupError, match=r"the package index was not reached for toy==1") as caught:
+        pip_job(None).pip(["toy==1.0 --hash=sha256:00"], to=tmp_path)
+    assert "--offline FOLDER here" in (caught.value.hint or "")
+
+
+def test_a_source_distribution_is_downloaded_without_its_build(tmp_path):
+    """Its own backend wants what is not there, and its metadata may have another version."""
+    source = tmp_path / "vllm_toy-1.0"
+    source.mkdir()
+    (source / "setup.py").write_text("import torch")
+    backend = '[build-system]\nrequires = []\nbuild-backend = "setuptools.build_meta"\n'
+    (source / "pyproject.toml").write_text(backend)
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: vllm-toy\nVersion: 1.0+empty\n")
+    archive = Path(shutil.make_archive(str(source), "gztar", tmp_path, source.name))
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    build = dataclasses.replace(load_stack().builds[0], name="vllm-toy", version="1.0")
+    options = ["--no-build-isolation", "--no-binary", build.name]
+    env = setup.without_build(tmp_path / "backend", build)
+    requirement = f"vllm-toy==1.0 --hash=sha256:{digest}"
+    pip_job(tmp_path).pip([requirement], options, env, tmp_path / "to")
+    assert (tmp_path / "to/vllm_toy-1.0.tar.gz").is_file()
+
+
+def test_a_folder_is_filled_for_another_machine(prefix, tmp_path):
+    asked: list[tuple[str, str]] = []
+
+    def run(command, env, listen):
+        if "download" in command:
+            text = Path(command[command.index("-r") + 1]).read_text()
+            asked.append((" ".join(command), text))
+        return 0
+
+    download_stack(None, tmp_path / "files", "aarch64", ["ray"], run=run)
+    stack = load_stack()
+    assert len(asked) == len(stack.chunks) + 1 + len(stack.builds)
+    wheels, source = asked[:-1], asked[-1]
+    assert all("--platform=manylinux_2_34_aarch64" in command for command, _ in wheels)
+    assert wheels[-1][1].startswith("ray==2.48.0 --hash=")
+    assert "--no-binary vllm" in source[0]
+    assert source[1].startswith("vllm==0.23.0 ")
+    assert all(f"--dest={tmp_path / 'files'} " in command for command, _ in asked)
+    with pytest.raises(UsageError, match="no stack runs on riscv64"):
+        download_stack(None, tmp_path, "riscv64", run=run)

@@ -38,7 +38,7 @@ def test_list_shows_stacks_devices_and_models():
 
 
 def test_setup_prints_steps_as_plain_lines(monkeypatch, tmp_path):
-    def fake(name, prefix, progress, force):
+    def fake(name, prefix, progress, force, offline):
         progress.step(1, 2, "install [torch]")
         progress.detail("Downloading torch (900 MB)")
         progress.detail("Downloading small.whl (90 kB)")

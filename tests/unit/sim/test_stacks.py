@@ -3,6 +3,7 @@ user wants them."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from vllm_memprof.errors import UsageError
 from vllm_memprof.sim import stacks
 from vllm_memprof.sim.stacks import (
+    EXTRAS_DIR,
     cache_dir,
     default_prefix,
     list_stacks,
+    load_extra,
     load_stack,
     normalize,
     parse_lock,
@@ -127,3 +130,17 @@ def test_cache_dir(monkeypatch, tmp_path):
 
 def test_every_stack_file_parses():
     assert len(list_stacks()) == len(list(stacks.STACKS_DIR.glob("*.toml")))
+
+
+def test_every_file_that_a_setup_takes_has_its_hash():
+    pin = re.compile(r"(\s+--hash=sha256:[0-9a-f]{64}){1,2}")
+    extras = [chunk for path in EXTRAS_DIR.glob("*.lock") for chunk in load_extra(path.stem)]
+    chunks = [*extras, *(chunk for stack in list_stacks() for chunk in stack.chunks)]
+    assert all(pin.fullmatch(chunk.hashes[name]) for chunk in chunks for name, _ in chunk.pins)
+    assert all(pin.fullmatch(build.hashes) for stack in list_stacks() for build in stack.builds)
+
+
+def test_a_lock_has_hashes_on_lines_of_their_own():
+    (chunk,) = parse_lock("a==1 \\\n    --hash=sha256:0a \\\n    --hash=sha256:0b\nB==2\n")
+    lines = [line.split() for line in chunk.requirements(chunk.pins)]
+    assert lines == [["a==1", "--hash=sha256:0a", "--hash=sha256:0b"], ["b==2"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -22,6 +23,7 @@ from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
 from vllm_memprof.cli.options import OUTPUT, Options, command_app
 from vllm_memprof.cli.show import draw, find_run, say, write_out, write_result
 from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.files import reading
 from vllm_memprof.sources import read_report
 
 #: Exit status of a run that is over its budget.
@@ -32,7 +34,9 @@ _OPTIONS = "options of check"
 
 def check(
     ctx: typer.Context,
-    run: str | None = None,
+    run: list[str] | None = None,
+    plan: str | None = None,
+    stack: str | None = None,
     budget: Path | None = None,
     baseline: str | None = None,
     junit: Path | None = None,
@@ -42,7 +46,7 @@ def check(
     force: bool = False,
     **options: object,
 ) -> None:
-    """Check a run against limits, of options or a budget file; list each with its margin and rank.
+    """Check runs against limits, of options or a budget file; list each with its margin and rank.
 
     A limit on a value that was not measured fails, and so does a run that did not end with status
     ok. A baseline must have the same model, engine and version, device, number of ranks, and
@@ -59,44 +63,81 @@ def check(
         for name, value in {**given, **typed}.items():
             if value:
                 raise UsageError(f"--{name.replace('_', '-')} means nothing with --init")
-        _propose(read_report(find_run(run)), room, output, force)
+        _propose(read_report(find_run(run[0] if run else None)), room, output, force)
         return
-    if budget is None and (update or baseline is not None or not typed):
+    if budget is None and (update or baseline is not None or not (typed or plan)):
         raise UsageError(
             "no limit is given",
-            hint=f"--min-kv-cache 40GiB, or --budget FILE: memprof check {run or 'RUN'} --init -o "
-            "budget.toml proposes one",
+            hint="--min-kv-cache 40GiB, or --budget FILE: memprof check "
+            f"{' '.join(run or ['RUN'])} --init -o budget.toml proposes one",
         )
     if margin and not update:
         raise UsageError("--margin means nothing with a check without --init or --update-baseline")
+    document = output or ctx.params["format_name"] in ("json", "html")
+    if len(run or []) > 1 and (document or junit or update):
+        raise UsageError("a file, JSON, HTML and --update-baseline are of one run")
     text, limits = _read_budget(budget, baseline, typed)
-    report = read_report(find_run(run))
     before = None if baseline is None else read_report(baseline)
-    if before is not None and not force and (found := differences(before, report)):
-        reasons = "\n  ".join(found)
-        hint = "a baseline of the same set-up, or --force to compare all the same"
-        what = f"the baseline cannot be compared with the run:\n  {reasons}"
-        raise UsageError(what, hint=hint)
-    result = check_report(report, limits, before)
-    if update and not result.limits[0].ok:  # a failed run changes nothing
-        result.notes.append(f"{budget} is left as it is: the run did not end well")
-    elif update:
-        assert budget is not None
-        changed, remarks = tighten_budget(text, str(budget), report, room, force)
-        result = check_report(report, parse_budget(changed, str(budget)), before)
-        result.notes.extend(remarks)
-        if changed != text:
-            _put(budget, changed)
+
+    def is_ok(run: str | None) -> bool:
+        report = read_report(find_run(run))
+        if before is not None and not force and (found := differences(before, report)):
+            reasons = "\n  ".join(found)
+            hint = "a baseline of the same set-up, or --force to compare all the same"
+            what = f"the baseline cannot be compared with the run:\n  {reasons}"
+            raise UsageError(what, hint=hint)
+        result = check_report(report, limits, before)
+        if update and not result.limits[0].ok:  # a failed run changes nothing
+            result.notes.append(f"{budget} is left as it is: the run did not end well")
+        elif update:
+            assert budget is not None
+            changed, remarks = tighten_budget(text, str(budget), report, room, force)
+            result = check_report(report, parse_budget(changed, str(budget)), before)
+            result.notes.extend(remarks)
+            if changed != text:
+                _put(budget, changed)
+            else:
+                result.notes.append(f"{budget} is left as it is: no limit to tighten")
+        if junit is not None:
+            write_out(render_check_junit(result), junit)
+        if ctx.params["format_name"] == "github":
+            _write_for_github(result, output, budget or Path(_OPTIONS))
         else:
-            result.notes.append(f"{budget} is left as it is: no limit to tighten")
-    if junit is not None:
-        write_out(render_check_junit(result), junit)
-    if ctx.params["format_name"] == "github":
-        _write_for_github(result, output, budget or Path(_OPTIONS))
-    else:
-        write_result(ctx, result, check_document)
-    if not result.ok:
+            write_result(ctx, result, check_document)
+        return result.ok
+
+    runs: list[str | None] = [*run] if run else [None]
+    if plan is not None:
+        runs = [_plan(config, plan, stack) for config in run or []]
+    if [each for each in runs if not is_ok(each)]:
         raise typer.Exit(OVER_BUDGET)
+
+
+def _plan(config: str, device: str, stack: str | None) -> str:
+    """Plan what a file of vLLM's ``--config`` serves; return the run folder.
+
+    Raises:
+        UsageError: it names no model, or no plan was begun.
+        RunRecordError: it cannot be read.
+    """
+    from vllm_memprof.launch.folder import default_run_dir
+    from vllm_memprof.plans.model import Plan
+    from vllm_memprof.plans.runner import run_plan
+
+    with reading(config):
+        text = Path(config).read_text(encoding="utf-8", errors="replace")
+    model = re.search(r"^model:\s*[\"']?([^\"'#\s]+)", text, re.MULTILINE)
+    if model is None:
+        hint = "a line `model: NAME`, as vllm serve --config FILE takes it"
+        raise UsageError(f"{config} names no model", hint=hint)
+    plan = Plan.asked(model[1], ["--config", config], {"device": device, "stack": stack}, 600.0)
+    run_dir = default_run_dir(Path(config).stem).absolute()
+    run_dir.parent.mkdir(exist_ok=True)
+    say(f"planning {config}")
+    row = run_plan(plan, run_dir)
+    if not run_dir.exists():
+        raise UsageError(f"{config} was not planned: {row.reason}", hint="memprof sim setup")
+    return str(run_dir)
 
 
 def _margin(text: str | None) -> Margin:

@@ -28,7 +28,7 @@ from vllm_memprof.sim.presets import list_presets
 from vllm_memprof.sim.profiles import list_profiles
 from vllm_memprof.sim.runtime import prepare_runtime, stack_state
 from vllm_memprof.sim.selftest import run_selftest
-from vllm_memprof.sim.setup import add_extra, setup_stack
+from vllm_memprof.sim.setup import add_extra, download_stack, setup_stack
 from vllm_memprof.sim.stacks import default_prefix, list_stacks, load_extra
 from vllm_memprof.units import format_gib
 
@@ -67,6 +67,9 @@ def setup(
     prefix: Path | None = None,
     force: bool = False,
     extras: list[str] | None = None,
+    download: Path | None = None,
+    machine: str | None = None,
+    offline: Path | None = None,
     quiet: bool = False,
 ) -> None:
     """Install an engine stack into an environment of its own, and build the simulated device.
@@ -81,8 +84,14 @@ def setup(
 
     progress = _SetupProgress(sys.stderr.isatty(), quiet)
     with closing(progress), catch_signals(interrupt):
-        result = setup_stack(stack, prefix, progress, force=force)
-        added = [name for name in extras or [] if add_extra(result, name, progress)]
+        if download is not None:
+            size = download_stack(stack, download, machine, extras or [], progress)
+            typer.echo(f"{download} has {format_gib(size)} GiB: memprof sim setup --offline FOLDER")
+            return
+        result = setup_stack(stack, prefix, progress, force=force, offline=offline)
+        added = [
+            name for name in extras or [] if add_extra(result, name, progress, offline=offline)
+        ]
     verb = "set up in" if result.changed else "is ready in"
     typer.echo(f"{result.stack.name} {verb} {result.prefix} ({result.seconds:.1f} s)")
     for name in extras or []:
