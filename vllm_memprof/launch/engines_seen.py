@@ -72,7 +72,7 @@ def write_runs(record: Path, info: RunInfo, code: int) -> list[Path]:
     folders = []
     for processes in group_engines(load_run(record).processes):
         ready = {what for each in processes for what in each.ready_t_ns}
-        paths = only_known(each.identity.model for each in processes)
+        paths = only_known(each.model for each in processes)
         path, first = next(iter(paths), info.model), processes[0]
         named = _CACHED.fullmatch(path)
         own = replace(

@@ -380,7 +380,7 @@ def _columns(form: dict[str, Any], records: Iterable[dict[str, Any]]) -> dict[in
         rows.add("live", owner, size)
     for rows in found.values():
         for name, fields in TABLE["reads"].items():
-            if row := rows.get("pools", {}).get(name):
-                reads = {field: getattr(row, value) for field, value in fields.items()}
+            if (pool := rows.get("pools", {}).get(name)) is not None:
+                reads = {field: getattr(pool, value) for field, value in fields.items()}
                 rows.figures = {**reads, **rows.figures}
     return {device: rows for device, rows in found.items() if rows or rows.figures}

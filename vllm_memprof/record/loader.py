@@ -62,7 +62,6 @@ class Identity:
     label: str | None = None  # as the process calls itself, e.g. TP0
     soc: str | None = None
     world_size: Count = None
-    model: str | None = None  # as the engine has it: a folder
     lines: tuple[int, int] | None = None  # of a log: the first and last of a worker without a name
 
 
@@ -130,6 +129,7 @@ class ProcessRecord:
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
     wall: float | None = None  # time.time() of the first event, s
     t_ns: Count = None  # CLOCK_MONOTONIC at the same moment
+    model: str | None = None  # as the engine has it: a folder
 
     @property
     def is_worker(self) -> bool:
@@ -420,6 +420,7 @@ def _build_process(file: str, events: list[Event], dropped: int, served: Served)
         unread={event["what"]: event["reason"] for event in by_kind["unread"]},
         wall=first.wall,
         t_ns=first.t_ns,
+        model=who.get("model"),
         failures=every("failure", Failure),
         losses=[losses[since] for since in sorted(losses)],
         allocations=every("allocations", AllocationTrace),
