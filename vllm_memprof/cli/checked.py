@@ -126,9 +126,9 @@ def checked_setting(name: str) -> Checked:
     share = share_of(report.ranks[0], report.run.engine)
     used = None if share.value is None else f"{share.value:g}"
     for option, other in ((_FIXED_SIZE, None), (share.option, used)):
-        value = value_of(arguments, option) or other
-        if not settings and value is not None:
-            settings = {option: value}
+        given = value_of(arguments, option) or other
+        if not settings and given is not None:
+            settings = {option: given}
     if not settings:
         raise RunRecordError(f"{name} does not say with which {share.option} it survived")
     checked = Checked(settings, report, arguments)

@@ -29,6 +29,18 @@ def _call_site(text: int, room: int) -> None:
 _LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(_call_site)
 
 
+class _Listening:
+    """A finder that finds nothing: the device is told before torch_npu is imported.
+
+    Not sooner: once it is loaded it takes back what torch's CUDA build has registered.
+    """
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "torch_npu":
+            sys.meta_path.remove(self)
+            with contextlib.suppress(OSError):  # not a process of the engine
+                ctypes.CDLL("libascendcl.so").memprof_sim_on_poisoned_read(_LISTENER)
+
+
 if "MEMPROF_SIM_POISON" in os.environ:
-    with contextlib.suppress(OSError):  # not a process of the engine
-        ctypes.CDLL("libascendcl.so").memprof_sim_on_poisoned_read(_LISTENER)
+    sys.meta_path.insert(0, _Listening())
