@@ -7,8 +7,8 @@ Needs root on Debian, x86-64, 8 GB of disk and of memory, a package index as pip
 and half an hour, on a busy machine two. A second run goes on: what is installed stays. Mounts are
 the script's own and end with it; its entry in the kernel for programs of aarch64 is removed.
 
-Exit status 0: no value differs, or only those that do under emulation. 1: others do, and are listed.
-2: a step failed.
+Exit status 0: no value differs, or only those that do under emulation. 1: others do, and are
+listed. 2: a step failed.
 """
 
 from __future__ import annotations
