@@ -68,6 +68,7 @@ EXPECTED = {
     r"^findings\[empty-cache-refilled,": "a finding by the seconds of a call",
 }
 LISTED = 20
+ENDS_WITHIN_S = 60
 ROOM_BYTES = 8 * 2**30
 
 
@@ -134,9 +135,11 @@ class Job:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     why = f"ended with status {process.wait(max(self.end - time.monotonic(), 1))}"
             finally:
-                if process.returncode is None:  # with its children
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                for number in (signal.SIGTERM, signal.SIGKILL):  # memprof ends its children
+                    if process.returncode is None:
+                        os.killpg(process.pid, number)
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            process.wait(ENDS_WITHIN_S)
             if process.returncode:
                 log.seek(start)
                 tail = "".join(f"  {line}\n" for line in log.read().splitlines()[-12:])
