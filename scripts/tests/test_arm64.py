@@ -23,8 +23,8 @@ def report() -> dict:
 
 
 def test_equal_reports_have_hundreds_of_values(report) -> None:
-    count, lines = arm64.differing(report, copy.deepcopy(report))
-    assert (count > 500, lines) == (True, [])
+    count, lines, expected = arm64.differing(report, copy.deepcopy(report))
+    assert (count > 500, lines, expected) == (True, [], [])
 
 
 def test_a_byte_that_differs_is_named_and_host_memory_is_not_compared(report) -> None:
@@ -33,7 +33,11 @@ def test_a_byte_that_differs_is_named_and_host_memory_is_not_compared(report) ->
     other["ranks"][0]["phases"][0]["after"]["host_rss_bytes"] = 7
     other["ranks"][0]["seconds"] = 1.0
     del other["ranks"][0]["weights"]
-    _, lines = arm64.differing(report, other)
+    finding = {"id": "empty-cache-refilled", "label": "TP0", "bytes": 7}
+    other["findings"].append(finding)
+    _, lines, expected = arm64.differing(report, other)
+    path = "findings[empty-cache-refilled,TP0].bytes: absent on x86-64, 7 on aarch64"
+    assert expected == [f"{path} (a finding by the seconds of a call)"]
     bytes_of = report["ranks"][1]["budget"]["kv_cache_bytes"]
     told = f"budget.kv_cache_bytes: {bytes_of} on x86-64, {bytes_of + 1} on aarch64"
     assert len([line for line in lines if line.endswith(told)]) == 1
