@@ -94,10 +94,11 @@ def rank_budgets(report: Report) -> list[RankBudget]:
 
 def refresher(run_dir: Path, sampled: bool) -> list[Refresher]:
     """Return what gets newer figures; nothing of a run that is not sampled has any."""
-    from vllm_memprof.accounting.model import Report
-    from vllm_memprof.record.codec import from_json
 
     def read(printed: bytes) -> list[RankBudget]:
+        from vllm_memprof.accounting.model import Report
+        from vllm_memprof.record.codec import from_json
+
         return rank_budgets(from_json(Report, json.loads(printed)))
 
     command = [sys.executable, "-m", "vllm_memprof", "report", str(run_dir), "--format", "json"]

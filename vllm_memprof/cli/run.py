@@ -25,7 +25,6 @@ from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
 from vllm_memprof.launch.run import EngineRun
 from vllm_memprof.record.host import shortfalls
 from vllm_memprof.redact import redact_command, select_env
-from vllm_memprof.sources import build_run
 from vllm_memprof.text import text
 from vllm_memprof.units import format_size
 
@@ -39,7 +38,11 @@ if TYPE_CHECKING:
     from vllm_memprof.sim.runtime import SimRuntime
 
 #: What the report is made with: imported while the engine starts.
-_REPORT_MODULES = ("vllm_memprof.report.files", "vllm_memprof.logs.to_record")
+_REPORT_MODULES = (
+    "vllm_memprof.sources",
+    "vllm_memprof.report.files",
+    "vllm_memprof.logs.to_record",
+)
 
 
 def request(mode: str, ctx: typer.Context, **own: Any) -> LaunchRequest:
@@ -128,9 +131,11 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
         report = print_report(ctx, job.run_dir)
         return [] if report is None else rank_budgets(report)
 
-    for name in _REPORT_MODULES:
-        threading.Thread(target=import_module, args=(name,), daemon=True).start()
-    outcome = EngineRun(job, views, report_at_readiness).run()
+    def import_report() -> None:
+        for name in _REPORT_MODULES:
+            threading.Thread(target=import_module, args=(name,), daemon=True).start()
+
+    outcome = EngineRun(job, views, report_at_readiness, import_report).run()
     print_report(ctx, job.run_dir, print_it=not printed)
     with contextlib.suppress(OSError):
         _say_how_it_ended(outcome, job, request)
@@ -149,6 +154,7 @@ def print_report(ctx: typer.Context, run_dir: Path, print_it: bool = True) -> Re
     report = None
     try:
         from vllm_memprof.report.files import write_reports as keep
+        from vllm_memprof.sources import build_run
 
         report = build_run(run_dir)
         try:

@@ -132,8 +132,14 @@ class EngineRun:
     _shared: SharedMemory
     _deadline_s: float  # of the start-up
 
-    def __init__(self, job: Job, view: View, on_ready: OnReady = lambda _: None) -> None:
-        self._job, self._view, self._on_ready = job, view, on_ready
+    def __init__(
+        self,
+        job: Job,
+        view: View,
+        on_ready: OnReady = lambda _: None,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._job, self._view, self._on_ready, self._on_start = job, view, on_ready, on_start
         self._info = job.info
         self._progress = EngineProgress(host_name())
         self._tail = EventTail(job.run_dir)
@@ -178,6 +184,7 @@ class EngineRun:
                 )
                 self._shared = SharedMemory(job.device_state)
                 stack.callback(self._close)
+                self._on_start()
                 unended = self._supervise()
             except Exception as error:
                 own = f"memprof itself failed: {type(error).__name__}: "
