@@ -38,6 +38,7 @@ class Term:
     #: A figure, 1 or 0: the engine says whether it subtracts the term; it outranks ``subtracted``.
     subtracted_if: str | None = None
     optional: bool = False  # a run without the figure has nothing of the kind
+    apart: bool = False  # subtracted after the sum of the others: a float is rounded in between
     #: Quantities that the term adds up; the last is what the others leave of it, so that the parts
     #: are the term to the byte. Empty: the term is a quantity of its own.
     parts: tuple[str, ...] = ()

@@ -171,6 +171,7 @@ def evaluate(
     asked = figures.get("requested_bytes")
     if asked is None:
         asked = computed_request(equation, figures)
+    in_force = _terms_for(equation, figures)
     terms = [
         TermRow(
             term.name,
@@ -178,7 +179,7 @@ def evaluate(
             term.is_subtracted(figures),
             term.half_unit(figures, half_units),
         )
-        for term in _terms_for(equation, figures)
+        for term in in_force
     ]
     fixed = figures.get(FIXED_SIZE) if equation.takes_fixed_size else None
     if fixed is not None:
@@ -195,7 +196,13 @@ def evaluate(
     printed = half_units.get("kv_cache_bytes", 0)
     if asked is None or any(row.bytes is None for row in subtracted):
         return Evaluation(asked, terms, None, slack + printed)
-    budget = asked - sum(only_known(row.bytes for row in subtracted))
+    budget = asked
+    for apart in (False, True):
+        budget -= sum(
+            row.bytes or 0
+            for term, row in zip(in_force, terms, strict=True)
+            if row.subtracted and term.apart == apart
+        )
     if equation.divisor != 1:
         budget = budget // equation.divisor
     run: list[str] = []
