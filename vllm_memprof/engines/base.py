@@ -109,6 +109,8 @@ class EngineRow:
     #: First release whose plans can be forked after the engine's import; see ``launch.warm``. None:
     #: no release.
     warm_since: tuple[int, int] | None = None
+    #: Its --quantization of weights that msmodelslim has made.
+    quantization: str = "ascend"
 
 
 def read_row(folder: Path) -> EngineRow:

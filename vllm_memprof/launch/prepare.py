@@ -83,7 +83,7 @@ def prepare_job(
                 hint=f"`memprof sim list` shows the stacks; --engine {other.name} runs "
                 f"{other.title}",
             )
-        model = resolve_model(request.model, list(request.engine_args))
+        model = resolve_model(request.model, list(request.engine_args), row.quantization)
         model_path, model_args = model.path, model.extra_args
         extra |= {**runtime.env, **model.env}
         if not request.share_device:

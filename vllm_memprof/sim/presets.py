@@ -135,23 +135,24 @@ def find_preset(name: str) -> Preset | None:
     return next(named, None)
 
 
-def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
+def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> ResolvedModel:
     """Choose the source of the model: a local folder, a hub, a preset, in this order.
 
     Files that a model without weights lacks besides are generated in a folder of the cache: a
-    synthetic tokenizer, a multimodal model's processor, and with ``--quantization ascend`` the
-    description of the quantized weights.
+    synthetic tokenizer, a multimodal model's processor, and with ``--quantization ascend`` or
+    ``modelslim`` the description of the quantized weights.
 
     Args:
         model: a folder, or the name of a model on a hub.
         user_args: the engine arguments that the user gave; they are never overridden.
+        method: what the engine calls weights of msmodelslim (``EngineRow.quantization``).
 
     Raises:
         UsageError: none of them has the model, or a quantization is asked for that cannot be
             described for this kind of model.
     """
     given = dict(given_options(user_args))
-    quantized = given.get("--quantization") == "ascend"
+    quantized = given.get("--quantization") in ("ascend", "modelslim")
     dummy = [] if "--load-format" in given else ["--load-format", "dummy"]
     typed, stand_ins = Path(model).expanduser(), list[str]()
     folder: Path | None = typed
@@ -167,7 +168,7 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
         if folder is None and preset is not None:
             folder = generate_model(preset)
             if re.search("w[48]a8", model.lower()) and "--quantization" not in given:
-                quantized, dummy = True, [*dummy, "--quantization", "ascend"]
+                quantized, dummy = True, [*dummy, "--quantization", method]
             stand_ins += [f"{preset.name}: {preset.note}"] if preset.note else []
     if folder is None:
         names = [name for each in list_presets() for name in (each.name, *each.also)]
@@ -224,7 +225,7 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
             description = describe(config, bits == 4)
             if description is None:
                 raise UsageError(
-                    f"--quantization ascend: {model} has no {DESCRIPTION}, and none can be "
+                    f"--quantization {given.get('--quantization', method)}: {model} has no {DESCRIPTION}, and none can be "
                     f"generated for model_type {config.get('model_type')!r}",
                     hint="put the quantized model's own file next to config.json; "
                     f"generated for: {', '.join(sorted(RULES))}",

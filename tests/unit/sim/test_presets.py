@@ -427,6 +427,9 @@ def test_a_w8a8_name_of_the_hub_is_started_quantized():
     assert (presets.Path(model.path) / "quant_model_description.json").is_file()
     plain = resolve_model("vllm-ascend/Qwen3-8B-W8A8", ["--quantization", "fp8"])
     assert "ascend" not in plain.extra_args
+    of_sglang = resolve_model("vllm-ascend/Qwen3-8B-W8A8", [], "modelslim")
+    assert of_sglang.extra_args[:4] == ["--load-format", "dummy", "--quantization", "modelslim"]
+    assert of_sglang.path == model.path
 
 
 @pytest.mark.parametrize(
