@@ -226,7 +226,8 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
             if description is None:
                 raise UsageError(
                     f"--quantization {given.get('--quantization', method)}: {model} has no "
-                    f"{DESCRIPTION}, and none can be generated for model_type {config.get('model_type')!r}",
+                    f"{DESCRIPTION}, and none can be generated for model_type "
+                    f"{config.get('model_type')!r}",
                     hint="put the quantized model's own file next to config.json; "
                     f"generated for: {', '.join(sorted(RULES))}",
                 )
