@@ -23,6 +23,11 @@ def class_of(name: str) -> str:
     return next((cls for cls, pattern in classes if re.search(pattern, name)), "other")
 
 
+def unwrapped(name: str) -> str:
+    """Return a tensor's name without what a wrapping model puts before it."""
+    return re.sub(TABLE["outer"], "", name)
+
+
 def size_of(dtype: str) -> Fraction:
     """Return the bytes of one value."""
     bits = re.search(r"\d+", dtype)
@@ -37,7 +42,7 @@ def laid_out(model: str) -> list[TensorRow]:
         model: JSON of its configuration and of ``Loaded.quantized``.
     """
     (made, types), rows = json.loads(model), []
-    types = {re.sub(TABLE["outer"], "", name): kinds for name, kinds in types.items()}
+    types = {unwrapped(name): kinds for name, kinds in types.items()}
     whole = text_config(made)
     usual = str(whole.get("dtype") or whole.get("torch_dtype") or "bfloat16")
     fp8 = (made.get("quantization_config") or {}).get("quant_method") == "fp8"
@@ -47,7 +52,7 @@ def laid_out(model: str) -> list[TensorRow]:
             dtype = usual.removeprefix("torch.")
             if fp8 and len(shape) > 1 and class_of(pattern) in TABLE["fp8"]:
                 dtype = "float8_e4m3fn"
-            for kind, layers in types.get(re.sub(TABLE["outer"], "", pattern), {}).items():
+            for kind, layers in types.get(unwrapped(pattern), {}).items():
                 if {*layer} <= {*layers}:
                     dtype = "int4" if "W4" in kind else "int8"
             size = math.ceil(math.prod(shape) * size_of(dtype))

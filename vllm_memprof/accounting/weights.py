@@ -20,7 +20,7 @@ from typing import Any
 from vllm_memprof.accounting.model import RankReport, WeightRow, Weights
 from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.accounting.readings.startup import after, grown_by
-from vllm_memprof.accounting.tensors import TABLE, class_of, laid_out, size_of
+from vllm_memprof.accounting.tensors import TABLE, class_of, laid_out, size_of, unwrapped
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.layout import text_config
 from vllm_memprof.record.spans import is_within
@@ -156,7 +156,7 @@ def _class(row: TensorRow) -> str:
 
 def _end(row: TensorRow) -> str:
     """Return by what a tensor is known both in a checkpoint and in an engine."""
-    return ".".join(re.sub(TABLE["outer"], "", row.name).split(".")[-3:])
+    return ".".join(unwrapped(row.name).split(".")[-3:])
 
 
 def weighed(read: RankReadings, rank: RankReport) -> RankReport:

@@ -125,17 +125,21 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
         views.note(f"memprof: {short.limit.name} {verb} too low: {sizes} asked for by {by}")
     printed = False
 
+    def import_report() -> None:
+        for name in _REPORT_MODULES:
+            import_module(name)
+
+    importing = threading.Thread(target=import_report, daemon=True)
+
     def report_at_readiness(info: RunInfo) -> list[RankBudget]:
         nonlocal printed
         printed = True
+        importing.join()  # two threads that import the same modules may end in a deadlock
         report = print_report(ctx, job.run_dir)
         return [] if report is None else rank_budgets(report)
 
-    def import_report() -> None:
-        for name in _REPORT_MODULES:
-            threading.Thread(target=import_module, args=(name,), daemon=True).start()
-
-    outcome = EngineRun(job, views, report_at_readiness, import_report).run()
+    outcome = EngineRun(job, views, report_at_readiness, importing.start).run()
+    importing.join()
     print_report(ctx, job.run_dir, print_it=not printed)
     with contextlib.suppress(OSError):
         _say_how_it_ended(outcome, job, request)

@@ -81,7 +81,7 @@ def find_start(text: str, name: str) -> Start:
     """
     manifest = re.search(r"(?m)^apiVersion:", text) and re.search(r"(?m)^kind:", text)
     if re.search(r"\.ya?ml$", name) and not manifest:
-        words = list(_in_config(text))
+        words = list(config_words(text))
         found = [Start(words, Word("", len(text), len(text)))] if words else []
     else:
         found = list(_commands(text, 0, len(text), _YAML if manifest else _SHELL))
@@ -210,7 +210,7 @@ def _plain(raw: str) -> str:
         return raw
 
 
-def _in_config(text: str) -> Iterator[Word]:
+def config_words(text: str) -> Iterator[Word]:
     """Yield the entries of a YAML config as words; those of a mapping with dotted names."""
     path: list[tuple[int, str]] = []
     for match in _ENTRY.finditer(text):

@@ -139,8 +139,8 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
     """Choose the source of the model: a local folder, a hub, a preset, in this order.
 
     Files that a model without weights lacks besides are generated in a folder of the cache: a
-    synthetic tokenizer, a multimodal model's processor, and with ``--quantization ascend`` or
-    ``modelslim`` the description of the quantized weights.
+    synthetic tokenizer, a multimodal model's processor, and with ``--quantization`` and ``method``
+    the description of the quantized weights.
 
     Args:
         model: a folder, or the name of a model on a hub.
@@ -152,7 +152,7 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
             described for this kind of model.
     """
     given = dict(given_options(user_args))
-    quantized = given.get("--quantization") in ("ascend", "modelslim")
+    quantized = given.get("--quantization") == method
     dummy = [] if "--load-format" in given else ["--load-format", "dummy"]
     typed, stand_ins = Path(model).expanduser(), list[str]()
     folder: Path | None = typed
@@ -225,7 +225,7 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
             description = describe(config, bits == 4)
             if description is None:
                 raise UsageError(
-                    f"--quantization {given.get('--quantization', method)}: {model} has no "
+                    f"--quantization {method}: {model} has no "
                     f"{DESCRIPTION}, and none can be generated for model_type "
                     f"{config.get('model_type')!r}",
                     hint="put the quantized model's own file next to config.json; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -24,6 +23,7 @@ from vllm_memprof.cli.options import OUTPUT, Options, command_app
 from vllm_memprof.cli.show import draw, find_run, say, write_out, write_result
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.files import reading
+from vllm_memprof.options import value_of
 from vllm_memprof.sources import read_report
 
 #: Exit status of a run that is over its budget.
@@ -123,14 +123,15 @@ def _plan(config: str, device: str, stack: str | None) -> str:
     from vllm_memprof.launch.folder import default_run_dir
     from vllm_memprof.plans.model import Plan
     from vllm_memprof.plans.runner import run_plan
+    from vllm_memprof.plans.write_back import config_words
 
     with reading(config):
         text = Path(config).read_text(encoding="utf-8", errors="replace")
-    model = re.search(r"^model:\s*[\"']?([^\"'#\s]+)", text, re.MULTILINE)
+    model = value_of([word.text for word in config_words(text)], "--model")
     if model is None:
         hint = "a line `model: NAME`, as vllm serve --config FILE takes it"
         raise UsageError(f"{config} names no model", hint=hint)
-    plan = Plan.asked(model[1], ["--config", config], {"device": device, "stack": stack}, 600.0)
+    plan = Plan.asked(model, ["--config", config], {"device": device, "stack": stack}, 600.0)
     run_dir = default_run_dir(Path(config).stem).absolute()
     run_dir.parent.mkdir(exist_ok=True)
     say(f"planning {config}")
