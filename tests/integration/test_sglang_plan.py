@@ -99,6 +99,17 @@ def test_a_model_of_two_ranks(tmp_path: Path) -> None:
     )
 
 
+def test_pools_of_several_kinds(tmp_path: Path) -> None:
+    """Sliding windows: of what was profiled, SGLang makes two pools; its tokens are as printed."""
+    plan = run("plan", tmp_path / "plan", "openai/gpt-oss-20b", *ARGS)
+    assert plan.returncode == 0, plan.output[-3000:]
+    (rank,) = plan.report["ranks"]
+    (printed,) = re.findall(r"full_layer_tokens=(\d+)", plan.engine_log)
+    assert rank["kv"]["tokens"] == int(printed)
+    assert rank["budget"]["residual_bytes"] == 0
+    assert rank["budget"]["engine_kv_cache_bytes"] == rank["budget"]["kv_cache_bytes"] > 0
+
+
 def test_weights_that_leave_no_room_end_the_plan_with_the_engine_s_reason(tmp_path: Path) -> None:
     plan = run("plan", tmp_path / "plan", *TINY, "--mem-fraction-static", "0.0001")
     assert plan.returncode not in (0, 2)

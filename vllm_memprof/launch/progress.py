@@ -365,7 +365,8 @@ class EngineProgress:
             self.ready_t_ns.setdefault(str(event.get("what")), []).append(t_ns)
         elif kind == "kv_plan":
             process.kv_blocks = event.get("blocks") or 0
-            process.kv_cache_bytes = max(event.get("planned_bytes") or [], default=None)
+            planned = only_known(event.get("planned_bytes") or [])
+            process.kv_cache_bytes = max(planned, default=None)
         elif kind == "lost":
             process.lost_events += event.get("events") or 0
             lasts = event.get("until_t_ns") is None

@@ -98,6 +98,35 @@ def test_tokens_that_the_user_has_limited(run_engine: Run) -> None:
     assert recorded.kind("kv_plan")[-1]["num_gpu_blocks_override"] == 10
 
 
+POOLS = """
+from sglang.srt.mem_cache import kv_cache_configurator
+from sglang.srt.model_executor.pool_configurator import HybridSWAPoolConfigurator
+kv_cache_configurator.DefaultPoolConfigurator = HybridSWAPoolConfigurator
+"""
+
+
+def test_pools_of_several_kinds_may_take_what_was_profiled(run_engine: Run) -> None:
+    """Of 386 bytes 128 tokens: what a token takes, and the pools, is not known."""
+    recorded = run_engine(START_UP + POOLS + "run_scheduler_process()")
+
+    assert recorded.code == 0, recorded.err
+    values, plan = figures(recorded), recorded.kind("kv_plan")[-1]
+    assert (values["pools_budget_bytes"], values["pools_tokens"]) == (386, 128)
+    assert values["kv_cache_bytes"] == 386
+    assert not {"page_bytes", "limited_tokens"} & values.keys()
+    assert (plan["tokens"], plan["blocks"], plan["bytes_per_token"]) == (128, 32, None)
+    assert (plan["available_bytes"], plan["planned_bytes"]) == ([386, 386], [None, None])
+
+
+def test_a_limit_makes_such_pools_smaller_by_what_is_not_known(run_engine: Run) -> None:
+    limit = "runtime_context.SCHEDULE.max_total_tokens = 40\n"
+    recorded = run_engine(START_UP + POOLS + limit + "run_scheduler_process()")
+
+    values = figures(recorded)
+    assert (values["limited_tokens"], values.get("kv_cache_bytes")) == (40, None)
+    assert recorded.kind("kv_plan")[-1]["num_gpu_blocks_override"] == 10
+
+
 PLAN = START_UP + "from sglang.srt.managers.scheduler import Scheduler\n"
 
 

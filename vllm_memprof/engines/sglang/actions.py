@@ -211,9 +211,18 @@ def leave_sizing(recorder: Recorder, call: Call) -> None:
 
 
 def keep_cell(recorder: Recorder, call: Call) -> None:
-    """Keep the bytes of a page of the KV cache, of all layers of this rank."""
+    """Keep the bytes of a page of the KV cache, of all layers of this rank; of pools that differ
+    in what a token takes (DeepSeek-V4, sliding windows), what they may take together."""
     cell, page = reach(call.subject, "_cell_size"), call.argument("page_size", 2)
-    if cell and page:
+    if call.hook.id == "sgl.kv_pools":
+        if call.error is None:
+            kept(recorder).page = page, None
+            recorder.figures |= {
+                "pools_budget_bytes": call.argument("available_bytes", 1),
+                "pools_tokens": reach(call.result, "max_total_num_tokens"),
+                "half_page_bytes": 0,  # the equation's result is what they may take
+            }
+    elif cell and page:
         kept(recorder).page = page, cell
         recorder.figures["page_bytes"] = page * cell
 
@@ -254,16 +263,20 @@ def _write_plan(recorder: Recorder, call: Call) -> None:
     figures, configurator = recorder.figures, call.subject
     tokens = reach(call.result, "max_total_num_tokens")
     page, cell = kept(recorder).page or (None, None)
-    if tokens is None or page is None or cell is None:
+    if tokens is None or page is None:
         recorder.emit_figures("configure")
         return
     profiled = figures.get("profiled_bytes")
     limit = _published("schedule", "max_total_tokens", reach(configurator, "server_args"))
-    whole = None if profiled is None else int(profiled) // (page * cell) * page
+    whole = figures.get("pools_tokens")
+    if cell is not None and profiled is not None:
+        whole = int(profiled) // (page * cell) * page
     limited = limit is not None and whole is not None and tokens < whole
     if limited:
         figures["limited_tokens"] = tokens
-    figures["kv_cache_bytes"] = tokens * cell
+    planned = None if cell is None else tokens * cell
+    # pools of several kinds may take what was profiled; how much of it is not known with a limit
+    figures["kv_cache_bytes"] = profiled if cell is None and not limited else planned
     recorder.emit_figures("configure")
     pool = reach(call.result, "token_to_kv_pool")
     layers, dtype = reach(pool, "layer_num"), reach(pool, "dtype")
@@ -276,7 +289,7 @@ def _write_plan(recorder: Recorder, call: Call) -> None:
         "type": type(pool).__name__,
         "layers": layers,
         "block_size": page,
-        "page_size_bytes": page * cell // layers if layers else None,
+        "page_size_bytes": page * cell // layers if layers and cell else None,
         "bytes_per_token": cell,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "layout": {name: value for name, value in layout.items() if value is not None},
@@ -289,7 +302,7 @@ def _write_plan(recorder: Recorder, call: Call) -> None:
         max_model_len=length,
         max_concurrency=tokens // page / -(-length // page) if length else None,
         available_bytes=[profiled] * ranks,
-        planned_bytes=[tokens * cell] * ranks,
+        planned_bytes=[planned] * ranks,
         bytes_per_token=cell,
         groups=[group],
         num_gpu_blocks_override=tokens // page if limited else None,
@@ -299,7 +312,7 @@ def _write_plan(recorder: Recorder, call: Call) -> None:
         kv_transfer=False,
         connectors=_connectors(reach(configurator, "server_args")),
         shared_backing=False,
-        padding_bytes=page * cell,
+        padding_bytes=page * (cell or 0),
         max_num_seqs=reach(call.result, "max_running_requests"),
     )
 
