@@ -66,7 +66,7 @@ PYTEST = r"""
 import json, os, re, sys, pytest
 root, path, left_out = sys.argv[1:]
 os.chdir(root)
-sys.path.insert(0, root)
+sys.path.append(root)  # behind the stack's, whose packages a checkout has as sources
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in the workflows of vllm-ascend
 class Told:
     def pytest_collection_modifyitems(self, items):
@@ -83,7 +83,9 @@ class Told:
         why = " | ".join(str(crash.message if crash else why or "").splitlines())[:400]
         name = test.nodeid.partition("::")[2] or "(import)"
         print("\nPEER " + json.dumps([name, outcome, why]), flush=True)
-status = pytest.main([path, "-s", "-q", "-p", "no:cacheprovider"], plugins=[Told()])
+status = pytest.main(
+    [path, "-s", "-q", "-p", "no:cacheprovider", "--import-mode=append"], plugins=[Told()]
+)
 sys.exit(0 if status in (0, 1, 5) else int(status))
 """
 #: Tests of operators compare values of tensors above the limits that an engine runs with.
