@@ -66,7 +66,7 @@ PYTEST = r"""
 import json, os, re, sys, pytest
 root, path, left_out = sys.argv[1:]
 os.chdir(root)
-sys.path.append(root)  # behind the stack's, whose packages a checkout has as sources
+sys.path[:] = [*filter(None, sys.path), root]  # the stack's package before a checkout's sources
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in the workflows of vllm-ascend
 class Told:
     def pytest_collection_modifyitems(self, items):
