@@ -27,6 +27,7 @@ with safe_open(folder + "/model.safetensors", "pt") as file:
 size = os.stat(os.path.realpath(folder + "/model.safetensors"))
 print(json.dumps({
     "devices": torch.npu.device_count(), "arguments": sys.argv[1:],
+    "by another name": os.listdir(snapshot_download("LLM-Research/Meta-Llama-3-8B-Instruct")),
     "layers": AutoConfig.from_pretrained("Qwen/Qwen3-0.6B").num_hidden_layers,
     "tokens": len(AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B")("hello").input_ids),
     "weight": [list(weight.shape), weight.sum().item(), str(weight.dtype)],
@@ -47,6 +48,7 @@ def test_a_script_finds_devices_and_models(sim_stack) -> None:
     assert seen["devices"] == 8
     assert seen["arguments"] == ["--device", "x"]
     assert (seen["layers"], seen["here"]) == (28, 3)
+    assert "model.safetensors" in seen["by another name"]
     assert seen["tokens"] > 0
     assert seen["weight"] == [[1024], 0.0, "torch.bfloat16"]
     assert seen["size"] > 1 << 30

@@ -19,7 +19,7 @@ from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.layout import list_weights, text_config
 from vllm_memprof.sim import hubs
 from vllm_memprof.sim.folders import new_folder
-from vllm_memprof.sim.presets import OFFLINE, Preset, generate_model, list_presets
+from vllm_memprof.sim.presets import OFFLINE, QUANTIZED, Preset, generate_model, list_presets
 from vllm_memprof.sim.runtime import ENV_STATE, SimRuntime, own_state_file
 
 #: Of a checkpoint's values, by the model's dtype: name in its header, bytes.
@@ -89,19 +89,20 @@ def _fill(hub: Path, weights: bool) -> None:
         (hub / folder.name).symlink_to(folder)
     (hub / "models").mkdir()
     for preset in list_presets():
-        named = hub / f"models--{preset.name.replace('/', '--')}"
-        if named.exists():
-            continue
         made = generate_model(preset)
         folder = _with_weights(preset, made) if weights else made
         revision = hashlib.sha1(folder.name.encode()).hexdigest()
-        for inside in ("refs", "snapshots"):
-            (named / inside).mkdir(parents=True)
-        (named / "refs/main").write_text(revision)
-        (named / "snapshots" / revision).symlink_to(folder)
-        scoped = hub / "models" / preset.name  # as ModelScope's cache has it
-        scoped.parent.mkdir(exist_ok=True)
-        scoped.symlink_to(folder)
+        for name in (preset.name, *preset.also):
+            named = hub / f"models--{name.replace('/', '--')}"
+            if named.exists() or QUANTIZED.search(name):
+                continue
+            for inside in ("refs", "snapshots"):
+                (named / inside).mkdir(parents=True)
+            (named / "refs/main").write_text(revision)
+            (named / "snapshots" / revision).symlink_to(folder)
+            scoped = hub / "models" / name  # as ModelScope's cache has it
+            scoped.parent.mkdir(exist_ok=True)
+            scoped.symlink_to(folder)
 
 
 def _with_weights(preset: Preset, made: Path) -> Path:

@@ -49,6 +49,8 @@ PRESETS_DIR = Path(__file__).parent / "data" / "presets"
 GENERATOR = 3
 #: A folder of the cache is complete: nothing is asked of a hub.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
+#: Names of models whose weights msmodelslim has quantized.
+QUANTIZED = re.compile("w[48]a8", re.IGNORECASE)
 #: Keys of a preprocessor -> keys of the vision encoder's configuration that give their values.
 _OF_THE_ENCODER = {
     "patch_size": "patch_size",
@@ -167,7 +169,7 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
                 return ResolvedModel(model, [] if weights else dummy, {})
         if folder is None and preset is not None:
             folder = generate_model(preset)
-            if re.search("w[48]a8", model.lower()) and "--quantization" not in given:
+            if QUANTIZED.search(model) and "--quantization" not in given:
                 quantized, dummy = True, [*dummy, "--quantization", method]
             stand_ins += [f"{preset.name}: {preset.note}"] if preset.note else []
     if folder is None:
