@@ -6,7 +6,7 @@ In: ``data/profiles/*.toml``. Out: `DeviceProfile`, and the flat file that the s
 A file has the tables ``[profile]`` (``name`` and ``aliases``: what ``--device sim:NAME`` accepts;
 ``title``: one line for people), ``[device]``, ``[memory]``, ``[simulation]`` with every field of
 the classes below, and ``[workspace]``: ``"Glob*" = {base = bytes, per_byte = factor, cap = bytes}``
-or ``"Glob*" = bytes`` by operator name without "aclnn" (of ATB: "Atb" and its parameter,
+or ``"Glob* Other" = bytes`` by operator name without "aclnn" (of ATB: "Atb" and its parameter,
 "AtbSelfAttention"). The first match counts; operators without one ask for no workspace.
 """
 
@@ -114,7 +114,8 @@ def load_profile(name: str) -> DeviceProfile:
         table = read_table(path)
         table["workspace"] = {
             pattern: rule if isinstance(rule, dict) else {"base": rule}
-            for pattern, rule in table.get("workspace", {}).items()
+            for patterns, rule in table.get("workspace", {}).items()
+            for pattern in patterns.split()
         }
         return msgspec.convert({**table.pop("profile", {}), **table}, DeviceProfile)
     except (AttributeError, TypeError, ValueError) as error:
