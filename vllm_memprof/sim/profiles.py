@@ -7,7 +7,7 @@ A file has the tables ``[profile]`` (``name`` and ``aliases``: what ``--device s
 ``title``: one line for people), ``[device]``, ``[memory]``, ``[simulation]`` with every field of
 the classes below, and ``[workspace]``: ``"Glob*" = {base = bytes, per_byte = factor, cap = bytes}``
 or ``"Glob* Other" = bytes`` by operator name without "aclnn" (of ATB: "Atb" and its parameter,
-"AtbSelfAttention"). The first match counts; operators without one ask for no workspace.
+"AtbSelfAttention"). The first match counts; without one an operator asks for none.
 """
 
 from __future__ import annotations
@@ -132,14 +132,17 @@ def find_profile(name: str) -> Path:
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
         return path
-    profiles = list_profiles()
     known = {
-        each: profile.name for profile in profiles for each in (profile.name, *profile.aliases)
+        each: profile.name
+        for profile in list_profiles()
+        for each in (profile.name, *profile.aliases)
     }
     if name.lower() in known:
         return PROFILES_DIR / f"{known[name.lower()]}.toml"
-    hint = f"known: {', '.join(known)}; or give the path of a .toml file"
-    raise UsageError(f"no device profile named {name!r}", did_you_mean(name, known, hint))
+    raise UsageError(
+        f"no device profile named {name!r}",
+        did_you_mean(name, known, f"known: {', '.join(known)}; or give the path of a .toml file"),
+    )
 
 
 def write_flat(profile: DeviceProfile, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,22 @@ def test_the_910b_as_measured() -> None:
     assert profile.device.total_bytes == 65_452_113_920
     assert profile.memory.context_bytes == int(0.35 * 2**30)
     assert profile.device.soc_name == "Ascend910B3"
+
+
+@pytest.mark.parametrize("name", ["910b", "a3"])
+def test_operators_ask_for_the_workspace_of_their_tiling(name: str) -> None:
+    """A rule of an operator comes before its family's; without a public tiling there is none."""
+    rules = load_profile(name).workspace
+    for mib, operators in {
+        16: "SwiGlu AddRmsNormBias RotaryPositionEmbedding GroupedMatmulV5 MoeInitRoutingV3",
+        20: "Mm QuantMatmulV5",
+        80: "GroupedMatmulSwigluQuantWeightNZ",
+        208: "HcPre",
+        0: "Add InplaceCopy SwiGluGrad",
+    }.items():
+        for operator in operators.split():
+            found = (rule.base for glob, rule in rules.items() if fnmatchcase(operator, glob))
+            assert next(found, 0) == mib << 20, operator
 
 
 def test_every_figure_names_its_source() -> None:
