@@ -26,7 +26,7 @@ _RUNTIME = "runtime|cann_.*"
 _WORKSPACE = "npu_workspace"
 #: A line of a profile: a section, or a key.
 _LINE = re.compile(
-    r'\[(?P<section>\w+)\]|(?P<text>"?(?P<key>[\w*]+)"? *=[^#]*?) *(?:# *(?P<comment>.*))?$'
+    r'\[(?P<section>\w+)\]|(?P<text>"?(?P<key>[\w* ]+?)"? *=[^#]*?) *(?:# *(?P<comment>.*))?$'
 )
 #: Key -> why no run tells it.
 _NEVER_TOLD = {

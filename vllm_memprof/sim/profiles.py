@@ -6,8 +6,8 @@ In: ``data/profiles/*.toml``. Out: `DeviceProfile`, and the flat file that the s
 A file has the tables ``[profile]`` (``name`` and ``aliases``: what ``--device sim:NAME`` accepts;
 ``title``: one line for people), ``[device]``, ``[memory]``, ``[simulation]`` with every field of
 the classes below, and ``[workspace]``: ``"Glob*" = {base = bytes, per_byte = factor, cap = bytes}``
-or ``"Glob*" = bytes`` by operator name without "aclnn" (of ATB: "Atb" and its parameter,
-"AtbSelfAttention"). The first match counts; operators without one ask for no workspace.
+or ``"Glob* Other" = bytes`` by operator name without "aclnn" (of ATB: "Atb" and its parameter,
+"AtbSelfAttention"). The first match counts; without one an operator asks for none.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def load_profile(name: str) -> DeviceProfile:
         table = read_table(path)
         table["workspace"] = {
             pattern: rule if isinstance(rule, dict) else {"base": rule}
-            for pattern, rule in table.get("workspace", {}).items()
+            for patterns, rule in table.get("workspace", {}).items()
+            for pattern in patterns.split()
         }
         return msgspec.convert({**table.pop("profile", {}), **table}, DeviceProfile)
     except (AttributeError, TypeError, ValueError) as error:
@@ -131,14 +132,17 @@ def find_profile(name: str) -> Path:
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
         return path
-    profiles = list_profiles()
     known = {
-        each: profile.name for profile in profiles for each in (profile.name, *profile.aliases)
+        each: profile.name
+        for profile in list_profiles()
+        for each in (profile.name, *profile.aliases)
     }
     if name.lower() in known:
         return PROFILES_DIR / f"{known[name.lower()]}.toml"
-    hint = f"known: {', '.join(known)}; or give the path of a .toml file"
-    raise UsageError(f"no device profile named {name!r}", did_you_mean(name, known, hint))
+    raise UsageError(
+        f"no device profile named {name!r}",
+        did_you_mean(name, known, f"known: {', '.join(known)}; or give the path of a .toml file"),
+    )
 
 
 def write_flat(profile: DeviceProfile, path: Path) -> None:
