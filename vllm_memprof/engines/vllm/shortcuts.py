@@ -79,12 +79,18 @@ def of_an_inspection() -> Iterator[Replacement]:
 
 
 def of_a_worker() -> Iterator[Replacement]:
-    """Yield the registration of patterns without those that torch_npu traces for inductor.
+    """Yield what torch_npu does for a worker that leaves no trace in a plan.
 
-    A worker imports torch_npu's part of inductor, which traces attention with its backward pass.
-    vllm-ascend compiles without inductor (``platform.py``: use_inductor is False, 0.18 to 0.30), so
-    nobody looks for that pattern: a fifth of a second of each plan.
+    Weights of 4 bits are copied to the host, packed there and copied back (op-plugin,
+    ``npu_convert_weight_to_int4pack``): minutes of Kimi-K2-Thinking, and a plan's weights have no
+    values. A worker imports torch_npu's part of inductor, which traces attention with its backward
+    pass. vllm-ascend compiles without inductor (``platform.py``: use_inductor is False, 0.18 to
+    0.30), so nobody looks for that pattern: a fifth of a second of each plan.
     """
+    with suppress(ImportError):
+        import torch_npu
+
+        yield torch_npu, "npu_convert_weight_to_int4pack", packed_by_shape
     with suppress(ImportError):
         from torch._inductor import pattern_matcher
 
@@ -97,6 +103,11 @@ def of_a_worker() -> Iterator[Replacement]:
             return register(*args, **kwargs)
 
         yield pattern_matcher, "register_replacement", register_used
+
+
+def packed_by_shape(weight: Any, inner_k_tiles: int = 0) -> Any:
+    """Return a tensor as eight values in each integer would need it."""
+    return weight.new_empty((*weight.shape[:-1], weight.shape[-1] // 8))
 
 
 def of_a_compilation() -> Iterator[Replacement]:
