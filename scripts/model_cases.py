@@ -218,7 +218,7 @@ CASES = (
     _a2("google/gemma-2-2b-it", "TP1"),
     _a2("google/gemma-2-9b-it", "TP1"),
     _a2("google/gemma-2-27b-it", "TP2"),
-    _a2("zai-org/GLM-4.5V", "TP8 EP"),
+    _a2("zai-org/GLM-4.5V", "TP8 EP", more="--mm-encoder-tp-mode data"),
     _a2("baidu/ERNIE-4.5-300B-A47B-PT", "TP16 EP"),
     _a2("OpenGVLab/InternVL3_5-38B-HF", "TP4", "InternVL3.5"),
     _a2("PaddlePaddle/PaddleOCR-VL", "TP1", "PaddleOCR-VL"),

@@ -258,12 +258,11 @@ def _missing_code(folder: Path, config: ModelConfig) -> dict[str, str]:
 
     Fields are all that an engine needs which has the model itself; nothing else is run of it.
     """
-    named = (config.get("auto_map") or {}).get("AutoConfig", "")
-    match = re.fullmatch(r"(\w+)\.(\w+)", named) if isinstance(named, str) else None
-    code = dict(_PROCESSORS.get(str(config.get("model_type")), {}))
-    if match is not None:
-        text = _CONFIGURATION.format(name=match[2], model_type=config.get("model_type"))
-        code[f"{match[1]}.py"] = text
+    kind = config.get("model_type")
+    code = dict(_PROCESSORS.get(str(kind), {}))
+    match = re.fullmatch(r"(\w+)\.(\w+)", str((config.get("auto_map") or {}).get("AutoConfig")))
+    if match:
+        code[f"{match[1]}.py"] = _CONFIGURATION.format(name=match[2], model_type=kind)
     return {} if holds(folder, ["*.py"]) else code
 
 

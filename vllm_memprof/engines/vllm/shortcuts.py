@@ -89,11 +89,13 @@ def of_a_worker() -> Iterator[Replacement]:
     """
     with suppress(ImportError):
         import torch_npu
-
-        yield torch_npu, "npu_convert_weight_to_int4pack", packed_by_shape
-    with suppress(ImportError):
         from torch._inductor import pattern_matcher
 
+        yield (  # eight values in each integer
+            torch_npu,
+            "npu_convert_weight_to_int4pack",
+            lambda it, *_: it.new_empty(it[..., ::8].shape),
+        )
         register = pattern_matcher.register_replacement
 
         @functools.wraps(register)
@@ -103,11 +105,6 @@ def of_a_worker() -> Iterator[Replacement]:
             return register(*args, **kwargs)
 
         yield pattern_matcher, "register_replacement", register_used
-
-
-def packed_by_shape(weight: Any, inner_k_tiles: int = 0) -> Any:
-    """Return a tensor as eight values in each integer would need it."""
-    return weight.new_empty((*weight.shape[:-1], weight.shape[-1] // 8))
 
 
 def of_a_compilation() -> Iterator[Replacement]:

@@ -13,7 +13,6 @@ import pytest
 from vllm_memprof.engines.vllm.shortcuts import (
     all_replaced,
     of_an_inspection,
-    packed_by_shape,
     remembering,
     replaced,
     uncollected,
@@ -37,11 +36,6 @@ def test_an_attribute_is_put_back_as_it_lay_there() -> None:
     with pytest.raises(ValueError, match="inside"), replaced(Owner, "value", 2):
         raise ValueError("inside")
     assert Owner.value == 1
-
-
-def test_weights_of_four_bits_are_packed_by_their_shape() -> None:
-    weight = SimpleNamespace(shape=(16, 4096), new_empty=lambda shape: shape)
-    assert packed_by_shape(weight) == packed_by_shape(weight, 2) == (16, 512)
 
 
 def test_it_is_run_once_for_each_object_and_key() -> None:
