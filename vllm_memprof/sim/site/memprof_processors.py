@@ -43,9 +43,9 @@ class KimiK25VisionProcessor(BaseImageProcessor):
         _, rows, columns = self._grid(media)
         return rows * columns // self.media_proc_cfg["merge_kernel_size"] ** 2
 
-    def preprocess(self, medias, return_tensors=None, **_):
+    def preprocess(self, chunks, return_tensors=None, **_):
         """Return patches without content, and the grid of each medium."""
-        grids = [self._grid(media) for media in (medias if isinstance(medias, list) else [medias])]
+        grids = [self._grid(media) for media in (chunks if isinstance(chunks, list) else [chunks])]
         patch = self.media_proc_cfg["patch_size"]
         pixels = torch.zeros(sum(map(math.prod, grids)), 3, patch, patch)
         return BatchFeature({"pixel_values": pixels, "grid_thws": torch.tensor(grids)})
