@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.model_cases import CASES, DEVICES, Case
-from vllm_memprof.layout import list_weights
+from vllm_memprof.layout import list_weights, text_config
 from vllm_memprof.sim.presets import find_preset
 from vllm_memprof.sim.profiles import flat_text, load_profile
 from vllm_memprof.sim.quantization import describe
@@ -93,16 +93,14 @@ def write_page(rows: list[Row]) -> str:
     for case in sorted(CASES, key=lambda case: case.name.lower()):
         row = known.get(Plan(case, case.stacks[0], device).key)
         share = _gib(share_of(case, device))
-        told.append(
-            "| " + " | ".join([case.name, case.parallel[device], share, *_cells(row)]) + " |"
-        )
+        told.append(" | ".join([case.name, case.parallel[device], share, *_cells(row)]).rstrip())
         if row is not None and "error" in row:
             refused[case.name] = textwrap.shorten(row["error"], 160, placeholder="…")
     lines = [
         INTRODUCTION.strip(),
         "",
-        "| model | devices | checkpoint | weights | KV cache | tokens |",
-        "|---|---|---:|---:|---:|---:|",
+        "model | devices | checkpoint | weights | KV cache | tokens",
+        "---|---|---:|---:|---:|---:",
         *told,
         "",
     ]
@@ -130,12 +128,17 @@ def _bytes_of(model: str, quantized: bool, pooling: bool) -> tuple[float, float]
     """Return the published weights of the experts and of everything else, bytes."""
     preset = find_preset(model)
     assert preset is not None, model
-    types = (quantized and describe(preset.config)) or {}
+    four_bits = "w4a8" in model.lower()
+    types = ((quantized or four_bits) and describe(preset.config, four_bits)) or {}
+    packed = text_config(preset.config).get("quantization_config")
     found = [0.0, 0.0]
     for name, shape in (list_weights(preset.config) or {}).items():
         experts = ".experts." in name
         known = types.get(re.sub(r"\.experts\.\d+\.", ".experts.0.", name), "FLOAT")
-        bits = 16 if known == "FLOAT" else 8
+        bits: float = {"FLOAT": 16, "W4A8_DYNAMIC": 4}.get(known, 8)
+        if packed and experts:  # values, and a scale of each group
+            weights = packed["config_groups"]["group_0"]["weights"]
+            bits = weights["num_bits"] + 16 / weights["group_size"]
         if name != "lm_head.weight" or not pooling:
             found[not experts] += math.prod(shape) * bits / 8
     return found[0], found[1]
@@ -162,14 +165,14 @@ INTRODUCTION = """
 
 Presets of the models that vllm-ascend's pages name (all, with other names: `memprof sim list`),
 planned by vllm-ascend 0.23.0 on a simulated Ascend 910B, 60.96 GiB: one rank, GiB,
-`--max-model-len 32768` (Llama 3, Qwen1.5-MoE and bge 8192, Phi-4 16384), `--enforce-eager`.
-TP, DP and EP (`--enable-expert-parallel`) as those pages recommend them (`scripts/model_cases.py`
-names the page). *checkpoint*: the rank's share of the published weights, nothing twice. *weights*:
-measured; above it are what every rank has whole, scales, tables of positions and formats of the
-device. The KV cache contains [modelled values](concepts/simulation.md) ([how far
-off](accuracy.md)); tokens are those of one data-parallel replica. \\*: planned with older constants
-of the device. Made by `python -m scripts.bench_plan --models`; [models.json](models.json) has the
-A3 and 0.30.0rc2 as well.
+`--max-model-len 32768` (Llama 3, Gemma 2, Qwen1.5-MoE, DeepSeek-OCR, bge 8192, Phi-4 16384),
+`--enforce-eager`. TP, DP and EP (`--enable-expert-parallel`) as those pages recommend them
+(`scripts/model_cases.py` names the page). *checkpoint*: the rank's share of the published weights,
+nothing twice. *weights*: measured; above it are what every rank has whole, scales, tables of
+positions and formats of the device. The KV cache contains [modelled
+values](concepts/simulation.md) ([how far off](accuracy.md)); tokens are those of one data-parallel
+replica. \\*: planned with older constants of the device. Made by `python -m scripts.bench_plan
+--models`; [models.json](models.json) has the A3 and 0.30.0rc2 as well.
 """
 NOTES = """
 ## Notes
@@ -178,9 +181,10 @@ NOTES = """
   (`tests/unit/test_layout.py`).
 - DeepSeek, Kimi-K2-Instruct, MiniMax-M2, gpt-oss: bfloat16, or W8A8 if the table says so. Their
   public checkpoints are FP8 and MXFP4, which vllm-ascend does not take on 910B and A3.
-- W8A8: `--quantization ascend`, or the name of a W8A8 checkpoint. Without weights memprof generates
-  `quant_model_description.json` as msmodelslim's recipe of the model has it, or takes yours next to
-  config.json. W4A8 needs yours.
+- W8A8: `--quantization ascend`, or the name of a W8A8 or W4A8 checkpoint. Without weights memprof
+  generates `quant_model_description.json` as msmodelslim's recipe of the model has it, or takes
+  yours next to config.json.
+- Kimi-K2-Thinking: `targets` of its quantization are MoE, as vllm-ascend's page asks for.
 - A different model: a folder with its `config.json` is enough; missing files (tokenizer,
   preprocessor) are generated.
 - Qwen2.5-Omni and Qwen3-Omni: the thinker, which is what vLLM loads.

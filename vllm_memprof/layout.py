@@ -79,7 +79,8 @@ def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
         **known,
         "head": head,
         "value_head": get("v_head_dim") or hidden // heads,
-        "full": (layer + 1) % get("full_attention_interval", 1) == 0,
+        "full": "sliding_attention" not in get("layer_types", ())[layer : layer + 1]
+        and (layer + 1) % get("full_attention_interval", 1) == 0,
         "dense": layer < get("first_k_dense_replace", 0)
         or layer in get("mlp_only_layers", ())
         or (layer + 1) % get("decoder_sparse_step", 1) != 0,

@@ -226,3 +226,17 @@ print("RESULT", json.dumps({
     assert math.isclose(figures["mean"], 0.5, abs_tol=1e-5)
     assert figures["different"] == 100
     assert figures["weights"] == [0.0]
+
+
+def test_there_is_something_in_floats_that_are_not_computed(sim: Sim) -> None:
+    """DeepSeek-OCR takes an image whose pixels are 0 in all for none (vLLM 0.23,
+    deepseek_ocr.py::_parse_and_validate_image_input)."""
+    figures = sim.run_torch("""
+pixels = torch.ones(1, 3, 1024, 1024).to("npu", torch.bfloat16)
+counts = torch.ones(2_000_001, dtype=torch.int32, device="npu")
+print("RESULT", json.dumps({
+    "floats": torch.sum(pixels).item(), "integers": torch.sum(counts).item(),
+    "few": torch.sum(torch.zeros(4, device="npu")).item(),
+}))
+""")
+    assert figures == {"floats": 1.0, "integers": 0, "few": 0.0}

@@ -69,3 +69,25 @@ def test_alike_and_other_pieces(sim: Sim) -> None:
     assert found["hash"]
     assert not [name for name, alike in found["other"].items() if alike]
     assert found["with a weight of its own"] is None
+
+
+PACKED = """
+from vllm_memprof.engines.vllm.shortcuts import of_a_worker
+
+def grown_by(pack):
+    weight = torch.zeros(24, 4096, dtype=torch.int32).npu()
+    before = torch.npu.memory_allocated()
+    torch.npu.reset_peak_memory_stats()
+    packed = pack(weight)
+    after, peak = torch.npu.memory_allocated(), torch.npu.max_memory_allocated()
+    return [list(packed.shape), str(packed.dtype), str(packed.device), after - before, peak - before]
+
+ours = {name: value for _, name, value in of_a_worker()}["npu_convert_weight_to_int4pack"]
+print("RESULT", json.dumps([grown_by(torch_npu.npu_convert_weight_to_int4pack), grown_by(ours)]))
+"""
+
+
+def test_weights_of_four_bits_take_what_torch_npu_packs_them_into(sim: Sim) -> None:
+    theirs, ours = sim.run_torch(PACKED, PYTHONPATH=str(PACKAGE))
+    assert ours == theirs
+    assert ours[0] == [24, 512]

@@ -30,6 +30,15 @@ PUBLISHED = {
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
     "deepseek-ai/DeepSeek-V3": 671_026_419_200,
     "deepseek-ai/DeepSeek-V3.1": 671_026_419_200,
+    "deepseek-ai/DeepSeek-OCR": 6_672_212_480 // 2,
+    "google/gemma-2-27b-it": 27_227_128_320,
+    "google/gemma-2-2b-it": 2_614_341_888,
+    "google/gemma-2-9b-it": 9_241_705_984,
+    "google/gemma-3-12b-it": 12_187_325_040,
+    "google/gemma-3-27b-it": 27_432_406_640,
+    "google/gemma-3-4b-it": 4_300_079_472,
+    "google/gemma-4-26B-A4B-it": 25_805_936_206,
+    "google/gemma-4-31B-it": 31_273_088_876,
     "meta-llama/Llama-3.1-70B-Instruct": 70_553_706_496,
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
     "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
@@ -90,17 +99,23 @@ PUBLISHED = {
     "Qwen/QwQ-32B": 32_763_876_352,
     "tencent/Hunyuan-A13B-Instruct": 80_393_183_232,
     "zai-org/GLM-4-32B-0414": 32_566_081_536,
+    "zai-org/GLM-4.5V": 107_710_933_120,
 }
 #: A model that embeds texts has no output head: parameters of one.
 HEADLESS = {"Qwen/Qwen3-Embedding-8B": 151_665 * 4096}
 #: Published in billions alone, of weights without the layer for multi-token prediction. With two
-#: decimals: as llama.cpp counts the files.
+#: decimals: as llama.cpp counts the files. PaddleOCR-VL: of what is loaded, without the head of its
+#: tower.
 BILLIONS = {
     "deepseek-ai/DeepSeek-V4-Flash": 284,
     "deepseek-ai/DeepSeek-V4-Pro": 1600,
     "MiniMaxAI/MiniMax-M2": 228.69,
     "moonshotai/Kimi-K2-Instruct": 1026.41,
     "baidu/ERNIE-4.5-21B-A3B-PT": 21.83,
+    "baidu/ERNIE-4.5-300B-A47B-PT": 300,
+    "moonshotai/Kimi-K2-Thinking": 1026.41,
+    "OpenGVLab/InternVL3_5-38B-HF": 38.4,
+    "PaddlePaddle/PaddleOCR-VL": 0.9,
     "moonshotai/Kimi-K2-Instruct-0905": 1026.41,
     "openbmb/MiniCPM3-4B": 4,
     "zai-org/GLM-5": 744,
@@ -128,6 +143,8 @@ WITH_COPIES = {
 }
 #: The same of FP8 files: their scales, one for a block of 128 x 128 weights, count as well.
 WITH_SCALES = {"deepseek-ai/DeepSeek-V3.2": 685_396_921_376}
+#: In billions, with the scales of experts of 4 bits, one for 32 values.
+WITH_GROUPS = {"moonshotai/Kimi-K2.5": 1058.59, "Eco-Tech/Kimi-K2.5-W4A8": 1058.59}
 
 
 @pytest.mark.parametrize(
@@ -138,9 +155,13 @@ def test_parameters_are_the_published_ones(name):
     head = HEADLESS.get(name, 0)
     assert preset.parameters == count_parameters(preset.config) - head
     if name in BILLIONS:
-        digits = 2 if isinstance(BILLIONS[name], float) else None
-        digits = -2 if BILLIONS[name] == 1600 else digits
+        decimals = len(str(BILLIONS[name]).partition(".")[2])
+        digits = {1600: -2, 300: -1}.get(BILLIONS[name], decimals)
         assert round(preset.parameters / 1e9, digits) == BILLIONS[name]
+    elif name in WITH_GROUPS:
+        sizes = {key: math.prod(shape) for key, shape in list_weights(preset.config).items()}
+        experts = sum(size for key, size in sizes.items() if ".experts." in key)
+        assert round((preset.parameters + experts / 32) / 1e9, 2) == WITH_GROUPS[name]
     elif name in WITH_COPIES | WITH_SCALES:
         copies = 2 * preset.config["vocab_size"] * preset.config["hidden_size"]
         whole = count_parameters(preset.config, draft=True) + copies

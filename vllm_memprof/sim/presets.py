@@ -71,6 +71,12 @@ class {name}(PretrainedConfig):
         self.__dict__.update(fields)  # the base class reads some of them
         super().__init__(**fields)
 """
+#: By model_type: the module of a class that vLLM asks how large images are.
+_PROCESSORS = {
+    "kimi_k25": {
+        "kimi_k25_vision_processing.py": "from memprof_processors import KimiK25VisionProcessor\n"
+    }
+}
 
 
 @dataclass(frozen=True)
@@ -188,11 +194,11 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
     if isinstance(config, dict) and not holds(folder, WEIGHTS):
         extra = dummy
         made: dict[str, Mapping[str, object]] = {}
-        if code := _configuration_code(folder, config):
+        if code := _missing_code(folder, config):
             extra = [*extra, *({"--trust-remote-code"} - given.keys())]
             stand_ins.append(
-                f"{model} has no {', '.join(code)}: generated, with the fields of config.json and "
-                "no defaults of its own"
+                f"{model} has no {', '.join(code)}: generated, a configuration with the fields of "
+                "config.json and no defaults of its own, a processor that sizes images alike"
             )
         like = _preset_like(config)
         if not given.keys() & {"--tokenizer", "--skip-tokenizer-init"} and not holds(
@@ -249,17 +255,17 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
     return ResolvedModel(str(path), [*extra, *named], OFFLINE, tuple(stand_ins))
 
 
-def _configuration_code(folder: Path, config: ModelConfig) -> dict[str, str]:
-    """Return the module that config.json names for its own class, where the folder has no code.
+def _missing_code(folder: Path, config: ModelConfig) -> dict[str, str]:
+    """Return the modules that a model's files name for its own classes, if the folder has no code.
 
     Fields are all that an engine needs which has the model itself; nothing else is run of it.
     """
-    named = (config.get("auto_map") or {}).get("AutoConfig", "")
-    match = re.fullmatch(r"(\w+)\.(\w+)", named) if isinstance(named, str) else None
-    if match is None or holds(folder, ["*.py"]):
-        return {}
-    code = _CONFIGURATION.format(name=match[2], model_type=config.get("model_type"))
-    return {f"{match[1]}.py": code}
+    kind = config.get("model_type")
+    code = dict(_PROCESSORS.get(str(kind), {}))
+    match = re.fullmatch(r"(\w+)\.(\w+)", str((config.get("auto_map") or {}).get("AutoConfig")))
+    if match:
+        code[f"{match[1]}.py"] = _CONFIGURATION.format(name=match[2], model_type=kind)
+    return {} if holds(folder, ["*.py"]) else code
 
 
 def generate_model(preset: Preset) -> Path:

@@ -32,7 +32,7 @@ RULES: dict[str, dict[str, str]] = {
 }
 #: A weight of the text model's layers; DeepSeek-V4's layer for drafts is quantized as well.
 _LAYER = re.compile(
-    r"(?:(?:model\.(?:language_model\.)?)?layers\.(?P<layer>\d+)|mtp\.0)\."
+    r"(?:(?:(?:language_model\.)?model\.(?:language_model\.)?)?layers\.(?P<layer>\d+)|mtp\.0)\."
     r"(?P<rest>.+)\.(?:weight|bias)"
 )
 

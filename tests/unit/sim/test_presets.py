@@ -99,8 +99,8 @@ def test_ids_in_the_configuration_are_those_of_the_tokenizer(name):
         assert {number for value in named for number in _flat(value)} <= set(ids.values())
     own = preset.tokenizer.get("extra_special_tokens", {})
     for key, token in {
-        "image_token_id": own.get("context_image_token", "<|image_pad|>"),
-        "video_token_id": "<|video_pad|>",
+        "image_token_id": own.get("context_image_token", own.get("image_token", "<|image_pad|>")),
+        "video_token_id": own.get("video_token", "<|video_pad|>"),
         "vision_start_token_id": "<|vision_start|>",
         "vision_end_token_id": "<|vision_end|>",
     }.items():
@@ -346,6 +346,17 @@ def test_a_configuration_class_that_is_not_there_is_generated(tmp_path):
     # code of the user's is never run without being asked to
     (folder / "configuration_mine.py").write_text("")
     assert "--trust-remote-code" not in resolve_model(str(folder), []).extra_args
+
+
+def test_a_processor_that_is_code_of_the_model_s_own_is_ours():
+    model = resolve_model("moonshotai/Kimi-K2.6", [])
+    code = (presets.Path(model.path) / "kimi_k25_vision_processing.py").read_text()
+    assert code == "from memprof_processors import KimiK25VisionProcessor\n"
+    assert "--trust-remote-code" in model.extra_args
+    named = resolve_model("Eco-Tech/Kimi-K2.6-W4A8", [])
+    types = json.loads((presets.Path(named.path) / "quant_model_description.json").read_text())
+    assert types["language_model.model.layers.1.mlp.experts.0.up_proj.weight"] == "W4A8_DYNAMIC"
+    assert types["vision_tower.encoder.blocks.0.wqkv.weight"] == "FLOAT"
 
 
 def test_a_tokenizer_of_the_user_is_kept(tmp_path):

@@ -79,15 +79,23 @@ def of_an_inspection() -> Iterator[Replacement]:
 
 
 def of_a_worker() -> Iterator[Replacement]:
-    """Yield the registration of patterns without those that torch_npu traces for inductor.
+    """Yield what torch_npu does for a worker that leaves no trace in a plan.
 
-    A worker imports torch_npu's part of inductor, which traces attention with its backward pass.
-    vllm-ascend compiles without inductor (``platform.py``: use_inductor is False, 0.18 to 0.30), so
-    nobody looks for that pattern: a fifth of a second of each plan.
+    Weights of 4 bits are copied to the host, packed there and copied back (op-plugin,
+    ``npu_convert_weight_to_int4pack``): minutes of Kimi-K2-Thinking, and a plan's weights have no
+    values. A worker imports torch_npu's part of inductor, which traces attention with its backward
+    pass. vllm-ascend compiles without inductor (``platform.py``: use_inductor is False, 0.18 to
+    0.30), so nobody looks for that pattern: a fifth of a second of each plan.
     """
     with suppress(ImportError):
+        import torch_npu
         from torch._inductor import pattern_matcher
 
+        yield (  # eight values in each integer
+            torch_npu,
+            "npu_convert_weight_to_int4pack",
+            lambda it, *_: it.new_empty(it[..., ::8].shape),
+        )
         register = pattern_matcher.register_replacement
 
         @functools.wraps(register)

@@ -1,7 +1,7 @@
 // Host kernels of sums, extremes and counts, over axes or whole tensors. Each answers something
 // also where the tensors are above the limit, because the host reads such results and decides by
-// them: sums and extremes of integers 0, `all` true, `any` false, counts spread evenly over their
-// bins, and two tensors differ unless they are the same memory.
+// them: sums and extremes of integers 0, the sum of all floats 1, `all` true, `any` false, counts
+// spread evenly over their bins, and two tensors differ unless they are the same memory.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -47,10 +47,12 @@ void reduce(Call &call) {
   if (tensors.size() != 2 || call.arguments.size() < 2 || call.arguments[1].kind != Kind::kIntArray)
     return;
   const aclTensor &in = *tensors[0], &out = *tensors[1];
-  if (float_result(out) || !usable(out)) return;
-  if (!usable(in)) {
+  if (!usable(out)) return;
+  if (float_result(out) || !usable(in)) {
     Answering answering;
-    if (is_integer(out.type)) fill(out, 0);
+    if (is_integer(out.type)) return fill(out, 0);
+    // DeepSeek-OCR takes an image whose pixels are 0 in all for none
+    if (reduction == Reduction::kSum && element_count(out) == 1) fill(out, 1);
     return;
   }
   std::vector<bool> reduced(in.shape.size(), call.arguments[1].integers.empty());
