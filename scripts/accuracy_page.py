@@ -189,7 +189,7 @@ def _outside(errors: Sequence[Error]) -> str:
         value = f"{error.run.id}, {TITLES[error.figure]} {_percent(error.relative)}"
         rows.setdefault(re.sub(r"^[\d.]+ of [\d.]+ MiB: |^[\d.]+ MiB: ", "", why), []).append(value)
     listed = [
-        ["; ".join(values), textwrap.shorten(why, 120, placeholder="…")]
+        ["; ".join(values), textwrap.shorten(why, 100, placeholder="…")]
         for why, values in rows.items()
     ]
     return _table(("value", "why"), listed) if listed else "None.\n"

@@ -154,7 +154,7 @@ def read_table(path: Path) -> dict[str, Any]:
         path: TOML, or JSON where an engine's process reads it: it has the standard library of
             Python 3.10 alone. A name that begins with ``#`` is a comment.
     """
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text("utf-8")
     if path.suffix == ".json":
         table = json.loads(text)
     else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-DATA = Path(__file__).parent / "data" / "spread.json"
+DATA = Path(__file__).parent / "data/spread.json"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ErrorSpread:
 @cache
 def list_spreads() -> tuple[ErrorSpread, ...]:
     """Return the spreads that the table supports."""
-    return tuple(ErrorSpread(**row) for row in json.loads(DATA.read_text(encoding="utf-8")))
+    return tuple(ErrorSpread(**row) for row in json.loads(DATA.read_text("utf-8")))
 
 
 def spread_of(equation: str | None, profile: str | None) -> ErrorSpread | None:

@@ -209,7 +209,7 @@ def find_place(run_dir: Path) -> Place:
         return Place(run_dir)
     run_id, given = os.environ.get(ENV_RUN_ID), os.environ.get(ENV_NODE_DIR)
     with suppress(OSError, ValueError):
-        info = json.loads((run_dir / RUN_FILE).read_text(encoding="utf-8"))
+        info = json.loads((run_dir / RUN_FILE).read_text("utf-8"))
         if info["id"] == run_id and not given and os.access(run_dir, os.W_OK | os.X_OK):
             return Place(run_dir, node)
     own = Path(given or tempfile.gettempdir()) / _collector_name() / process_name()

@@ -59,7 +59,7 @@ def _defined(target: str, path: list[str]) -> int:
         return 0
     if not spec.origin.endswith(".py"):
         return 1
-    body: list[ast.stmt] = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    body: list[ast.stmt] = ast.parse(Path(spec.origin).read_text("utf-8")).body
     *parents, name = attributes.split(".")
     for parent in parents:
         classes = [node for node in body if isinstance(node, ast.ClassDef) and node.name == parent]

@@ -88,7 +88,7 @@ def load_requests(options: Options) -> list[Request]:
         for number, text in enumerate(options.prompts, start=1)
     ]
     try:
-        lines = [] if prompts is None else prompts.read_text(encoding="utf-8").splitlines()
+        lines = [] if prompts is None else prompts.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"--prompts {prompts}: {error}") from error
     for number, line in enumerate(lines, start=1):

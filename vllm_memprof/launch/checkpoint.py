@@ -45,7 +45,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     files = sorted(folder.glob("*.safetensors"))
     try:
         if (index := folder / _INDEX).is_file():
-            content = json.loads(index.read_text(encoding="utf-8"))
+            content = json.loads(index.read_text("utf-8"))
             named = {folder / name for name in content.get("weight_map", {}).values()}
             files = [path for path in files if path in named] or files
         rows = fold(entry for path in files for entry in _header(path))

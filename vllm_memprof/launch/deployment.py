@@ -99,6 +99,6 @@ def parse_deployment(text: str) -> tuple[str, str | None]:
     if not name.strip() or (slash and not group.strip()) or "/" in group:
         raise UsageError(
             f"--deployment {text!r} is neither NAME nor NAME/GROUP",
-            hint="e.g. --deployment demo, --deployment demo/prefill",
+            "e.g. --deployment demo, --deployment demo/prefill",
         )
     return name.strip(), group.strip() or None

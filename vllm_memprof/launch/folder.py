@@ -58,7 +58,7 @@ def create_run_dir(given: Path | None, name: str, inner: str = EVENTS_DIR) -> Pa
             if any(path.iterdir()):
                 what = "already holds a run" if (path / RUN_FILE).exists() else "is not empty"
                 hint = "give a new folder, or leave --run-dir out"
-                raise UsageError(f"run folder {path} {what}", hint=hint)
+                raise UsageError(f"run folder {path} {what}", hint)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             first = path
@@ -73,7 +73,7 @@ def create_run_dir(given: Path | None, name: str, inner: str = EVENTS_DIR) -> Pa
     except OSError as error:
         raise LaunchError(
             f"cannot make the run folder {given or DEFAULT_PARENT.absolute()}: {error.strerror}",
-            hint="give a folder that you can write to with --run-dir DIR",
+            "give a folder that you can write to with --run-dir DIR",
         ) from error
     return path
 

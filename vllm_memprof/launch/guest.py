@@ -74,7 +74,7 @@ def run_guest(
                 code = program.wait()
         except OSError as error:
             hint = "a program on PATH, or below the stack's own bin"
-            raise LaunchError(f"cannot run {command[0]}: {error.strerror}", hint=hint) from error
+            raise LaunchError(f"cannot run {command[0]}: {error.strerror}", hint) from error
         finally:
             state.unlink(missing_ok=True)
         code = code if code >= 0 else 128 - code

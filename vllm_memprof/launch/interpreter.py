@@ -87,7 +87,7 @@ def find_python(given: str | None, row: EngineRow = VLLM) -> Path:
     if found is None and given is not None:
         raise UsageError(
             f"--python {given}: no such program",
-            hint=f"give the interpreter that has {row.title} installed",
+            f"give the interpreter that has {row.title} installed",
         )
     if found is None:
         raise LaunchError(
@@ -137,7 +137,7 @@ def require_engine(facts: InterpreterFacts, row: EngineRow = VLLM) -> None:
     if row.name not in facts.engines:
         raise LaunchError(
             f"{row.title} is not importable in {facts.path}",
-            hint=f"--python PATH of the interpreter that has {row.title}, or --device sim:910b "
+            f"--python PATH of the interpreter that has {row.title}, or --device sim:910b "
             "without any device; `memprof doctor` shows what is there"
             if row.needs is None
             else f"{facts.path} -m pip install --no-deps {row.needs}",
@@ -146,5 +146,5 @@ def require_engine(facts: InterpreterFacts, row: EngineRow = VLLM) -> None:
         raise LaunchError(
             f"memprof is not installed in the engine's interpreter {facts.path}, so its hooks "
             "would not load",
-            hint=pip_install(python=facts.path),
+            pip_install(python=facts.path),
         )

@@ -74,7 +74,7 @@ class Exporter(View):
         except ImportError as error:
             raise MemprofError(
                 "--metrics-port needs prometheus_client, which is not installed",
-                hint=pip_install("prometheus_client"),
+                pip_install("prometheus_client"),
             ) from error
         self._figures: dict[str, _Figures] = {}
         registry = CollectorRegistry()
@@ -85,7 +85,7 @@ class Exporter(View):
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(
                 f"--metrics-port {port}: cannot listen on {host}: {reason}",
-                hint="another --metrics-port; 0 takes a free one",
+                "another --metrics-port; 0 takes a free one",
             ) from error
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 

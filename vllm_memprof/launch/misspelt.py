@@ -56,5 +56,5 @@ def refuse_misspelt(engine_args: Iterable[str], facts: InterpreterFacts, row: En
 
 def _read(file: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
-        return file.read_text(encoding="utf-8")
+        return file.read_text("utf-8")
     return ""

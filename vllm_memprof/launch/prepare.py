@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -71,7 +72,7 @@ def prepare_job(
     if profile is None:
         require_device(request.device, request.stack)
     else:
-        from vllm_memprof.sim.presets import resolve_model
+        from vllm_memprof.sim.presets import resolve_model, with_draft
         from vllm_memprof.sim.runtime import ENV_STATE, own_state_file, prepare_runtime
 
         runtime = prepare_runtime(profile, request.stack or row.stack)
@@ -80,17 +81,18 @@ def prepare_job(
             other = next(row for row in ENGINES.values() if row.stack_engine == stack.engine)
             raise UsageError(
                 f"the stack {stack.name} has {stack.engine}, not {row.title}",
-                hint=f"`memprof sim list` shows the stacks; --engine {other.name} runs "
-                f"{other.title}",
+                f"`memprof sim list` shows the stacks; --engine {other.name} runs {other.title}",
             )
         model = resolve_model(request.model, list(request.engine_args), row.quantization)
         model_path, model_args = model.path, model.extra_args
+        engine_args, drafts = with_draft(request.engine_args, model_path)
+        request = replace(request, engine_args=engine_args)
         extra |= {**runtime.env, **model.env}
         if not request.share_device:
             state = own_state_file()
             extra[ENV_STATE] = str(state)
         python = None if request.python else runtime.python
-        device, notes = runtime.profile.name, [*runtime.notes, *model.stand_ins]
+        device, notes = runtime.profile.name, [*runtime.notes, *model.stand_ins, *drafts]
         devices = runtime.profile.device.device_count if request.mode == "plan" else None
     python = python or find_python(request.python, row)
     facts = probe_interpreter(python, {**environ, **extra})
@@ -160,12 +162,12 @@ def require_device(
     """
     if stack is not None:
         hint = "add --device sim:910b, or leave --stack out"
-        raise UsageError("--stack names a simulated stack", hint=hint)
+        raise UsageError("--stack names a simulated stack", hint)
     wanted = files.get(device.kind, ())
     if wanted and not any(map(os.path.exists, wanted)):
         raise LaunchError(
             f"--device {device.kind}: this machine has none of {', '.join(wanted)}",
-            hint="--device sim:910b runs on a simulated Ascend device; "
+            "--device sim:910b runs on a simulated Ascend device; "
             "`memprof doctor` shows what is there",
         )
 

@@ -48,7 +48,7 @@ def parse_device(text: str) -> DeviceChoice:
 
         known = "auto, npu, cuda, cpu, sim or sim:PROFILE, e.g. sim:910b"
         hint = did_you_mean(text, [*DEVICE_KINDS, *device_names()], known)
-        raise UsageError(f"--device {text!r} is not known", hint=hint)
+        raise UsageError(f"--device {text!r} is not known", hint)
     if kind == "sim":
         return DeviceChoice(kind, profile or DEFAULT_PROFILE)
     return DeviceChoice(kind)
@@ -104,7 +104,7 @@ class LaunchRequest:
         if self.mode not in row.modes:
             raise UsageError(
                 f"memprof {self.mode} does not run {row.title} yet",
-                hint=f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
+                f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
             )
         named = {"--on-error": (self.on_error, ON_ERROR), "--until": (self.until, UNTIL),
                  "--ranks": (self.ranks or RANKS[0], RANKS)}  # fmt: skip
@@ -177,4 +177,4 @@ class LaunchRequest:
             ),
         ):
             if wrong:
-                raise UsageError(message, hint=hint)
+                raise UsageError(message, hint)

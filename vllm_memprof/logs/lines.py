@@ -77,7 +77,7 @@ def read_chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
             if encoding != "utf-8":
                 decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
         if decoder is not None:
-            piece = decoder.decode(piece).encode("utf-8", errors="replace")
+            piece = decoder.decode(piece).encode("utf-8", "replace")
         yield piece
 
 
@@ -207,7 +207,7 @@ def _bounded(raw: bytes, number: int, follows: bool) -> Iterator[LogLine]:
 
 def _segments(raw: bytes, number: int, follows: bool, cut: bool) -> Iterator[LogLine]:
     """Yield the parts of a line between carriage returns."""
-    text = raw.decode("utf-8", errors="replace")
+    text = raw.decode("utf-8", "replace")
     for part in text.split("\r"):
         if part or "\r" not in text:
             yield LogLine(number, part, follows, cut)

@@ -342,7 +342,7 @@ def run_calibrated(
     content = render(
         found.calibration(),
         base.name,
-        find_profile(asked.device.profile or base.name).read_text(encoding="utf-8"),
+        find_profile(asked.device.profile or base.name).read_text("utf-8"),
         f"{base.name}-calibrated",
         f"{source.name}: {source.model}, {source.engine} {source.engine_version or ''}".strip(),
         "memprof calibrate",

@@ -343,7 +343,7 @@ def beside(job: ShareJob, environ: dict[str, str]) -> Iterator[int]:
     plan = job.instances[0].plan
     assert plan.device.profile is not None
     runtime = prepare_runtime(plan.device.profile, plan.stack)
-    command = [str(runtime.python), str(PACKAGE_DIR / "sim" / "engine" / "beside.py")]
+    command = [str(runtime.python), str(PACKAGE_DIR / "sim/engine/beside.py")]
     process = subprocess.Popen(
         [*command, str(job.beside)],
         env={**environ, **runtime.env, ENV_STATE: environ[ENV_STATE]},

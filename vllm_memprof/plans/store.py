@@ -64,7 +64,7 @@ def report_of(run_dir: Path) -> Report:
     """
     path = run_dir / REPORT_JSON
     try:
-        return from_json(Report, json.loads(path.read_text(encoding="utf-8")))
+        return from_json(Report, json.loads(path.read_text("utf-8")))
     except (OSError, ValueError):
         report = build_report(load_run(run_dir))
         write_atomically(path, json.dumps(to_json(report)))
@@ -123,7 +123,7 @@ def read_row(run_dir: Path, key: str | None) -> PlanRow | None:
     None as well where another try may end otherwise.
     """
     try:
-        data = json.loads((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
+        data = json.loads((run_dir / PLAN_FILE).read_text("utf-8"))
         row = from_json(PlanRow, data["row"])
         return row if data["key"] == key and row.final else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -241,7 +241,7 @@ def model_config(model: str, engine_args: list[str]) -> dict[str, object] | None
     """Return ``config.json`` of a model with a preset or a folder; None where there is none."""
     try:
         path = Path(resolve_model(model, engine_args).path, "config.json")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text("utf-8"))
     except (UsageError, OSError, ValueError):
         return None  # a real device's engine may find it
     return data if isinstance(data, dict) else None

@@ -143,7 +143,7 @@ def _environment(say: Language) -> jinja2.Environment:
 
 
 def _template(name: str) -> str:
-    return files("vllm_memprof.report").joinpath(f"templates/{name}").read_text(encoding="utf-8")
+    return files("vllm_memprof.report").joinpath(f"templates/{name}").read_text("utf-8")
 
 
 def _policy(*scripts: str) -> str:

@@ -72,8 +72,8 @@ def new_folder(target: Path, mode: int = 0o755) -> Iterator[Path]:
 def write_file(path: Path, text: str) -> None:
     """Write a file at once or not at all; one that says the same stays as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
+    if path.is_file() and path.read_text("utf-8") == text:
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_text(text, "utf-8")
     temporary.replace(path)

@@ -48,7 +48,7 @@ def load_poisoned_reads(path: Path) -> list[PoisonedRead]:
     if not path.exists():
         return []
     reads: dict[tuple[object, ...], PoisonedRead] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text("utf-8").splitlines():
         read = msgspec.json.decode(line, type=PoisonedRead)
         reads.setdefault(astuple(read)[:4], read)
     return list(reads.values())

@@ -24,7 +24,7 @@ from typing import Any
 
 from vllm_memprof.errors import UsageError, nearest
 from vllm_memprof.layout import ModelConfig, text_config
-from vllm_memprof.options import given_options
+from vllm_memprof.options import given_options, value_of
 from vllm_memprof.sim import hubs
 from vllm_memprof.sim.folders import (
     PROCESSORS,
@@ -44,7 +44,7 @@ from vllm_memprof.sim.tokenizers import (
     tokenizer_of_size,
 )
 
-PRESETS_DIR = Path(__file__).parent / "data" / "presets"
+PRESETS_DIR = Path(__file__).parent / "data/presets"
 #: Part of the key of a generated folder; raise it when the generator writes something else.
 GENERATOR = 3
 #: A folder of the cache is complete: nothing is asked of a hub.
@@ -58,6 +58,14 @@ _OF_THE_ENCODER = {
     "merge_size": "spatial_merge_size",
 }
 
+#: What a draft model of EAGLE-3 has of the model that it drafts for, and what is its own.
+_SHAPES = re.compile("(hidden|intermediate|vocab)_size|num_.*_heads|head_dim|max_pos|rope|rms")
+_DRAFT = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 32000,
+}
 
 #: A class of a model's configuration that has the fields of config.json and no defaults.
 _CONFIGURATION = """\
@@ -118,7 +126,7 @@ def list_presets() -> tuple[Preset, ...]:
     """Return every preset, by name."""
     presets = []
     for path in PRESETS_DIR.glob("*.json"):
-        family = json.loads(path.read_text(encoding="utf-8"))
+        family = json.loads(path.read_text("utf-8"))
         for model in family.pop("models"):
             files = {**model.pop("files", {}), "config.json": model.pop("config", {})}
             row = _merged(family, {**model, "files": files})
@@ -184,10 +192,10 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
         listed = f"nearest: {', '.join(near)}" if near else "`memprof sim list` has the presets"
         raise UsageError(
             f"no preset for {model}, and no hub answers that it has it",
-            hint=f"{listed}; or give a folder with config.json",
+            f"{listed}; or give a folder with config.json",
         )
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         config = None  # missing or damaged, which the engine says better
     path, extra = folder, list[str]()
@@ -236,7 +244,7 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
                     f"--quantization {method}: {model} has no "
                     f"{DESCRIPTION}, and none can be generated for model_type "
                     f"{config.get('model_type')!r}",
-                    hint="put the quantized model's own file next to config.json; "
+                    "put the quantized model's own file next to config.json; "
                     f"generated for: {', '.join(sorted(RULES))}",
                 )
             made[DESCRIPTION] = description
@@ -255,6 +263,23 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
     return ResolvedModel(str(path), [*extra, *named], OFFLINE, tuple(stand_ins))
 
 
+def with_draft(user_args: list[str], model: str) -> tuple[list[str], list[str]]:
+    """Return the arguments, and notes: a draft of EAGLE-3 that is not there is generated.
+
+    Such a draft is one layer with the shapes of the model that it drafts for.
+    """
+    name = value_of(user_args, "--speculative-config.model", "--speculative-draft-model-path") or ""
+    path = Path(model, "config.json")
+    there = Path(name).is_dir() or hubs.cached_folder(name) or not path.is_file()
+    if there or "eagle3" not in str(user_args).lower():
+        return user_args, []
+    own = text_config(json.loads(path.read_text("utf-8")))
+    config = {key: own[key] for key in own if _SHAPES.match(key)} | _DRAFT
+    folder = str(write_folder(_cached("eagle3", config), {"config.json": config}))
+    note = f"{name}: a draft model was generated, with the shapes that those of EAGLE-3 have"
+    return [each.replace(name, folder) for each in user_args], [note]
+
+
 def _missing_code(folder: Path, config: ModelConfig) -> dict[str, str]:
     """Return the modules that a model's files name for its own classes, if the folder has no code.
 
@@ -270,13 +295,10 @@ def _missing_code(folder: Path, config: ModelConfig) -> dict[str, str]:
 
 def generate_model(preset: Preset) -> Path:
     """Return the folder of a preset, generated on first use. Models share their tokenizers."""
-    folder = preset.folder
-    if folder.is_dir():
-        return folder
     tokenizer = _cached("of", [GENERATOR, preset.tokenizer], "tokenizers")
     if not tokenizer.is_dir():
         write_folder(tokenizer, tokenizer_files(preset.tokenizer))
-    return write_folder(folder, preset.files, linked=tokenizer)
+    return write_folder(preset.folder, preset.files, linked=tokenizer)
 
 
 def _cached(name: str, content: object, kind: str = "models") -> Path:

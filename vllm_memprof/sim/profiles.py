@@ -22,7 +22,7 @@ from vllm_memprof.errors import SetupError, UsageError, did_you_mean
 from vllm_memprof.files import read_table
 from vllm_memprof.sim.folders import write_file
 
-PROFILES_DIR = Path(__file__).parent / "data" / "profiles"
+PROFILES_DIR = Path(__file__).parent / "data/profiles"
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
 

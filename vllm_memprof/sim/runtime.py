@@ -35,7 +35,7 @@ from vllm_memprof.sim.stacks import Stack, default_prefix, load_stack
 from vllm_memprof.version import __version__
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
-SITE_DIR = PACKAGE_DIR / "sim" / "site"
+SITE_DIR = PACKAGE_DIR / "sim/site"
 STAMP = "stack.json"
 #: Names the file in which all processes on a simulated device account for its memory.
 ENV_STATE = "MEMPROF_SIM_STATE"
@@ -94,7 +94,7 @@ def prepare_runtime(
             f"this vllm-ascend was built for {built_for(folder)} devices and is told that it was "
             f"built for {env[ENV_DEVICE_TYPE]}; its compiled operators are those of the build",
         )
-    return SimRuntime(folder / "bin" / "python", env, device, chosen, notes)
+    return SimRuntime(folder / "bin/python", env, device, chosen, notes)
 
 
 def setup_command(stack: Stack, prefix: Path) -> str:
@@ -108,7 +108,7 @@ def stack_state(stack: Stack, prefix: Path) -> str:
     stamp = read_stamp(prefix)
     if stamp is None:
         return "incomplete" if (prefix / "pyvenv.cfg").exists() else "absent"
-    if not (prefix / "bin" / "python").exists():
+    if not (prefix / "bin/python").exists():
         return "incomplete"
     return "ready" if stamp.fingerprint == fingerprint(stack) else "outdated"
 
@@ -128,7 +128,7 @@ class Stamp:
 def read_stamp(prefix: Path) -> Stamp | None:
     """Read the stamp of the last complete setup; None where there was none."""
     try:
-        return Stamp(**json.loads((prefix / STAMP).read_text(encoding="utf-8")))
+        return Stamp(**json.loads((prefix / STAMP).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -152,7 +152,7 @@ def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
     """Return the environment of every engine process; what the user set stays, behind ours."""
     # Two files may hold profiles of one name: a run that is under way keeps reading its own.
     digest = hashlib.sha256(flat_text(profile).encode()).hexdigest()[:12]
-    flat = prefix / "profiles" / f"{profile.name}-{digest}.txt"
+    flat = prefix / f"profiles/{profile.name}-{digest}.txt"
     write_flat(profile, flat)
     written = prefix / stand_ins.STAND_INS
     ours = {
@@ -178,7 +178,7 @@ def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
     unless_set = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_CACHE_ROOT": str(prefix / "cache" / "vllm"),
+        "VLLM_CACHE_ROOT": str(prefix / "cache/vllm"),
         # xgrammar's library would compile a conversion of tensors at its first import, for minutes,
         # into the user's home. (apache-tvm-ffi, with a torch before 2.10)
         "TVM_FFI_DISABLE_TORCH_C_DLPACK": "1",
@@ -199,7 +199,7 @@ def stand_in_cann(profile: DeviceProfile, prefix: Path) -> Path:
     for name in CANN_FOLDERS:
         (home / name).mkdir(parents=True, exist_ok=True)
     if version:
-        info = home / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
+        info = home / f"{platform.machine()}-linux/ascend_toolkit_install.info"
         write_file(info, f"package_name=Ascend-cann-toolkit\nversion={version}\n")
     return home
 

@@ -17,7 +17,7 @@ from vllm_memprof.sim.runtime import prepare_runtime
 from vllm_memprof.sim.setup import TIME_WAS_UP, run_command
 from vllm_memprof.sim.stacks import load_stack
 
-SCRIPT = Path(__file__).parent / "engine" / "generate.py"
+SCRIPT = Path(__file__).parent / "engine/generate.py"
 ENGINE = "vllm-ascend"  # the one that the script runs
 TIMEOUT_S = 600.0
 _TAIL_LINES = 20
@@ -38,7 +38,7 @@ def run_selftest(stack: str | None, model: str, device: str) -> list[PoisonedRea
     if (chosen := load_stack(stack)).engine != ENGINE:
         raise UsageError(
             f"the self-test runs stacks of {ENGINE}; {chosen.name} has {chosen.engine}",
-            hint="leave --stack out for the default; `memprof sim list` shows the others",
+            "leave --stack out for the default; `memprof sim list` shows the others",
         )
     runtime = prepare_runtime(device, stack)
     resolved = resolve_model(model, [])

@@ -69,7 +69,7 @@ from vllm_memprof.version import __version__
 #: The C library that torch_npu's and vllm-ascend's wheels are built for (manylinux_2_34).
 MIN_GLIBC = (2, 34)
 MACHINES = ("x86_64", "aarch64")
-VERIFY_SCRIPT = Path(__file__).parent / "engine" / "verify.py"
+VERIFY_SCRIPT = Path(__file__).parent / "engine/verify.py"
 #: A verification that takes longer is stuck; it imports the whole engine from a cold disk.
 VERIFY_TIMEOUT_S = 900.0
 #: Exit status of timeout(1) when it ended its command.
@@ -308,8 +308,8 @@ class _Setup:
         self.progress = progress or _SilentSetup()
         self.run = run or run_command
         self.index = ["--no-index", "--find-links", str(offline.absolute())] if offline else []
-        self.python = prefix / "bin" / "python"
-        self.site_packages = prefix / "lib" / f"python{stack.python}" / "site-packages"
+        self.python = prefix / "bin/python"
+        self.site_packages = prefix / f"lib/python{stack.python}/site-packages"
         #: of a build, which may import torch
         self.build_env = {"LD_LIBRARY_PATH": str(prefix / "left_out")}
         self.facts: dict[str, object] = {}
@@ -457,7 +457,7 @@ class _Setup:
 
     def install_memprof(self) -> None:
         for profile in list_profiles():
-            write_flat(profile, self.prefix / "profiles" / f"{profile.name}.txt")
+            write_flat(profile, self.prefix / f"profiles/{profile.name}.txt")
         (self.site_packages / "memprof.pth").write_text(f"{link_package(self.prefix)}\n")
 
     def verify(self) -> None:
@@ -689,7 +689,7 @@ def find_python(version: str) -> str:
         return sys.executable
     candidates = [shutil.which(f"python{version}")]
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    uv = Path.home() / ".local" / "share" / "uv" / "python"
+    uv = Path.home() / ".local/share/uv/python"
     for folder, pattern in ((pyenv, f"{version}.*"), (uv, f"cpython-{version}.*")):
         found = sorted(folder.glob(f"{pattern}/bin/python{version}"), reverse=True)
         candidates += map(str, found)

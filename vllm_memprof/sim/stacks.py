@@ -36,8 +36,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-STACKS_DIR = Path(__file__).parent / "data" / "stacks"
-EXTRAS_DIR = Path(__file__).parent / "data" / "extras"
+STACKS_DIR = Path(__file__).parent / "data/stacks"
+EXTRAS_DIR = Path(__file__).parent / "data/extras"
 DEFAULT_STACK = "vllm-ascend-0.23.0"
 ENV_CACHE_DIR = "MEMPROF_CACHE_DIR"
 
@@ -129,7 +129,7 @@ def cache_dir() -> Path:
 def default_prefix(name: str) -> Path:
     """Return the folder of a stack's environment: of the last setup, else in the cache."""
     try:
-        return Path(_prefix_note(name).read_text(encoding="utf-8").strip())
+        return Path(_prefix_note(name).read_text("utf-8").strip())
     except OSError:
         return cache_dir() / "stacks" / name
 
@@ -144,7 +144,7 @@ def remember_prefix(name: str, prefix: Path) -> None:
 
 
 def _prefix_note(name: str) -> Path:
-    return cache_dir() / "stacks" / f"{name}.prefix"
+    return cache_dir() / f"stacks/{name}.prefix"
 
 
 def list_stacks() -> list[Stack]:
@@ -176,12 +176,12 @@ def load_extra(name: str) -> tuple[Chunk, ...]:
     known = {path.stem: path for path in sorted(EXTRAS_DIR.glob("*.lock"))}
     if name not in known:
         raise UsageError(f"nothing named {name!r} to add to a stack", f"known: {', '.join(known)}")
-    return parse_lock(known[name].read_text(encoding="utf-8"))
+    return parse_lock(known[name].read_text("utf-8"))
 
 
 def _parse(path: Path) -> Stack:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text("utf-8"))
         lock = path.parent / table.pop("lock")
         stand_ins = tuple(StandIn(**row) for row in table.pop("stand_in", []))
         builds = []
@@ -191,7 +191,7 @@ def _parse(path: Path) -> Stack:
                 module = given.pop("module")
                 extension = Extension(module, **{name: tuple(v) for name, v in given.items()})
             builds.append(Build(*_parse_pin(row["requirement"]), row.get("env", {}), extension))
-        chunks = parse_lock(lock.read_text(encoding="utf-8"))
+        chunks = parse_lock(lock.read_text("utf-8"))
         return Stack(
             **table,
             chunks=chunks,

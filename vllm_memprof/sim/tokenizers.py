@@ -37,8 +37,8 @@ _BYTES = 256
 
 def load_tokenizer(name: str) -> TokenizerTable:
     """Read a file of ``data/presets/tokenizers``, with what it takes over from another."""
-    path = _DATA / "presets" / "tokenizers" / f"{name}.json"
-    table = json.loads(path.read_text(encoding="utf-8"))
+    path = _DATA / f"presets/tokenizers/{name}.json"
+    table = json.loads(path.read_text("utf-8"))
     base = table.pop("extends", None)
     return {**(load_tokenizer(base) if base else {}), **table}
 
@@ -74,7 +74,7 @@ def tokenizer_files(table: TokenizerTable) -> JsonFiles:
     plain += [f"<unused{index}>" for index in range(_BYTES, table["plain_tokens"])]
     # the library wants the ids of first tokens in the model too: it numbers from 0 without a hole
     vocabulary = {text: number for number, text in enumerate([*before, *plain])}
-    tokenizer = json.loads((_DATA / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer = json.loads((_DATA / "tokenizer.json").read_text("utf-8"))
     tokenizer["added_tokens"] = [{"id": number, **token} for number, token in added.items()]
     tokenizer["model"]["vocab"] = vocabulary
     said = table["message"]

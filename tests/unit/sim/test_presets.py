@@ -13,9 +13,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.options import value_of
 from vllm_memprof.sim import hubs, presets
 from vllm_memprof.sim.hubs import hub_answers
-from vllm_memprof.sim.presets import find_preset, generate_model, list_presets, resolve_model
+from vllm_memprof.sim.presets import (
+    find_preset,
+    generate_model,
+    list_presets,
+    resolve_model,
+    with_draft,
+)
 from vllm_memprof.sim.tokenizers import tokenizer_files
 
 NAMES = [preset.name for preset in list_presets()]
@@ -191,6 +198,38 @@ def test_what_the_user_gave_is_not_overridden(given):
     assert "--load-format" not in resolve_model("Qwen/Qwen3-14B", given).extra_args
     mine = resolve_model("memprof/tiny", [*given, "--served-model-name", "mine"])
     assert mine.extra_args == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--speculative-config", '{"method": "eagle3", "model": "AngelSlim/Qwen3-14B_eagle3"}'],
+        ["--speculative-config.method=eagle3", "--speculative-config.model", "/nowhere/draft"],
+        ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "/nowhere/draft"],
+    ],
+)
+def test_a_draft_model_of_eagle3_is_generated(given):
+    """One layer of the model's own shapes; what a draft is named does not matter."""
+    args, [note] = with_draft(["--seed", "1", *given], resolve_model("Qwen/Qwen3-14B", []).path)
+    name = value_of(given, "--speculative-config.model", "--speculative-draft-model-path")
+    folder = value_of(args, "--speculative-config.model", "--speculative-draft-model-path")
+    assert note.startswith(f"{name}: a draft model was generated")
+    assert [each.replace(folder, name) for each in args] == ["--seed", "1", *given]
+    config = json.loads(presets.Path(folder, "config.json").read_text())
+    own = find_preset("Qwen/Qwen3-14B").config
+    assert config.pop("architectures") == ["LlamaForCausalLMEagle3"]
+    assert config.pop("draft_vocab_size") == 32000
+    assert (config.pop("num_hidden_layers"), config.pop("model_type")) == (1, "llama")
+    assert config == {key: own[key] for key in config}
+    assert {"hidden_size", "intermediate_size", "head_dim", "rope_theta"} <= config.keys()
+
+
+def test_drafts_that_are_there_stay(tmp_path):
+    path = resolve_model("Qwen/Qwen3-14B", []).path
+    own = ["--speculative-config", json.dumps({"method": "eagle3", "model": str(tmp_path)})]
+    for given in ([], own, ["--speculative-config", '{"method": "mtp"}']):
+        assert with_draft(given, path) == (given, [])
+    assert with_draft(["--speculative-config.model=x/eagle3"], "on/a-hub")[1] == []
 
 
 def test_a_local_folder_wins(tmp_path, monkeypatch):

@@ -126,7 +126,7 @@ def _plan(config: str, device: str, stack: str | None) -> str:
     from vllm_memprof.plans.write_back import config_words
 
     with reading(config):
-        text = Path(config).read_text(encoding="utf-8", errors="replace")
+        text = Path(config).read_text("utf-8", "replace")
     model = value_of([word.text for word in config_words(text)], "--model")
     if model is None:
         hint = "a line `model: NAME`, as vllm serve --config FILE takes it"

@@ -13,7 +13,7 @@ from vllm_memprof.errors import UsageError, did_you_mean
 
 PACKAGE = Path(__file__).parents[2]
 #: A wheel has the page in the package, a clone in docs/.
-PLACES = (PACKAGE / "report" / "glossary.md", PACKAGE.parent / "docs" / "glossary.md")
+PLACES = (PACKAGE / "report/glossary.md", PACKAGE.parent / "docs/glossary.md")
 #: Entries that are printed at most.
 _MOST = 12
 _TERMS = r"\*\*[^*]+\*\*(?:(?:, | or )\*\*[^*]+\*\*)*"

@@ -10,7 +10,7 @@ import typer
 from vllm_memprof.cli.options import command_app
 from vllm_memprof.errors import UsageError, did_you_mean
 
-FOLDER = Path(__file__).parents[2] / "report" / "schemas"
+FOLDER = Path(__file__).parents[2] / "report/schemas"
 _END = ".schema.json"
 
 
@@ -31,7 +31,7 @@ def read_schema(name: str) -> str:
         raise UsageError(
             f"there is no schema {name!r}", hint=did_you_mean(name, known, "memprof schema")
         )
-    return (FOLDER / f"{found[-1]}{_END}").read_text(encoding="utf-8")
+    return (FOLDER / f"{found[-1]}{_END}").read_text("utf-8")
 
 
 def schema(name: str | None = None) -> None:

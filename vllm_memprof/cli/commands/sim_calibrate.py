@@ -69,7 +69,7 @@ def write_row(run_dir: Path, table: Path) -> list[str]:
         raise RunRecordError(f"{run_dir} is a run of {what}", hint)
     row = _row_of(report)
     try:
-        text = table.read_text(encoding="utf-8") if table.exists() else ""
+        text = table.read_text("utf-8") if table.exists() else ""
         held = tomlkit.parse(text).unwrap()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {table} as TOML: {error}") from error
