@@ -37,6 +37,31 @@ void cumsum(Call &call) {
   });
 }
 
+// prod(self, dim, keep, type, out)
+void product_of_axis(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() != 2 || call.arguments.size() < 2) return;
+  const aclTensor &in = *tensors[0], &out = *tensors[1];
+  int64_t rank = static_cast<int64_t>(in.shape.size()),
+          dim = static_cast<int64_t>(call.arguments[1].word);
+  if (dim < 0) dim += rank;
+  if (float_result(out) || !usable(out) || !usable(in) || dim < 0 || dim >= rank) return;
+  size_t axis = static_cast<size_t>(dim);
+  aclTensor start = in, result = out;  // the first element of every line, and its product
+  start.shape[axis] = 1;
+  if (out.shape.size() < in.shape.size()) {
+    result.shape.insert(result.shape.begin() + dim, 1);
+    result.strides.insert(result.strides.begin() + dim, 0);
+  }
+  if (result.shape != start.shape) return;
+  walk(start.shape, {&result, &start}, [&](auto &, int64_t *index) {
+    Value product = 1;
+    for (int64_t step = 0; step < in.shape[axis]; ++step)
+      product *= value_at(in, index[1] + step * in.strides[axis]);
+    set_value(out, index[0], product);
+  });
+}
+
 // sum(self, dims, keep, type, out), mean(self, dims, keep, type, out), amax(self, dims, keep, out),
 // amin: over the axes named, or all.
 enum class Reduction { kSum, kMean, kMax, kMin };
@@ -199,6 +224,7 @@ void histc(Call &call) {
 
 constexpr KernelRow kRows[] = {
     {"Cumsum", cumsum},
+    {"ProdDim", product_of_axis},
     {"ReduceSum", reduce<Reduction::kSum>},
     {"Mean", reduce<Reduction::kMean>},
     {"MeanV2", reduce<Reduction::kMean>},
