@@ -114,7 +114,7 @@ class SweepFrames:
             raise RunRecordError(f"cannot read {path}: {exc}") from exc
         if not {"status", "kv_cache_bytes"} <= set(frame.columns):
             hint = "give the sweep.csv of memprof sweep"
-            raise RunRecordError(f"{path} is not the csv of a sweep", hint=hint)
+            raise RunRecordError(f"{path} is not the csv of a sweep", hint)
         whole = [name for name in frame.columns if name.endswith("_bytes") or name == "tokens"]
         self.plans = frame.astype(dict.fromkeys(whole, "Int64"))
         self._path = path
@@ -157,7 +157,7 @@ def load_many(paths: Iterable[str | Path]) -> RunFrames:
         found = load(path)
         if not isinstance(found, RunFrames):
             hint = "give runs; load() reads a sweep"
-            raise RunRecordError(f"{path} is a sweep, not a run", hint=hint)
+            raise RunRecordError(f"{path} is a sweep, not a run", hint)
         reports += found.reports
     return RunFrames(reports)
 
@@ -206,14 +206,14 @@ def plan(
     if run_dir is None and folder.exists():
         folder = next(path for path in other_names(folder) if not path.exists())
     elif folder.is_dir() and any(folder.iterdir()):
-        raise UsageError(f"run folder {folder} is not empty", hint="give a new folder, or none")
+        raise UsageError(f"run folder {folder} is not empty", "give a new folder, or none")
     folder.parent.mkdir(parents=True, exist_ok=True)
     row = run_plan(asked, folder)
     try:
         return RunFrames(read_reports(str(folder)))
     except MemprofError as error:
         reason = row.reason or error.message
-        raise LaunchError(f"no plan of {model}: {reason}", hint=str(folder)) from error
+        raise LaunchError(f"no plan of {model}: {reason}", str(folder)) from error
 
 
 def sweep(

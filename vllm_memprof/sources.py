@@ -37,7 +37,7 @@ def read_report(name: str) -> Report:
     reports = read_reports(path)
     if number is None and len(reports) > 1:
         hint = f"name one of them: {path}#1 to {path}#{len(reports)}"
-        raise RunRecordError(f"{path} holds {len(reports)} runs", hint=hint)
+        raise RunRecordError(f"{path} holds {len(reports)} runs", hint)
     return chosen(path, number, reports)[0]
 
 
@@ -64,7 +64,7 @@ def read_reports(path: str) -> list[Report]:
         return [from_json(Report, _sound(path, row)) for row in rows]
     except ValueError as exc:
         hint = "give the run folder, or the report.json in it"
-        raise RunRecordError(f"{path} is not a report of memprof: {exc}", hint=hint) from exc
+        raise RunRecordError(f"{path} is not a report of memprof: {exc}", hint) from exc
 
 
 def _sound(path: str, row: Any) -> Any:

@@ -199,7 +199,7 @@ def write_out(text: str | Iterable[str], output: Path | None) -> None:
         sys.stdout.flush()
         return
     if output.is_dir():
-        raise UsageError(f"-o {output} is a folder", hint="give the name of a file")
+        raise UsageError(f"-o {output} is a folder", "give the name of a file")
     if not output.parent.is_dir():
         raise MemprofError(f"cannot write {output}: {output.parent} is not a folder")
     write_atomically(output, text)
@@ -282,7 +282,7 @@ def find_run(typed: str | None) -> str:
         )
         near = nearest(typed or "", [run.name for run in runs], 3)
         hint = f"nearest: {', '.join(near)}" if near else "memprof serve, offline or plan MODEL"
-        raise RunRecordError(what, hint=hint)
+        raise RunRecordError(what, hint)
     others = f", the newest of {len(found)}" if len(found) > 1 else ""
     say(f"{from_here(found[0])}{others}")
     return str(found[0])
@@ -297,9 +297,7 @@ def run_before(run: str) -> str:
     runs = recorded()
     places = [i for i, each in enumerate(runs) if each.resolve() == Path(run).resolve()]
     if not places or places[0] + 1 == len(runs):
-        raise RunRecordError(
-            f"no run in reports/ is older than {run}", hint="memprof diff RUN_A RUN_B"
-        )
+        raise RunRecordError(f"no run in reports/ is older than {run}", "memprof diff RUN_A RUN_B")
     before = runs[places[0] + 1]
     say(f"compared with {from_here(before)}, the newest before it")
     return str(before)

@@ -235,7 +235,7 @@ def find_knob(
             raise UsageError(
                 f"--find {name}: which values to try is not known; a numeric option of the engine "
                 "takes --between LOW:HIGH",
-                hint=f"{did_you_mean(asked, names, known)}; names instead of numbers: "
+                f"{did_you_mean(asked, names, known)}; names instead of numbers: "
                 "memprof sweep --over OPTION=A,B",
             )
         found = FitKnob(asked, None, partial(_grid, own=(0, 0, None)))

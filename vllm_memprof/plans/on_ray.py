@@ -34,7 +34,7 @@ def require_ray() -> None:
         LaunchError: Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None:
-        raise LaunchError("--ray needs Ray, which is not installed here", hint=pip_install("ray"))
+        raise LaunchError("--ray needs Ray, which is not installed here", pip_install("ray"))
 
 
 class _PlanOnRay(PlanProcess):

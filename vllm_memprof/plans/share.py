@@ -395,4 +395,4 @@ def read_instances(path: Path) -> list[Typed]:
         return [from_json(Typed, vars(Typed(**row))) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         hint = '[[instance]] with model = "...", and optional args = [...] and want = [...]'
-        raise UsageError(f"memprof share cannot read {path}: {error}", hint=hint) from error
+        raise UsageError(f"memprof share cannot read {path}: {error}", hint) from error

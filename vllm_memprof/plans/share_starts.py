@@ -112,7 +112,7 @@ def check(instances: Sequence[Instance], beside: int) -> None:
     if not instances[0].plan.device.simulated:
         raise UsageError(
             "memprof share starts the instances next to each other, only on a simulated device",
-            hint="add --device sim:910b",
+            "add --device sim:910b",
         )
 
 

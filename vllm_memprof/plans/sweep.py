@@ -59,7 +59,7 @@ def parse_over(texts: list[str]) -> list[Knob]:
         name, equals, values = text.partition("=")
         name = long_name(name.strip()).removeprefix("--")
         if not equals or not re.fullmatch(r"[a-z][a-zA-Z0-9-]*(\.[a-zA-Z0-9_.-]+)?", name):
-            raise UsageError(f"--over {text!r} names no option and its values", hint=hint)
+            raise UsageError(f"--over {text!r} names no option and its values", hint)
         found = split_values(values)
         if not all(found):
             raise UsageError(f"--over {text!r} has an empty value")

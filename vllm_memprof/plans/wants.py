@@ -102,7 +102,7 @@ def parse_wants(texts: list[str], headroom: str | None, until: str | None = None
     for typed in texts:
         match = _WANT.fullmatch(typed.strip())
         if match is None:
-            raise UsageError(f"--want {typed!r} is not known", hint=HINT)
+            raise UsageError(f"--want {typed!r} is not known", HINT)
         if match["size"] is not None:
             wants.append(Want("kv-cache", size_option("--want kv-cache", match["size"])))
             continue
@@ -125,7 +125,7 @@ def size_option(option: str, typed: str) -> int:
     try:
         return parse_size(typed)
     except ValueError as error:
-        raise UsageError(f"{option}: {error}", hint=f"e.g. {option} 2GiB") from error
+        raise UsageError(f"{option}: {error}", f"e.g. {option} 2GiB") from error
 
 
 def lengths(wants: list[Want]) -> tuple[int, ...]:

@@ -79,13 +79,13 @@ def build_shim(site_packages: Path, out_dir: Path, say: Callable[[str], None]) -
     # What the installed headers declare: an older torch_npu lacks names (compat.h).
     folders = [site_packages / folder for folder in _HEADERS]
     headers = [path for folder in folders for path in sorted(folder.rglob("*.h"))]
-    declared = "".join(path.read_text("utf-8", "replace") for path in headers)
-    texts = {path: path.read_text("utf-8") for path in native_sources()}
+    declared = "".join(path.read_text("utf-8", errors="replace") for path in headers)
+    texts = {path: path.read_text(encoding="utf-8") for path in native_sources()}
     asked = re.findall(r"\bLACKS_(\w+)", "".join(texts.values()))
     lacking = sorted({*asked}.difference(re.findall(r"\w+", declared)))
 
     flags = [*_FLAGS, *(f"-DLACKS_{name}" for name in lacking)]
-    include = [NATIVE_DIR, out_dir, site_packages / "torch_npu/include", *folders]
+    include = [NATIVE_DIR, out_dir, site_packages / "torch_npu" / "include", *folders]
     command = [*compiler, *flags, *(f"-I{folder}" for folder in include)]
     own_headers = [text for path, text in texts.items() if path.suffix == ".h"]
     made_with = repr((compiler, flags, own_headers, declared))

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import ast
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim.folders import new_folder
 from vllm_memprof.sim.stacks import StandIn
 
 #: Folder of a stack's prefix.
 STAND_INS = "stand_ins"
-BODIES_DIR = Path(__file__).parent / "engine/stand_ins"
+BODIES_DIR = Path(__file__).parent / "engine" / "stand_ins"
 #: Module of the written folder that holds the class of every name without a body.
 ABSENT = "memprof_absent"
 _IMPORTERS = {"import_module", "__import__"}
@@ -47,7 +47,7 @@ def imported_names(folder: Path, package: str) -> Names:
     if not files:
         raise SetupError(f"{folder} has no Python files: the engine is not installed")
     for path in files:
-        text = path.read_text("utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
         if package not in text:
             continue
         try:
@@ -85,7 +85,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
 def body_of(module: str) -> str:
     """Return the text of the file that holds bodies of a module, empty where it has none."""
     path = BODIES_DIR.joinpath(*module.split(".")).with_suffix(".py")
-    return path.read_text("utf-8") if path.is_file() else ""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def names_in(text: str) -> set[str]:
@@ -126,20 +126,26 @@ def write_stand_ins(
     Raises:
         SetupError: the importing package is not installed, or nothing imports the package.
     """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     counts = {}
-    with new_folder(target) as folder:
-        shutil.copyfile(BODIES_DIR / "absent.py", folder / f"{ABSENT}.py")
+    try:
+        shutil.copyfile(BODIES_DIR / "absent.py", temporary / f"{ABSENT}.py")
         for each in stand_ins:
             names = imported_names(site_packages / each.imported_by, each.package)
             if not names:
                 raise SetupError(f"nothing in {each.imported_by} imports {each.package}")
             packages = {module.rpartition(".")[0] for module in names}
             for module, found in names.items():
-                path = folder.joinpath(*module.split("."))
+                path = temporary.joinpath(*module.split("."))
                 inside = module in packages or module == each.package
                 path = path / "__init__.py" if inside else path.with_suffix(".py")
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(module_text(module, found), "utf-8")
+                path.write_text(module_text(module, found), encoding="utf-8")
             counts[each.package] = sum(map(len, names.values()))
+        temporary.chmod(0o755)
         shutil.rmtree(target, ignore_errors=True)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return counts

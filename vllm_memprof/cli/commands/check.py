@@ -68,7 +68,7 @@ def check(
     if budget is None and (update or baseline is not None or not (typed or plan)):
         raise UsageError(
             "no limit is given",
-            hint="--min-kv-cache 40GiB, or --budget FILE: memprof check "
+            "--min-kv-cache 40GiB, or --budget FILE: memprof check "
             f"{' '.join(run or ['RUN'])} --init -o budget.toml proposes one",
         )
     if margin and not update:
@@ -85,7 +85,7 @@ def check(
             reasons = "\n  ".join(found)
             hint = "a baseline of the same set-up, or --force to compare all the same"
             what = f"the baseline cannot be compared with the run:\n  {reasons}"
-            raise UsageError(what, hint=hint)
+            raise UsageError(what, hint)
         result = check_report(report, limits, before)
         if update and not result.limits[0].ok:  # a failed run changes nothing
             result.notes.append(f"{budget} is left as it is: the run did not end well")
@@ -130,14 +130,14 @@ def _plan(config: str, device: str, stack: str | None) -> str:
     model = value_of([word.text for word in config_words(text)], "--model")
     if model is None:
         hint = "a line `model: NAME`, as vllm serve --config FILE takes it"
-        raise UsageError(f"{config} names no model", hint=hint)
+        raise UsageError(f"{config} names no model", hint)
     plan = Plan.asked(model, ["--config", config], {"device": device, "stack": stack}, 600.0)
     run_dir = default_run_dir(Path(config).stem).absolute()
     run_dir.parent.mkdir(exist_ok=True)
     say(f"planning {config}")
     row = run_plan(plan, run_dir)
     if not run_dir.exists():
-        raise UsageError(f"{config} was not planned: {row.reason}", hint="memprof sim setup")
+        raise UsageError(f"{config} was not planned: {row.reason}", "memprof sim setup")
     return str(run_dir)
 
 
@@ -151,7 +151,7 @@ def _margin(text: str | None) -> Margin:
         percent = Fraction(-1)
     if not 0 <= percent <= 1:
         raise UsageError(
-            f"--margin {text!r} is not a percentage", hint='e.g. "0.5%", or "0%" for exact limits'
+            f"--margin {text!r} is not a percentage", 'e.g. "0.5%", or "0%" for exact limits'
         )
     return Margin(percent, least=False)
 
@@ -162,10 +162,10 @@ def _propose(report: Report, margin: Margin, output: Path | None, force: bool) -
     if status != "ok" and not force:
         hint = "take a run that ended well, or --force"
         what = f"the run has status {status}: its figures are no measure for others"
-        raise UsageError(what, hint=hint)
+        raise UsageError(what, hint)
     if output is not None and output.exists() and not force:
         hint = "--update-baseline tightens it; --force overwrites it"
-        raise UsageError(f"{output} exists", hint=hint)
+        raise UsageError(f"{output} exists", hint)
     text = propose_budget(report, margin)
     if output is None:
         write_out(text, None)
@@ -192,11 +192,11 @@ def _read_budget(
     except (OSError, UnicodeDecodeError) as exc:
         hint = "memprof check --init RUN -o FILE proposes one"
         what = f"cannot read the budget file {path}: {getattr(exc, 'strerror', exc)}"
-        raise UsageError(what, hint=hint) from exc
+        raise UsageError(what, hint) from exc
     limits = parse_budget(text, str(path))
     if limits.needs_baseline and baseline is None:
         hint = "--baseline RUN, a run folder or a report.json"
-        raise UsageError(f"[regression] of {path} needs a baseline", hint=hint)
+        raise UsageError(f"[regression] of {path} needs a baseline", hint)
     if baseline is not None and not limits.needs_baseline:
         raise UsageError(f"--baseline is given, and {path} has no limit in [regression]")
     kept = [limit for limit in limits.limits if limit.key.name not in typed]

@@ -49,7 +49,7 @@ def mcp(roots: list[Path] | None = None) -> None:
         from mcp.server.stdio import stdio_server
     except ImportError as error:
         raise MemprofError(
-            "memprof mcp needs the Python SDK of MCP", hint=pip_install("mcp>=2.3,<3")
+            "memprof mcp needs the Python SDK of MCP", pip_install("mcp>=2.3,<3")
         ) from error
     server = make_server(roots)
 
@@ -147,9 +147,7 @@ async def _answer(
 ) -> tuple[Any, str]:
     """Return the data of a tool's answer, and its text."""
     if name not in TOOLS:
-        raise UsageError(
-            f"there is no tool {name!r}", hint=did_you_mean(name, TOOLS, "list the tools")
-        )
+        raise UsageError(f"there is no tool {name!r}", did_you_mean(name, TOOLS, "list the tools"))
     row = TOOLS[name]
     if name == "list_models":
         from vllm_memprof.sim.presets import list_presets
@@ -172,9 +170,7 @@ async def _answer(
         return runs, json.dumps(runs)
     known = _input_schema(row)["properties"]
     if wrong := sorted(set(given) - set(known)):
-        raise UsageError(
-            f"{name} has no argument {', '.join(wrong)}", hint=f"it has {', '.join(known)}"
-        )
+        raise UsageError(f"{name} has no argument {', '.join(wrong)}", f"it has {', '.join(known)}")
     typed = given.get(row.get("stdin", ""))
     texts = {key: "-" if typed is not None else given.get(key) for key in row["arguments"]}
     for key in row["reads"]:
@@ -213,7 +209,7 @@ def _engine_words(given: Mapping[str, Any]) -> list[str]:
     """Return the options of a start: ours, then those of the engine that bear on memory."""
     device, arguments = given.get("device", "sim:910b"), given.get("arguments", [])
     if not isinstance(device, str) or not device.partition(":")[0] == "sim" or "/" in device:
-        raise UsageError(f"a tool plans on a simulated device, not on {device!r}", hint="sim:910b")
+        raise UsageError(f"a tool plans on a simulated device, not on {device!r}", "sim:910b")
     if not isinstance(arguments, list) or not all(isinstance(each, str) for each in arguments):
         raise UsageError("arguments is a list of texts")
     for word in arguments:
@@ -221,7 +217,7 @@ def _engine_words(given: Mapping[str, Any]) -> list[str]:
         if word.startswith("-") and option not in _TABLE["engine_options"]:
             raise UsageError(
                 f"{option} is not an option that bears on memory and loads no code",
-                hint=did_you_mean(option, _TABLE["engine_options"], "memprof plan in a shell"),
+                did_you_mean(option, _TABLE["engine_options"], "memprof plan in a shell"),
             )
     own = [f"--{key}={given[key]}" for key in ("engine", "stack") if given.get(key)]
     return ["--device", device, "--quiet", *own, "--", *arguments]
@@ -238,7 +234,7 @@ def _section(found: Any, name: str) -> Any:
     if name not in reports[0]:
         known = [*_OF_RANKS, *(key for key in reports[0] if key != "ranks")]
         raise UsageError(
-            f"a report has no section {name!r}", hint=did_you_mean(name, known, ", ".join(known))
+            f"a report has no section {name!r}", did_you_mean(name, known, ", ".join(known))
         )
     return [report[name] for report in reports]
 
@@ -279,7 +275,7 @@ def _require_within(roots: Sequence[Path], name: str, text: Any) -> None:
     if pattern or not any(real.is_relative_to(root) for root in roots):
         raise UsageError(
             f"{name} is outside of the roots that the client gives: {path}",
-            hint=f"a path below {', '.join(map(str, roots))}",
+            f"a path below {', '.join(map(str, roots))}",
         )
 
 

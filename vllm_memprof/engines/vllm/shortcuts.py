@@ -99,10 +99,12 @@ def of_a_worker() -> Iterator[Replacement]:
         register = pattern_matcher.register_replacement
 
         @functools.wraps(register)
-        def register_used(*args: Any, **kwargs: Any) -> Any:
+        def register_used(*pass_dicts: Any, **kwargs: Any) -> Any:
+            # torchair looks for the word pass_dicts among the variables of the function's code, to
+            # know how to call it (torch_npu 2.9, pattern_pass_manager.py)
             if sys._getframe(1).f_globals.get("__name__") == _INDUCTOR_PATTERNS:
                 return None
-            return register(*args, **kwargs)
+            return register(*pass_dicts, **kwargs)
 
         yield pattern_matcher, "register_replacement", register_used
 

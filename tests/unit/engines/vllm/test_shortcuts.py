@@ -12,6 +12,7 @@ import pytest
 
 from vllm_memprof.engines.vllm.shortcuts import (
     all_replaced,
+    of_a_worker,
     of_an_inspection,
     remembering,
     replaced,
@@ -153,3 +154,20 @@ def test_a_release_without_that_function_is_left_alone(registry: ModuleType) -> 
     del registry._run_in_subprocess
     with all_replaced(of_an_inspection()):
         assert not hasattr(registry, "_run_in_subprocess")
+
+
+def test_torchair_calls_the_registration_of_patterns_as_without_the_shortcut(monkeypatch) -> None:
+    """It asks the function's code whether it has ``pass_dicts``, and else gives ``pass_dict``."""
+
+    def register(search: str, pass_dicts: str) -> str:
+        return search + pass_dicts
+
+    inductor = ModuleType("torch._inductor")
+    inductor.pattern_matcher = SimpleNamespace(register_replacement=register)
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
+    monkeypatch.setitem(sys.modules, "torch._inductor", inductor)
+    *_, (_, name, wrapped) = of_a_worker()
+    assert name == "register_replacement"
+    assert "pass_dicts" in wrapped.__code__.co_varnames
+    assert wrapped("a", pass_dicts="b") == wrapped("a", "b") == "ab"
