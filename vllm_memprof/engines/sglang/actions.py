@@ -214,17 +214,19 @@ def keep_cell(recorder: Recorder, call: Call) -> None:
     """Keep the bytes of a page of the KV cache, of all layers of this rank; of pools that differ
     in what a token takes (DeepSeek-V4, sliding windows), what they may take together."""
     cell, page = reach(call.subject, "_cell_size"), call.argument("page_size", 2)
-    if call.hook.id == "sgl.kv_pools":
-        if call.error is None:
-            kept(recorder).page = page, None
-            recorder.figures |= {
+    tokens = reach(call.result, "max_total_num_tokens")
+    if tokens is not None and page:
+        alike = isinstance(cell, int)  # a mean has a fraction
+        kept(recorder).sized = page, cell if alike else None, tokens
+        recorder.figures |= (
+            {"page_bytes": page * cell}
+            if alike
+            else {
                 "pools_budget_bytes": call.argument("available_bytes", 1),
-                "pools_tokens": reach(call.result, "max_total_num_tokens"),
+                "pools_tokens": tokens,
                 "half_page_bytes": 0,  # the equation's result is what they may take
             }
-    elif cell and page:
-        kept(recorder).page = page, cell
-        recorder.figures["page_bytes"] = page * cell
+        )
 
 
 def leave_configure(recorder: Recorder, call: Call) -> None:
@@ -262,21 +264,18 @@ def _write_plan(recorder: Recorder, call: Call) -> None:
     """
     figures, configurator = recorder.figures, call.subject
     tokens = reach(call.result, "max_total_num_tokens")
-    page, cell = kept(recorder).page or (None, None)
+    page, cell, most = kept(recorder).sized or (None, None, 0)
     if tokens is None or page is None:
         recorder.emit_figures("configure")
         return
     profiled = figures.get("profiled_bytes")
     limit = _published("schedule", "max_total_tokens", reach(configurator, "server_args"))
-    whole = figures.get("pools_tokens")
-    if cell is not None and profiled is not None:
-        whole = int(profiled) // (page * cell) * page
-    limited = limit is not None and whole is not None and tokens < whole
+    limited = limit is not None and tokens < most
     if limited:
         figures["limited_tokens"] = tokens
     planned = None if cell is None else tokens * cell
-    # pools of several kinds may take what was profiled; how much of it is not known with a limit
-    figures["kv_cache_bytes"] = profiled if cell is None and not limited else planned
+    # what pools that differ take is not known with a limit; without, it may be what was profiled
+    figures["kv_cache_bytes"] = planned if cell or limited else profiled
     recorder.emit_figures("configure")
     pool = reach(call.result, "token_to_kv_pool")
     layers, dtype = reach(pool, "layer_num"), reach(pool, "dtype")

@@ -43,7 +43,6 @@ _LEAVE: dict[str, Half | None] = {
     "sgl.kv_reservation": actions.keep_reservation,
     "sgl.mm_cache": actions.keep_embedding_limit,
     "sgl.kv_cell": actions.keep_cell,
-    "sgl.kv_pools": actions.keep_cell,
     "sgl.kv_configure": actions.leave_configure,
     "sgl.pools": actions.leave_pools,
     "sgl.host_pool": transfers.leave_register,

@@ -12,8 +12,8 @@ from vllm_memprof.capture.recorder import Recorder
 class Kept:
     """Of one process."""
 
-    #: Tokens of a page of the KV cache, and bytes of a token, where every pool has as many.
-    page: tuple[int, int | None] | None = None
+    #: Tokens of a page of the KV cache, bytes of a token (None: pools differ in it), all tokens.
+    sized: tuple[int, int | None, int] | None = None
     first_batches: int = 0  # that were run while communicators are watched
     rank: int | None = None  # within the replica
     mm_merge: Any = None  # stage of the sampler under way
