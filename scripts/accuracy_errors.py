@@ -20,10 +20,10 @@ from vllm_memprof.accuracy.spread import ErrorSpread
 TARGETS = {
     "weights": 0.001,
     "peak_activation": 0.03,
-    "kv_cache": 0.01,
-    "tokens": 0.01,
+    "kv_cache": 0.005,
+    "tokens": 0.005,
     "graphs": 0.3,
-    "limit": 0.02,
+    "limit": 0.01,
 }
 #: Figure of which reports print the spread.
 FIGURE = "kv_cache"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from vllm_memprof.document import PLAIN, Head, Row, Section
 from vllm_memprof.text import Text, text, titled
-from vllm_memprof.units import format_bytes, format_gib, format_ms, format_rate, only_known
+from vllm_memprof.units import format_bytes, format_gib, format_ms, format_rate, largest
 
 #: Groups of ranks that get a table of their own; the rest is in report.json.
 SHOWN_GROUPS = 4
@@ -129,8 +129,7 @@ class Column:
         if self.value == LABELS:
             return fold(row.labels)
         values = [self.of(each) for each in row.rows]
-        known = only_known(values)
-        return values[0] if self.compared else max(known, default=None)
+        return values[0] if self.compared else largest(values)
 
     def shown(self, rows: Iterable[Any], wide: bool) -> bool:
         """Return whether the column is there."""

@@ -16,7 +16,7 @@ from vllm_memprof.launch.host import Seen
 from vllm_memprof.launch.requests import Requests
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.text import text
-from vllm_memprof.units import Amount, only_known
+from vllm_memprof.units import Amount, largest, smallest
 
 #: An event as the tail reads it; another release may have written it.
 Event = Mapping[str, Any]
@@ -255,8 +255,7 @@ class EngineProgress:
     def headroom_bytes(self) -> int | None:
         """Return the least of all ranks; None where one of them is unknown."""
         sizes = [process.headroom_bytes for process in self.workers]
-        known = only_known(sizes)
-        return min(known) if known and len(known) == len(sizes) else None
+        return None if None in sizes else smallest(sizes)
 
     @property
     def growing(self) -> list[tuple[str, GrowingOwner]]:
@@ -365,8 +364,7 @@ class EngineProgress:
             self.ready_t_ns.setdefault(str(event.get("what")), []).append(t_ns)
         elif kind == "kv_plan":
             process.kv_blocks = event.get("blocks") or 0
-            planned = only_known(event.get("planned_bytes") or [])
-            process.kv_cache_bytes = max(planned, default=None)
+            process.kv_cache_bytes = largest(event.get("planned_bytes") or [])
         elif kind == "lost":
             process.lost_events += event.get("events") or 0
             lasts = event.get("until_t_ns") is None

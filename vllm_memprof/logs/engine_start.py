@@ -32,7 +32,7 @@ from vllm_memprof.logs.tracebacks import Traceback
 from vllm_memprof.record.failures import PROFILE
 from vllm_memprof.record.loader import PrintedSleep
 from vllm_memprof.text import text
-from vllm_memprof.units import only_known
+from vllm_memprof.units import only_known, smallest
 
 #: Of a figure that a process may print many times with other values, the one that counts.
 _LARGEST, _LATEST, _LEAST = words("largest"), words("latest"), words("least")
@@ -283,7 +283,7 @@ class EngineStart:
         if prefix is None or prefix.pid is None or prefix.ip is not None:
             return None
         pids = only_known(other.pid for other in self.members.values())
-        return min((prefix.pid - pid for pid in pids if pid <= prefix.pid), default=None)
+        return smallest(prefix.pid - pid for pid in pids if pid <= prefix.pid)
 
     @property
     def anonymous(self) -> bool:

@@ -16,7 +16,7 @@ from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.plans.model import TABLES, FirstFailure, OwnerChange, Try
 from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, How
 from vllm_memprof.text import join, text, titled
-from vllm_memprof.units import GIB, minus, one_line, only_known, sum_or_none
+from vllm_memprof.units import GIB, largest, minus, one_line, sum_or_none
 
 #: Findings of an engine that refused to start, whose bytes are what it lacks; with the kind of
 #: ``FirstFailure``. Their bytes are what is missing, but for ``negative-kv``: the KV cache itself.
@@ -44,9 +44,9 @@ def beyond(failed: Try, report: Report | None, answer: Report | None) -> FirstFa
     """
     texts = [miss.text for miss in failed.missing]
     told = join("; ", [one_line(each, _MOST) if len(each) > _MOST else each for each in texts])
-    sizes = only_known(miss.short_bytes for miss in failed.missing)
+    short = largest(miss.short_bytes for miss in failed.missing)
     kind = "want" if failed.plan.ok else failed.plan.status
-    found = FirstFailure(failed.value, kind, told, short_bytes=max(sizes, default=None))
+    found = FirstFailure(failed.value, kind, told, short_bytes=short)
     rank = None if report is None else _deciding(report)
     if report is not None and rank is not None:
         simulated = report.run.simulated

@@ -32,7 +32,7 @@ from vllm_memprof.record.spans import (
 )
 from vllm_memprof.tables import foremost
 from vllm_memprof.text import text
-from vllm_memprof.units import minus, only_known
+from vllm_memprof.units import largest, minus, only_known
 
 #: Readings that a timeline draws; of more, those at which the device changed most.
 MOST_MOMENTS = 1200
@@ -139,7 +139,7 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
         in_use=[in_use[at] for at in places],
         bands=_bands(rank, start),
         peaks=_peaks(rank, start),
-        worst_bytes=max(held, default=None),
+        worst_bytes=largest(held),
         left_out=len(readings) - len(drawn),
     )
 

@@ -111,7 +111,6 @@ def test_pools_of_several_kinds_may_take_what_was_profiled(run_engine: Run) -> N
 
     assert recorded.code == 0, recorded.err
     values, plan = figures(recorded), recorded.kind("kv_plan")[-1]
-    assert (values["pools_budget_bytes"], values["pools_tokens"]) == (386, 128)
     assert values["kv_cache_bytes"] == 386
     assert not {"page_bytes", "limited_tokens"} & values.keys()
     assert (plan["tokens"], plan["blocks"], plan["bytes_per_token"]) == (128, 32, None)

@@ -28,7 +28,7 @@ from vllm_memprof.accounting.oom.remedies import with_values
 from vllm_memprof.accounting.summary import workers_by_label
 from vllm_memprof.record.deployment import Parts
 from vllm_memprof.record.loader import Run
-from vllm_memprof.units import only_known
+from vllm_memprof.units import smallest
 
 #: Statuses, the gravest first.
 _GRAVITY = ("oom", "failed", "terminated", "truncated", "running", "ok")
@@ -119,7 +119,6 @@ def _cores(ranks: Iterable[RankReport]) -> list[EngineCore]:
             if (size := rank.budget.engine_kv_cache_bytes) is not None
         ]
         least, label = min(granted, key=lambda each: each[0], default=(None, None))
-        tokens = only_known(rank.kv.tokens for rank in members)
         cores.append(
             EngineCore(
                 members[0].group,
@@ -128,7 +127,7 @@ def _cores(ranks: Iterable[RankReport]) -> list[EngineCore]:
                 [rank.label for rank in members],
                 label,
                 least,
-                min(tokens, default=None),
+                smallest(rank.kv.tokens for rank in members),
             )
         )
     return cores

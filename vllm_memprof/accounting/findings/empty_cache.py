@@ -23,7 +23,7 @@ from vllm_memprof.accounting.findings.rules import (
 from vllm_memprof.accounting.model import ENGINE, Cycle, EmptyCacheCall, RankReport
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.text import join, text
-from vllm_memprof.units import MIB, only_known
+from vllm_memprof.units import MIB, largest, only_known
 
 #: From this share on, what was freed counts as reallocated.
 REFILLED_SHARE = 0.8
@@ -45,12 +45,11 @@ def empty_cache_in_hot_path(rank: RankReport, _: Context) -> Iterator[Found]:
     for site, calls in _grouped(serving, _site).items():
         freed = only_known(call.freed_bytes for call in calls)
         again = [call.refilled_bytes or 0 for call in calls if call.refilled_by is not None]
-        requests = only_known(call.requests for call in calls)
         yield Found(
-            max(freed, default=None),
+            largest(freed),
             {
                 "inside": sum(1 for call in calls if call.in_step) or None,
-                "requests": max(requests, default=None),
+                "requests": largest(call.requests for call in calls),
                 "freed": freed and sum(freed),
                 "again": again and freed and sum(again),
                 **_calls_at(site, calls),

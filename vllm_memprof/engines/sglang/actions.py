@@ -212,21 +212,16 @@ def leave_sizing(recorder: Recorder, call: Call) -> None:
 
 def keep_cell(recorder: Recorder, call: Call) -> None:
     """Keep the bytes of a page of the KV cache, of all layers of this rank; of pools that differ
-    in what a token takes (DeepSeek-V4, sliding windows), what they may take together."""
+    in what a token takes (DeepSeek-V4, sliding windows), the tokens alone."""
     cell, page = reach(call.subject, "_cell_size"), call.argument("page_size", 2)
     tokens = reach(call.result, "max_total_num_tokens")
-    if tokens is not None and page:
-        alike = isinstance(cell, int)  # a mean has a fraction
-        kept(recorder).sized = page, cell if alike else None, tokens
-        recorder.figures |= (
-            {"page_bytes": page * cell}
-            if alike
-            else {
-                "pools_budget_bytes": call.argument("available_bytes", 1),
-                "pools_tokens": tokens,
-                "half_page_bytes": 0,  # the equation's result is what they may take
-            }
-        )
+    if tokens is None or not page:
+        return
+    if isinstance(cell, int):
+        recorder.figures["page_bytes"] = page * cell
+    else:  # a mean has a fraction
+        cell, recorder.figures["half_page_bytes"] = None, 0  # the pools may take all
+    kept(recorder).sized = page, cell, tokens
 
 
 def leave_configure(recorder: Recorder, call: Call) -> None:

@@ -23,7 +23,7 @@ from vllm_memprof.report.sections.files import said_of_files
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.tables import UNKNOWN, group_ranks, modelled
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import format_gib, minus, only_known
+from vllm_memprof.units import format_gib, minus, only_known, smallest
 
 #: Verdicts on a device, the gravest last.
 _VERDICTS = ("fits", "narrow", "release", "exceeds")
@@ -189,11 +189,10 @@ def granted(report: Report) -> Text:
     run, evidence = report.run, report.run.evidence
     least = least_grant(report.ranks)
     if least is None:
-        tokens = only_known(rank.kv.tokens for rank in report.ranks)
         told: dict[str, object] = {
             "cut_off": evidence.no_kv_cache if run.status == "truncated" else None,
             "reason": run.exit_reason,
-            "tokens": min(tokens, default=None),
+            "tokens": smallest(rank.kv.tokens for rank in report.ranks),
             "file": said_of_files(report),
         }
         return sentences_of("unsized", told)
