@@ -93,14 +93,16 @@ def write_page(rows: list[Row]) -> str:
     for case in sorted(CASES, key=lambda case: case.name.lower()):
         row = known.get(Plan(case, case.stacks[0], device).key)
         share = _gib(share_of(case, device))
-        told.append(" | ".join([case.name, case.parallel[device], share, *_cells(row)]).rstrip())
+        told.append(
+            "| " + " | ".join([case.name, case.parallel[device], share, *_cells(row)]) + " |"
+        )
         if row is not None and "error" in row:
             refused[case.name] = textwrap.shorten(row["error"], 160, placeholder="…")
     lines = [
         INTRODUCTION.strip(),
         "",
-        "model | devices | checkpoint | weights | KV cache | tokens",
-        "---|---|---:|---:|---:|---:",
+        "| model | devices | checkpoint | weights | KV cache | tokens |",
+        "|---|---|---:|---:|---:|---:|",
         *told,
         "",
     ]

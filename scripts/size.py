@@ -30,7 +30,7 @@ LIMITS = {
     "modules outside engines/ and sim/ that name SGLang": 6,
     'branches on source == "log" outside logs/': 5,
     "scripts that import tests, tests that import scripts": 0,
-    "words of docs/": 37_900,
+    "words of docs/": 34_200,
     "words of README.md": 1_000,
 }
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -97,8 +97,8 @@ def imports_between(folder: str, other: str) -> list[str]:
 
 
 def words_of(*pages: Path) -> int:
-    """Return the words of pages, as ``wc -w`` counts them."""
-    return sum(len(page.read_text().split()) for page in pages)
+    """Return the words of pages: what has a letter or a digit, no bars and dashes of tables."""
+    return sum(len(re.findall(r"\S*\w\S*", page.read_text())) for page in pages)
 
 
 def main() -> int:
