@@ -17,9 +17,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
-
-from vllm_memprof.files import read_own
 
 REDACTED = "***"
 
@@ -221,7 +220,7 @@ def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[r
     """Return (words of which a text with a form has one, in lower case; the form), the programs'
     options among them, and those alone.
     """
-    table = read_own(__file__, "secrets.json")
+    table = json.loads(Path(__file__).with_name("secrets.json").read_text(encoding="utf-8"))
     tails, found = table["tails"], list[tuple[tuple[str, ...], str]]()
     for prefix, tail in table["prefixes"].items():
         form = rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])){re.escape(prefix)}{tails.get(tail, tail)}"
