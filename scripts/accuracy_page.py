@@ -118,7 +118,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:+.2f}%"
+    return "-" if value is None else f"{100 * value:+.2f} %"
 
 
 def _value(figure: str, value: float | None) -> str:
@@ -141,7 +141,7 @@ def _statistics(errors: Sequence[Error]) -> str:
         target = TARGETS.get(figure)
         within = "-" if stats.met is None else f"{stats.met} of {stats.count} within {target:.1%}"
         rows.append([
-            title, str(stats.count), _percent(stats.median), f"{100 * stats.percentile_90:.2f}%",
+            title, str(stats.count), _percent(stats.median), f"{100 * stats.percentile_90:.2f} %",
             f"{_percent(stats.worst.relative)} ({stats.worst.run.id})", within,
             f"{_percent(_median(known))}, {_percent(known[-1])}" if known else "-",
         ])  # fmt: skip
@@ -240,7 +240,7 @@ def _failed(
             rows.setdefault(planned.reason or planned.status, []).append(run.id)
     for run in missing:
         rows.setdefault(run.not_planned or "not planned yet", []).append(run.id)
-    listed = [[", ".join(names), textwrap.shorten(why, 200)] for why, names in rows.items()]
+    listed = [[", ".join(names), why] for why, names in rows.items()]
     return _table(("rows", "why"), listed) if listed else "None.\n"
 
 
@@ -277,7 +277,7 @@ def picture(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str
     for tick in _TICKS:
         x = _x(tick)
         colour, width = ("#555555", 1.5) if tick == 0 else ("#dddddd", 1)
-        label = "0" if tick == 0 else f"{100 * tick:+g}%"
+        label = "0" if tick == 0 else f"{100 * tick:+g} %"
         out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}" '
                    f'stroke="{colour}" stroke-width="{width}"/>')  # fmt: skip
         out.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle" fill="#333333">'

@@ -155,7 +155,7 @@ def test_the_page_counts_fitted_figures_apart(kept, tmp_path):
     assert "KV cache" not in by_figure
     assert ",0.025000,fitted," in (tmp_path / "accuracy.csv").read_text()
     picture = (tmp_path / "accuracy.svg").read_text()
-    assert "a: +2.50%, fitted" in picture
+    assert "a: +2.50 %, fitted" in picture
 
 
 def test_a_row_without_a_plan_says_why(kept, tmp_path):

@@ -205,8 +205,8 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
         if code := _missing_code(folder, config):
             extra = [*extra, *({"--trust-remote-code"} - given.keys())]
             stand_ins.append(
-                f"{model} has no {', '.join(code)}: generated, a configuration with the fields of "
-                "config.json and no defaults of its own, a processor that sizes images alike"
+                f"{model} has no {', '.join(code)}: generated; a configuration has the fields of "
+                "config.json and no defaults of its own, a processor of images sizes them alike"
             )
         like = _preset_like(config)
         if not given.keys() & {"--tokenizer", "--skip-tokenizer-init"} and not holds(

@@ -220,7 +220,8 @@ def keep_cell(recorder: Recorder, call: Call) -> None:
     if isinstance(cell, int):
         recorder.figures["page_bytes"] = page * cell
     else:  # a mean has a fraction
-        cell, recorder.figures["half_page_bytes"] = None, 0  # the pools may take all
+        cell = None
+        recorder.figures["half_page_bytes"] = 0  # the pools may take all
     kept(recorder).sized = page, cell, tokens
 
 
