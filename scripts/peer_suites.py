@@ -90,10 +90,11 @@ sys.exit(0 if status in (0, 1, 5) else int(status))
 """
 #: Tests of operators compare values of tensors above the limits that an engine runs with.
 LIMITS = {"kept_copy_bytes": 64 << 20, "host_compute_bytes": 16 << 20}
-#: Of a checkout: what runs a folder's files, and options of `sim run`.
+#: Of a checkout: what runs a folder's files, and options of `sim run`. The first that has a file.
 FOLDERS: dict[str, tuple[str, list[str]]] = {
     "test/npu": (UNITTEST, ["--device", "{profile}"]),
     "test/allocator": (UNITTEST, ["--device", "{profile}"]),
+    "tests/e2e/pull_request/one_card/_310p": (PYTEST, ["--dummy-weights", "--device", "310p"]),
     "tests/e2e/pull_request/one_card": (PYTEST, ["--dummy-weights"]),
     "tests/e2e/pull_request/two_card": (PYTEST, ["--dummy-weights"]),
 }
@@ -178,10 +179,11 @@ def main() -> int:
     counts, defects, reasons = Counter[str](), [], defaultdict[str, int](int)
     root = given.checkout.resolve()
     profile = write_profile(Path(tempfile.mkdtemp()))
-    files = [
-        (path, folder) for folder in FOLDERS for path in sorted((root / folder).rglob("test_*.py"))
-    ]
-    for path, folder in files:
+    files: dict[Path, str] = {}
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("test_*.py")):
+            files.setdefault(path, folder)
+    for path, folder in files.items():
         name = str(path.relative_to(root))
         if not re.search(given.only, name):
             continue
