@@ -30,9 +30,11 @@ LIMITS = {
     "modules outside engines/ and sim/ that name SGLang": 6,
     'branches on source == "log" outside logs/': 5,
     "scripts that import tests, tests that import scripts": 0,
-    "words of docs/": 34_200,
+    "words of docs/": 32_800,
     "words of README.md": 1_000,
 }
+#: Pages with rows of data.
+LISTS = ("models", "accuracy")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -97,8 +99,17 @@ def imports_between(folder: str, other: str) -> list[str]:
 
 
 def words_of(*pages: Path) -> int:
-    """Return the words of pages: what has a letter or a digit, no bars and dashes of tables."""
-    return sum(len(re.findall(r"\S*\w\S*", page.read_text())) for page in pages)
+    """Return the words of pages: what has a letter or a digit, no bars and dashes of tables.
+
+    Rows of the lists of models and of published runs are data, of which there can be any number.
+    """
+    words = 0
+    for page in pages:
+        text = page.read_text()
+        if page.stem in LISTS:
+            text = re.sub(r"(?m)^\|.*", "", text)
+        words += len(re.findall(r"\S*\w\S*", text))
+    return words
 
 
 def main() -> int:
