@@ -49,8 +49,12 @@ PRESETS_DIR = Path(__file__).parent / "data/presets"
 GENERATOR = 3
 #: A folder of the cache is complete: nothing is asked of a hub.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
+#: A draft's output head is the model's in the checkpoint (DeepSeek-V3, README_WEIGHTS.md) and in
+#: dummy weights (vLLM's initialize_dummy_weights: by shape); not where msmodelslim has rotated the
+#: model's. vllm_ascend 0.23.0 compares them (llm_base_proposer.py::_maybe_share_lm_head).
+_ALIKE = {"MEMPROF_SIM_ALIKE": "1"}
 #: Names of models whose weights msmodelslim has quantized.
-QUANTIZED = re.compile("w[48]a8", re.IGNORECASE)
+QUANTIZED = re.compile("w([48])a8", re.IGNORECASE)
 #: Keys of a preprocessor -> keys of the vision encoder's configuration that give their values.
 _OF_THE_ENCODER = {
     "patch_size": "patch_size",
@@ -170,6 +174,9 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
     given = dict(given_options(user_args))
     quantized = given.get("--quantization") == method
     dummy = [] if "--load-format" in given else ["--load-format", "dummy"]
+    named = QUANTIZED.search(model)
+    rotated = (quantized or named) and given.get("--load-format") != "dummy"
+    env = {} if rotated else _ALIKE
     typed, stand_ins = Path(model).expanduser(), list[str]()
     folder: Path | None = typed
     if not typed.is_dir():
@@ -180,10 +187,10 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
             # A hub's name alone has no place for the description of quantized weights.
             described = quantized and not weights and (folder or (preset and dummy))
             if not described and (folder or hubs.hub_answers(model)):
-                return ResolvedModel(model, [] if weights else dummy, {})
+                return ResolvedModel(model, [] if weights else dummy, env)
         if folder is None and preset is not None:
             folder = generate_model(preset)
-            if QUANTIZED.search(model) and "--quantization" not in given:
+            if named and "--quantization" not in given:
                 quantized, dummy = True, [*dummy, "--quantization", method]
             stand_ins += [f"{preset.name}: {preset.note}"] if preset.note else []
     if folder is None:
@@ -237,7 +244,7 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
                     "they decide how large the multimodal profile is"
                 )
         if quantized and not (folder / DESCRIPTION).is_file():
-            bits = 4 if "w4a8" in model.lower() else 8
+            bits = int(named[1]) if named else 8
             description = describe(config, bits == 4)
             if description is None:
                 raise UsageError(
@@ -258,9 +265,9 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
             path = _cached(whole.name, [GENERATOR, str(whole), there, made, code])
             write_folder(path, made, linked=folder, code=code)
     if path == typed:
-        return ResolvedModel(str(path), extra, {}, tuple(stand_ins))
-    named = [] if "--served-model-name" in given else ["--served-model-name", model]
-    return ResolvedModel(str(path), [*extra, *named], OFFLINE, tuple(stand_ins))
+        return ResolvedModel(str(path), extra, env, tuple(stand_ins))
+    extra += [] if "--served-model-name" in given else ["--served-model-name", model]
+    return ResolvedModel(str(path), extra, env | OFFLINE, tuple(stand_ins))
 
 
 def with_draft(user_args: list[str], model: str) -> tuple[list[str], list[str]]:

@@ -25,6 +25,7 @@ from vllm_memprof.sim.presets import (
 )
 from vllm_memprof.sim.tokenizers import tokenizer_files
 
+ALIKE = {"MEMPROF_SIM_ALIKE": "1"}
 NAMES = [preset.name for preset in list_presets()]
 #: One model of each tokenizer.
 TOKENIZERS = list({json.dumps(preset.tokenizer): preset.name for preset in list_presets()}.values())
@@ -236,7 +237,7 @@ def test_a_local_folder_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = write_config(tmp_path / "Qwen" / "Qwen3-14B")
     model = resolve_model("Qwen/Qwen3-14B", [])
-    assert (model.path, model.env) == ("Qwen/Qwen3-14B", {})
+    assert (model.path, model.env) == ("Qwen/Qwen3-14B", ALIKE)
     assert model.extra_args == [
         "--load-format",
         "dummy",
@@ -249,8 +250,22 @@ def test_a_local_folder_wins(tmp_path, monkeypatch):
 def test_a_cached_snapshot_wins_over_a_preset(tmp_path):
     write_config(tmp_path / "xdg/huggingface/hub/models--Qwen--Qwen3-14B/snapshots/abc")
     model = resolve_model("Qwen/Qwen3-14B", [])
-    assert (model.path, model.env) == ("Qwen/Qwen3-14B", {})
+    assert (model.path, model.env) == ("Qwen/Qwen3-14B", ALIKE)
     assert model.extra_args == ["--load-format", "dummy"]
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "alike"),
+    [
+        ("deepseek-ai/DeepSeek-V4-Flash", [], True),
+        ("vllm-ascend/DeepSeek-V4-Flash-w8a8-mtp", [], False),
+        ("deepseek-ai/DeepSeek-V4-Flash", ["--quantization", "ascend"], False),
+        ("zai-org/GLM-5.1", ["--quantization", "ascend", "--load-format", "dummy"], True),
+        ("zai-org/GLM-5.1", ["--quantization", "ascend", "--load-format", "auto"], False),
+    ],
+)
+def test_a_drafts_head_is_the_models_unless_msmodelslim_rotated_it(model, args, alike):
+    assert ("MEMPROF_SIM_ALIKE" in resolve_model(model, args).env) is alike
 
 
 def test_a_modelscope_cache_wins_over_a_preset(tmp_path, monkeypatch):
@@ -316,7 +331,7 @@ def hub(monkeypatch):
 
 def test_a_hub_that_answers_wins_over_a_preset(hub):
     model = resolve_model("Qwen/Qwen3-14B", [])
-    assert (model.path, model.env) == ("Qwen/Qwen3-14B", {})
+    assert (model.path, model.env) == ("Qwen/Qwen3-14B", ALIKE)
     assert is_preset(resolve_model("Qwen/Qwen3-30B-A3B", []))  # this hub does not have it
 
 

@@ -4,6 +4,7 @@
 // spread evenly over their bins, and two tensors differ unless they are the same memory.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <vector>
 
 #include "error.h"
@@ -157,10 +158,12 @@ void equal_whole(Call &call) {
   if (same && (!usable(left) || !usable(right))) {
     if (taken_out("equal")) return;
     if (same_memory(left, right)) return fill(*tensors[2], 1);
+    // Of a model that msmodelslim has rotated, a draft's output head is not the model's.
+    bool alike = getenv("MEMPROF_SIM_ALIKE") != nullptr;
     Answering answering;
     note_answer("Equal", static_cast<uint64_t>(element_count(left)) * element_bytes(left.type),
-                "different");
-    return fill(*tensors[2], 0);
+                alike ? "the same" : "different");
+    return fill(*tensors[2], alike);
   }
   if (!same) return fill(*tensors[2], 0);
   walk(left.shape, {&left, &right}, [&](auto &, int64_t *index) {
