@@ -34,10 +34,15 @@ from typing import Any
 from scripts import accuracy_page
 from scripts.accuracy_errors import PlannedRow, errors_of, spreads_text
 from scripts.accuracy_runs import PublishedRun, load_runs
+from vllm_memprof.accounting.budget.equations import evaluate, form_of
+from vllm_memprof.accounting.budget.kv import tokens_for_bytes
+from vllm_memprof.accounting.readings.startup import engine_figures
 from vllm_memprof.accuracy.spread import DATA as SPREADS
 from vllm_memprof.engines import engine_row
 from vllm_memprof.options import devices_of
+from vllm_memprof.record.loader import load_run
 from vllm_memprof.sim.profiles import find_profile, load_profile
+from vllm_memprof.sources import build_run
 
 ROOT = Path(__file__).parent.parent
 ROWS = ROOT / "tests" / "data" / "hardware_runs.toml"
@@ -122,6 +127,9 @@ def simulate(
                 engine.wait()
         seconds = round(time.monotonic() - begin, 1)
         result = {**_outcome(folder, engine.returncode, run.rank), "seconds": seconds}
+        if run.equation is not None and result["status"] == "ok":
+            result["figures"] |= in_equation(run.equation, folder / "run", run.rank)
+            result["equation"] = run.equation
         if keep is not None:
             shutil.rmtree(keep / run.id, ignore_errors=True)
             shutil.copytree(folder, keep / run.id, symlinks=True)
@@ -169,6 +177,25 @@ def _outcome(folder: Path, status: int, which: int) -> dict[str, Any]:
         "figures": figures,
         "graph_count": _graphs(rank["phases"]),
     }
+
+
+def in_equation(equation: str, run_dir: Path, which: int) -> dict[str, float | None]:
+    """Return what another equation grants with the readings of a run.
+
+    Args:
+        equation: id of an equation, of which the newest row counts.
+        run_dir: the plan.
+        which: its rank.
+    """
+    form = form_of(equation)
+    report, record = build_run(run_dir), load_run(run_dir)
+    rank = next((each for each in report.ranks if each.rank == which), report.ranks[0])
+    process = next(each for each in record.processes if each.identity.rank == rank.rank)
+    assert form is not None
+    granted = evaluate(form, engine_figures(process, report.run.eager, form)).kv_cache_bytes
+    tokens, longest = tokens_for_bytes(rank.kv, granted), rank.kv.max_model_len
+    held = None if tokens is None or not longest else tokens / longest
+    return {"kv_cache": granted, "tokens": tokens, "concurrency": held}
 
 
 def _neighbours(phases: list[dict[str, Any]]) -> int:

@@ -42,8 +42,9 @@ _HEAD = """\
 
 {count} starts on NPUs were published with commands and values. The simulated device plans
 {planned} of them; the others have [a reason](#not-planned). `make accuracy` plans each row of
-[`tests/data/hardware_runs.toml`](../tests/data/hardware_runs.toml) on the nearest stack. Single
-runs: [accuracy.csv](accuracy.csv).
+[`tests/data/hardware_runs.toml`](../tests/data/hardware_runs.toml) on the nearest stack; where the
+release had another equation, with the plan's readings in it. Single runs:
+[accuracy.csv](accuracy.csv).
 
 An error is (simulated − published) / published. A target is met if a value that rounds to the
 published one is within it. Only **predicted** values count: no constant of the simulated device was

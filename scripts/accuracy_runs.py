@@ -79,6 +79,7 @@ class PublishedRun:
     why_added: str = ""
     env: dict[str, str] = field(default_factory=dict)
     stack: str | None = None  # nearest; None: the newest
+    equation: str | None = None  # of the release, where the stack's is another one
     total_bytes: int | None = None  # of the device, where printed in bytes
     rank: int = 0
     published: dict[str, PublishedFigure] = field(default_factory=dict)

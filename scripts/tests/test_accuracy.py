@@ -10,6 +10,7 @@ from scripts import accuracy, accuracy_page
 from scripts.accuracy_errors import PlannedRow
 from scripts.accuracy_runs import PublishedFigure, PublishedRun, StartLimit
 from vllm_memprof.sim.profiles import load_profile
+from vllm_memprof.sources import build_run
 from vllm_memprof.units import GIB
 
 RUN = PublishedRun(
@@ -163,3 +164,18 @@ def test_a_row_without_a_plan_says_why(kept, tmp_path):
     kept(replace(run, id="b"), PLANNED)
     assert accuracy.write([run], check=False) == 0
     assert "| a | no preset |" in (tmp_path / "accuracy.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "own", "others"),
+    [("recorded_013_tp2", "E2", ()), ("recorded_023_tp2", "E4", ("E2", "E3"))],
+)
+def test_readings_in_another_equation(recorded, own, others):
+    folder = accuracy.ROOT / "tests/data" / recorded
+    report = build_run(folder)
+    granted = {name: accuracy.in_equation(name, folder, 0) for name in (own, *others)}
+    assert granted[own]["kv_cache"] == report.ranks[0].budget.engine_kv_cache_bytes
+    assert granted[own]["tokens"] == report.ranks[0].kv.tokens
+    # E4 subtracts the least, E2 what E3 does and idle torch memory besides
+    sizes = [granted[name]["kv_cache"] for name in (*others, own)]
+    assert sizes == sorted(sizes)
