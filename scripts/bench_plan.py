@@ -7,8 +7,8 @@ other constants of the device (``--again``: all), and writes that file and the p
 ``--check`` compares the page with the file, and starts nothing.
 
 Host memory is the sum of the proportional set sizes (a page that processes share counts once), read
-every 0.2 s. Each plan is a first one: vLLM's cache of compiled models and of what it knows of a
-model's class is empty.
+every 0.2 s. Each plan of a large model is a first one: vLLM's cache of compiled models and of what
+it knows of a model's class is empty.
 
     .venv/bin/python -m scripts.bench_plan [--graphs] [--only REGEX] [--json FILE] [--stack NAME]
     .venv/bin/python -m scripts.bench_plan --models [--only REGEX] [--again] [--at-most N]
@@ -65,8 +65,19 @@ LARGE = (
 )
 
 
-def plan(model: str, arguments: str, stack: str | None, device: str = "910b") -> dict[str, Any]:
-    """One plan in processes of its own: what it took, and the figures of the rank that ran."""
+def plan(
+    model: str, arguments: str, stack: str | None, device: str = "910b", fresh: bool = True
+) -> dict[str, Any]:
+    """One plan: what it took, and the figures of the rank that ran.
+
+    Args:
+        model: preset.
+        arguments: of the engine.
+        stack: None: the default.
+        device: profile.
+        fresh: in processes of its own, with nothing in vLLM's cache; else it may be the fork of a
+            process that has imported the engine, which has the same figures.
+    """
     with tempfile.TemporaryDirectory(prefix="memprof-bench-") as folder:
         command = [
             sys.executable,
@@ -87,7 +98,7 @@ def plan(model: str, arguments: str, stack: str | None, device: str = "910b") ->
             *shlex.split(arguments),
         ]
         begin, cpu_before = time.perf_counter(), _cpu_seconds()
-        env = {**os.environ, "VLLM_CACHE_ROOT": folder + "/vllm"}
+        env = {**os.environ, **({"VLLM_CACHE_ROOT": folder + "/vllm"} if fresh else {})}
         with open(folder + "/output", "w+") as output:
             engine = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
             peak = _watch_memory(engine)
@@ -195,10 +206,11 @@ def plan_models(only: str, again: bool, at_most: int | None) -> bool:
         if (again or not is_current(known.get(each.key, {"device": each.device})))
         and re.search(only, " ".join(each.key))
     ]
+    wanted.sort(key=lambda each: each.key[1:3])  # those of a stack and device share warm processes
     started = True
     for each in wanted[:at_most]:
         model, stack, device, arguments = each.key
-        outcome = plan(model, arguments, stack, device)
+        outcome = plan(model, arguments, stack, device, fresh=False)
         print(f"{stack} {device} {show(outcome)}", flush=True)
         row = {"model": model, "stack": stack, "device": device, "arguments": arguments}
         row |= {name: outcome[name] for name in KEPT if name in outcome}

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from vllm_memprof.launch.watch import OWN_CHILDREN
 from vllm_memprof.record.schema import ENV_HOLD, TRAVELS
-from vllm_memprof.sim.runtime import ENV_STATE, PACKAGE_DIR, STAMP
+from vllm_memprof.sim.runtime import ENV_ALIKE, ENV_STATE, PACKAGE_DIR, STAMP
 from vllm_memprof.socket_credentials import peer_of
 
 #: Set to anything but 0: every plan is a process of its own from the start.
@@ -35,7 +35,7 @@ IDLE_S = 300
 MOST = 2
 
 #: Variables of a run, which its fork gets.
-_OF_A_RUN = (*TRAVELS, ENV_STATE, ENV_HOLD)
+_OF_A_RUN = (*TRAVELS, ENV_STATE, ENV_ALIKE, ENV_HOLD)
 #: Variables of a terminal or a shell, which no import reads. Any other is part of the key.
 _OF_A_SHELL = re.compile(
     r"_|SHLVL|PWD|OLDPWD|TERM|COLORTERM|COLUMNS|LINES|PS[0-9]|LS_COLORS|LESS\w*|HIST\w*|WINDOWID"

@@ -36,6 +36,7 @@ from vllm_memprof.sim.folders import (
 )
 from vllm_memprof.sim.quantization import FILE_NAME as DESCRIPTION
 from vllm_memprof.sim.quantization import RULES, describe
+from vllm_memprof.sim.runtime import ENV_ALIKE
 from vllm_memprof.sim.stacks import cache_dir
 from vllm_memprof.sim.tokenizers import (
     TokenizerTable,
@@ -52,7 +53,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSC
 #: A draft's output head is the model's in the checkpoint (DeepSeek-V3, README_WEIGHTS.md) and in
 #: dummy weights (vLLM's initialize_dummy_weights: by shape); not where msmodelslim has rotated the
 #: model's. vllm_ascend 0.23.0 compares them (llm_base_proposer.py::_maybe_share_lm_head).
-_ALIKE = {"MEMPROF_SIM_ALIKE": "1"}
+_ALIKE = {ENV_ALIKE: "1"}
 #: Names of models whose weights msmodelslim has quantized.
 QUANTIZED = re.compile("w([48])a8", re.IGNORECASE)
 #: Keys of a preprocessor -> keys of the vision encoder's configuration that give their values.

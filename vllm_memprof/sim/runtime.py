@@ -39,6 +39,8 @@ SITE_DIR = PACKAGE_DIR / "sim/site"
 STAMP = "stack.json"
 #: Names the file in which all processes on a simulated device account for its memory.
 ENV_STATE = "MEMPROF_SIM_STATE"
+#: Set: weights of one shape are the same numbers; see ``presets``.
+ENV_ALIKE = "MEMPROF_SIM_ALIKE"
 #: Read by ``site/memprof_device_type.py``.
 ENV_DEVICE_TYPE = "MEMPROF_SIM_DEVICE_TYPE"
 #: Part of the fingerprint; raise it when setup.py leaves something else behind.

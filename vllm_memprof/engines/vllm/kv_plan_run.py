@@ -66,9 +66,10 @@ def world_of(vllm_config: Any) -> World:
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     text, dtype = model.hf_text_config, getattr(model, "dtype", None)
     tensor, pipeline = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
+    names = "vocab_size", "hidden_size", "num_hidden_layers", "moe_intermediate_size"
+    sizes = (getattr(text, name, None) or 0 for name in names)  # Hunyuan has one for each layer
     vocabulary, hidden, count, expert = (
-        int(getattr(text, name, None) or 0)
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "moe_intermediate_size")
+        max(size) if isinstance(size, list) else int(size) for size in sizes
     )
     item = 0 if dtype is None else dtype.itemsize
     experts = None

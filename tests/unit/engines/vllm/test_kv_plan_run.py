@@ -46,6 +46,13 @@ def test_experts_count_where_they_are_shared_out(experts, asked, found):
     )
 
 
+def test_a_size_for_each_layer_counts_as_the_largest():
+    text = SimpleNamespace(hidden_size=8, moe_intermediate_size=[16, 32, 16], num_hidden_layers=3)
+    settings = config(4, text, enable_expert_parallel=True)
+    settings.model_config.dtype = SimpleNamespace(itemsize=2)
+    assert world_of(settings).expert_bytes == 3 * 8 * 32 * 2
+
+
 @pytest.mark.parametrize(
     ("limit", "free"),
     [("max", 900 * MIB), (str(700 * MIB), 500 * MIB), (str(4000 * MIB), 900 * MIB)],
