@@ -77,6 +77,7 @@ def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
     ratio = ratios[layer] if ratios else 0
     return {
         **known,
+        **dict.fromkeys(get("architectures", ()), True),
         "head": head,
         "value_head": get("v_head_dim") or hidden // heads,
         "full": "sliding_attention" not in get("layer_types", ())[layer : layer + 1]
