@@ -88,12 +88,14 @@ def _both(
 
 
 def _one(
-    model: str, parallel: str = "TP1", page: str = "", quantized: bool = False, more: str = ""
+    model: str,
+    parallel: str = "TP1",
+    page: str = "",
+    quantized: bool = False,
+    more: str = "",
+    stacks: tuple[str, ...] = STACKS[:1],
 ) -> Case:
-    """Of the first stack alone."""
-    return Case(
-        model, dict.fromkeys(DEVICES, parallel), page, quantized, more=more, stacks=STACKS[:1]
-    )
+    return Case(model, dict.fromkeys(DEVICES, parallel), page, quantized, (), more, stacks)
 
 
 def _each(
@@ -250,8 +252,8 @@ CASES = (
     _a2("deepseek-ai/DeepSeek-OCR", "TP1"),
     _a2("BAAI/bge-m3", "TP1", more=_POOLING),
     _a2("BAAI/bge-reranker-v2-m3", "TP1", more=_POOLING),
-    _one("deepseek-ai/DeepSeek-V2-Lite", page="(tests/e2e)"),
-    _one("deepseek-ai/DeepSeek-V2-Lite", page="(tests/e2e)", quantized=True),
+    _one("deepseek-ai/DeepSeek-V2-Lite", page="(tests/e2e)", stacks=STACKS),
+    _one("deepseek-ai/DeepSeek-V2-Lite", page="(tests/e2e)", quantized=True, stacks=STACKS),
     _one("deepseek-ai/DeepSeek-V2.5", "TP16 EP"),
     _one("Qwen/Qwen3-VL-Embedding-2B", page="Qwen3-VL-Embedding", more=_POOLING),
     _one("Qwen/Qwen3-VL-Embedding-8B", page="Qwen3-VL-Embedding", more=_POOLING),
@@ -277,7 +279,7 @@ CASES = (
     _one("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", page="LLaVA-OneVision-Qwen2-0.5B-OV"),
     _one("nvidia/Minitron-8B-Base", page="Minitron-8B-Base"),
     _one("tencent/Hy3-preview", "TP16 EP", "Hy3-preview"),
-    _one("deepseek-ai/DeepSeek-OCR-2", page="DeepSeekOCR2"),
+    _one("deepseek-ai/DeepSeek-OCR-2", page="DeepSeekOCR2", stacks=STACKS),
     _one("sentence-transformers/all-MiniLM-L12-v2", page="(tests/e2e)", more=_POOLING),
     _one("intfloat/multilingual-e5-small", page="(tests/e2e)", more=_POOLING),
     _one("cross-encoder/ms-marco-MiniLM-L6-v2", page="(tests/e2e)", more=_POOLING),
