@@ -182,8 +182,9 @@ def show(row: dict[str, Any]) -> str:
     cost += f" {row['host_peak_bytes'] / (1 << 20):6.0f} MiB"
     if "error" in row:
         return f"{cost}  {row['model']} {row['arguments']}: FAILED\n{row['output']}"
-    sizes = f"weights {_gib(row['weights_bytes'])} GiB, KV {_gib(row['kv_cache_bytes'])} GiB"
-    sizes += f", {row['tokens']:,} tokens"
+    sizes = f"weights {_gib(row['weights_bytes'])} GiB"
+    if row["kv_cache_bytes"] is not None:  # else an encoder
+        sizes += f", KV {_gib(row['kv_cache_bytes'])} GiB, {row['tokens']:,} tokens"
     return f"{cost}  {row['model']} {row['arguments']}: {sizes}"
 
 

@@ -26,6 +26,21 @@ SHORTER = {
     "google/gemma-2-27b-it": 8192,
     "meta-llama/Meta-Llama-3-8B-Instruct": 8192,
     "meta-llama/Meta-Llama-3-70B-Instruct": 8192,
+    "allenai/OLMoE-1B-7B-0125-Instruct": 4096,
+    "baichuan-inc/Baichuan2-13B-Chat": 4096,
+    "baichuan-inc/Baichuan2-7B-Chat": 4096,
+    "cross-encoder/ms-marco-MiniLM-L6-v2": 512,
+    "deepseek-ai/DeepSeek-OCR-2": 8192,
+    "intfloat/multilingual-e5-small": 512,
+    "meta-llama/Llama-2-7b-hf": 4096,
+    "meta-llama/Llama-2-13b-hf": 4096,
+    "nvidia/Minitron-8B-Base": 4096,
+    "openai/whisper-large-v3-turbo": 448,
+    "openbmb/MiniCPM-2B-sft-bf16": 4096,
+    "Qwen/Qwen2-Audio-7B-Instruct": 8192,
+    "Qwen/Qwen2.5-Math-RM-72B": 4096,
+    "Qwen/Qwen3-ASR-1.7B": 4096,
+    "sentence-transformers/all-MiniLM-L12-v2": 512,
 }
 
 
@@ -72,6 +87,17 @@ def _both(
     return Case(model, dict.fromkeys(DEVICES, parallel), page, quantized, also)
 
 
+def _one(
+    model: str,
+    parallel: str = "TP1",
+    page: str = "",
+    quantized: bool = False,
+    more: str = "",
+    stacks: tuple[str, ...] = STACKS[:1],
+) -> Case:
+    return Case(model, dict.fromkeys(DEVICES, parallel), page, quantized, (), more, stacks)
+
+
 def _each(
     model: str,
     a2: str,
@@ -103,6 +129,7 @@ _RANKING = (
     '{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"], '
     '"is_original_qwen3_reranker": true}\''
 )
+_RANKING_IMAGES = _RANKING.replace("Qwen3For", "Qwen3VLFor")
 
 
 CASES = (
@@ -225,4 +252,36 @@ CASES = (
     _a2("deepseek-ai/DeepSeek-OCR", "TP1"),
     _a2("BAAI/bge-m3", "TP1", more=_POOLING),
     _a2("BAAI/bge-reranker-v2-m3", "TP1", more=_POOLING),
+    _one("deepseek-ai/DeepSeek-V2-Lite", page="(tests/e2e)", stacks=STACKS),
+    _one("deepseek-ai/DeepSeek-V2-Lite", page="(tests/e2e)", quantized=True, stacks=STACKS),
+    _one("deepseek-ai/DeepSeek-V2.5", "TP16 EP"),
+    _one("Qwen/Qwen3-VL-Embedding-2B", page="Qwen3-VL-Embedding", more=_POOLING),
+    _one("Qwen/Qwen3-VL-Embedding-8B", page="Qwen3-VL-Embedding", more=_POOLING),
+    _one("Qwen/Qwen3-VL-Reranker-2B", page="Qwen3-VL-Reranker", more=_RANKING_IMAGES),
+    _one("Qwen/Qwen3-VL-Reranker-8B", page="Qwen3-VL-Reranker", more=_RANKING_IMAGES),
+    _one("Qwen/Qwen2.5-Math-RM-72B", "TP4", "Qwen2.5-Math-RM-72B", more=_POOLING),
+    _one("Howeee/Qwen2.5-1.5B-apeach", page="(tests/e2e)", more=_POOLING),
+    _one("microsoft/Phi-4-mini-instruct"),
+    _one("microsoft/Phi-3.5-mini-instruct"),
+    _one("internlm/internlm3-8b-instruct", page="(tests/e2e)"),
+    _one("internlm/internlm2_5-7b-chat"),
+    _one("baichuan-inc/Baichuan2-7B-Chat"),
+    _one("baichuan-inc/Baichuan2-13B-Chat"),
+    _one("openbmb/MiniCPM4-0.5B", page="(tests/e2e)"),
+    _one("openbmb/MiniCPM-2B-sft-bf16", page="(tests/e2e)"),
+    _one("meta-llama/Llama-2-7b-hf"),
+    _one("meta-llama/Llama-2-13b-hf"),
+    _one("allenai/OLMoE-1B-7B-0125-Instruct", page="(tests/e2e)"),
+    _one("Qwen/Qwen2-Audio-7B-Instruct", page="(tests/e2e)"),
+    _one("Qwen/Qwen3-ASR-1.7B", page="Qwen3-ASR-1.7B"),
+    _one("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "TP2"),
+    _one("llava-hf/llava-v1.6-mistral-7b-hf"),
+    _one("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", page="LLaVA-OneVision-Qwen2-0.5B-OV"),
+    _one("nvidia/Minitron-8B-Base", page="Minitron-8B-Base"),
+    _one("tencent/Hy3-preview", "TP16 EP", "Hy3-preview"),
+    _one("deepseek-ai/DeepSeek-OCR-2", page="DeepSeekOCR2", stacks=STACKS),
+    _one("sentence-transformers/all-MiniLM-L12-v2", page="(tests/e2e)", more=_POOLING),
+    _one("intfloat/multilingual-e5-small", page="(tests/e2e)", more=_POOLING),
+    _one("cross-encoder/ms-marco-MiniLM-L6-v2", page="(tests/e2e)", more=_POOLING),
+    _one("openai/whisper-large-v3-turbo", page="(tests/e2e)"),
 )

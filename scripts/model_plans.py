@@ -167,9 +167,9 @@ INTRODUCTION = """
 
 Presets of the models that vllm-ascend's pages name (all, with other names: `memprof sim list`),
 planned by vllm-ascend 0.23.0 on a simulated Ascend 910B, 60.96 GiB: one rank, GiB,
-`--max-model-len 32768` (Llama 3, Gemma 2, Qwen1.5-MoE, DeepSeek-OCR, bge 8192, Phi-4 16384),
-`--enforce-eager`. TP, DP and EP (`--enable-expert-parallel`) as those pages recommend them
-(`scripts/model_cases.py` names the page). *checkpoint*: the rank's share of the published weights,
+`--max-model-len 32768`, or what the model has at most, `--enforce-eager`. TP, DP and EP
+(`--enable-expert-parallel`) as those pages recommend them (`scripts/model_cases.py` names the page,
+and the lengths). *checkpoint*: the rank's share of the published weights,
 nothing twice. *weights*: measured; above it are what every rank has whole, scales, tables of
 positions and formats of the device. The KV cache contains [modelled
 values](concepts/simulation.md) ([how far off](accuracy.md)); tokens are those of one data-parallel

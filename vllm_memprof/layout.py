@@ -39,12 +39,12 @@ def list_weights(config: ModelConfig, draft: bool = False) -> Shapes | None:
     row = ARCHITECTURES.get(config.get("model_type", ""))
     if row is None:
         return None
-    text, prefix = text_config(config), row.get("prefix", "model.")
-    layers = text["num_hidden_layers"]
+    text, prefix = text_config(config), row.get("prefix", "model.layers.")
     whole = {**sizes_of(text, 0), "tie_word_embeddings": config.get("tie_word_embeddings")}
+    layers = whole["num_hidden_layers"]
     weights = _expand(row.get("model", ["@ends"]), whole)
     for index in range(layers):
-        weights |= _expand(row["layer"], sizes_of(text, index), f"{prefix}layers.{index}.")
+        weights |= _expand(row["layer"], sizes_of(text, index), f"{prefix}{index}.")
     for kind in {"vision", "audio"} & row.keys():
         weights |= _expand(row[kind], sizes_of(text[f"{kind}_config"], 0))
     if draft and "draft" in row:
@@ -61,7 +61,7 @@ def list_weights(config: ModelConfig, draft: bool = False) -> Shapes | None:
 def text_config(config: ModelConfig) -> dict[str, Any]:
     """Return the configuration of the text model, which may be a table of its own."""
     outer = config.get("thinker_config", config)
-    return {**outer, **outer.get("text_config", {})}
+    return {**outer, **known_items(outer.get("text_config", {}))}
 
 
 def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
@@ -77,6 +77,7 @@ def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
     ratio = ratios[layer] if ratios else 0
     return {
         **known,
+        **dict.fromkeys(get("architectures", ()), True),
         "head": head,
         "value_head": get("v_head_dim") or hidden // heads,
         "full": "sliding_attention" not in get("layer_types", ())[layer : layer + 1]

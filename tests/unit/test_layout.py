@@ -20,17 +20,21 @@ from vllm_memprof.sim.quantization import RULES, describe
 #: the part that is loaded, of Qwen2.5-7B (7,615,616,512), the tower of Qwen2.5-VL-7B (676,550,144)
 #: and Whisper's encoder with a projection (639,647,232).
 PUBLISHED = {
+    "allenai/OLMoE-1B-7B-0125-Instruct": 6_919_161_856,
     "BAAI/bge-m3": 567_754_752 - (1024 * 1024 + 1024),
     "BAAI/bge-reranker-v2-m3": 567_755_777,
+    "baichuan-inc/Baichuan2-7B-Chat": 7_505_973_248,
     "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
+    "cross-encoder/ms-marco-MiniLM-L6-v2": 22_713_601,
+    "deepseek-ai/DeepSeek-OCR": 6_672_212_480 // 2,
     "deepseek-ai/DeepSeek-R1": 671_026_419_200,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": 14_770_033_664,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": 32_763_876_352,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
+    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
     "deepseek-ai/DeepSeek-V3": 671_026_419_200,
     "deepseek-ai/DeepSeek-V3.1": 671_026_419_200,
-    "deepseek-ai/DeepSeek-OCR": 6_672_212_480 // 2,
     "google/gemma-2-27b-it": 27_227_128_320,
     "google/gemma-2-2b-it": 2_614_341_888,
     "google/gemma-2-9b-it": 9_241_705_984,
@@ -39,19 +43,28 @@ PUBLISHED = {
     "google/gemma-3-4b-it": 4_300_079_472,
     "google/gemma-4-26B-A4B-it": 25_805_936_206,
     "google/gemma-4-31B-it": 31_273_088_876,
+    "Howeee/Qwen2.5-1.5B-apeach": 1_543_714_304 + 2 * 1536,
+    "internlm/internlm2_5-7b-chat": 7_737_708_544,
+    "intfloat/multilingual-e5-small": 117_653_760 - (384 * 384 + 384),
+    "meta-llama/Llama-2-13b-hf": 13_015_864_320,
+    "meta-llama/Llama-2-7b-hf": 6_738_415_616,
     "meta-llama/Llama-3.1-70B-Instruct": 70_553_706_496,
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
     "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
     "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
     "meta-llama/Meta-Llama-3-70B-Instruct": 70_553_706_496,
     "meta-llama/Meta-Llama-3-8B-Instruct": 8_030_261_248,
+    "microsoft/Phi-3.5-mini-instruct": 3_821_079_552,
     "microsoft/phi-4": 14_659_507_200,
+    "microsoft/Phi-4-mini-instruct": 3_836_021_760,
     "MiniMaxAI/MiniMax-M2.5": 228_689_764_864,
     "MiniMaxAI/MiniMax-M2.7": 228_689_764_864,
     "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552,
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 24_011_361_280,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "openai/gpt-oss-120b": 116_829_156_672,
     "openai/gpt-oss-20b": 20_914_757_184,
+    "openai/whisper-large-v3-turbo": 808_878_080,
     "OpenGVLab/InternVL3_5-8B-HF": 8_528_318_464,
     "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
     "Qwen/Qwen2-0.5B-Instruct": 494_032_768,
@@ -65,6 +78,7 @@ PUBLISHED = {
     "Qwen/Qwen2.5-3B-Instruct": 3_085_938_688,
     "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648,
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen2.5-Math-RM-72B": 72_706_203_648 - 152_064 * 8192 + (8192 * 8192 + 2 * 8192 + 1),
     "Qwen/Qwen2.5-Omni-7B": 7_615_616_512 + (8_292_166_656 - 7_615_616_512) + 639_647_232,
     "Qwen/Qwen2.5-VL-32B-Instruct": 33_452_718_336,
     "Qwen/Qwen2.5-VL-3B-Instruct": 3_754_622_976,
@@ -102,11 +116,25 @@ PUBLISHED = {
     "zai-org/GLM-4.5V": 107_710_933_120,
 }
 #: A model that embeds texts has no output head: parameters of one.
-HEADLESS = {"Qwen/Qwen3-Embedding-8B": 151_665 * 4096}
+HEADLESS = {"Qwen/Qwen3-Embedding-8B": 151_665 * 4096, "Qwen/Qwen2.5-Math-RM-72B": 152_064 * 8192}
 #: Published in billions alone, of weights without the layer for multi-token prediction. With two
 #: decimals: as llama.cpp counts the files. PaddleOCR-VL: of what is loaded, without the head of its
-#: tower.
+#: tower; all-MiniLM: 33.4 M without the pooling layer. Qwen3-ASR: the 1.7 B of its name and an encoder
+#: of 0.3 B.
 BILLIONS = {
+    "baichuan-inc/Baichuan2-13B-Chat": 13.9,
+    "deepseek-ai/DeepSeek-OCR-2": 3.4,
+    "deepseek-ai/DeepSeek-V2.5": 236,
+    "internlm/internlm3-8b-instruct": 8.8,
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": 0.9,
+    "llava-hf/llava-v1.6-mistral-7b-hf": 7.57,
+    "nvidia/Minitron-8B-Base": 8.3,
+    "openbmb/MiniCPM-2B-sft-bf16": 2.72,
+    "openbmb/MiniCPM4-0.5B": 0.4,
+    "Qwen/Qwen2-Audio-7B-Instruct": 8.4,
+    "Qwen/Qwen3-ASR-1.7B": 2.0,
+    "sentence-transformers/all-MiniLM-L12-v2": 0.0332,
+    "tencent/Hy3-preview": 295,
     "deepseek-ai/DeepSeek-V4-Flash": 284,
     "deepseek-ai/DeepSeek-V4-Pro": 1600,
     "MiniMaxAI/MiniMax-M2": 228.69,
