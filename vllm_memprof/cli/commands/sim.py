@@ -89,13 +89,11 @@ def setup(
             typer.echo(f"{download} has {format_gib(size)} GiB: memprof sim setup --offline FOLDER")
             return
         result = setup_stack(stack, prefix, progress, force=force, offline=offline)
-        added = [
-            name for name in extras or [] if add_extra(result, name, progress, offline=offline)
-        ]
+        added = {name: add_extra(result, name, progress, offline=offline) for name in extras or []}
     verb = "set up in" if result.changed else "is ready in"
     typer.echo(f"{result.stack.name} {verb} {result.prefix} ({result.seconds:.1f} s)")
-    for name in extras or []:
-        typer.echo(f"{name} {'added' if name in added else 'is there'}")
+    for name, new in added.items():
+        typer.echo(f"{name} {'added' if new else 'is there'}")
 
 
 @_command
