@@ -132,3 +132,16 @@ def test_a_program_without_an_engine_is_told(sim_stack, tmp_path: Path) -> None:
     printed, reports = reported(tmp_path, "python", "-c", "print(1)")
     assert not reports
     assert "the program started no engine" in printed
+
+
+def test_torch_has_no_nccl_as_beside_an_npu(sim_stack) -> None:
+    """The stack's torch is built for CUDA; vLLM asks it for NCCL, and takes Gloo without."""
+    asked = (
+        "from vllm.platforms import current_platform as here; import torch.distributed as d; "
+        "print(here.device_type, d.is_backend_available('nccl'), d.is_backend_available('gloo'))"
+    )
+    run = subprocess.run(
+        [*RUN, "python", "-c", asked], capture_output=True, text=True, check=False, timeout=200
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.splitlines()[-1] == "npu False True"
