@@ -69,6 +69,7 @@ os.environ["VLLM_ASSETS_CACHE"] = assets.name
 os.mkdir(assets.name + "/vllm_public_assets")
 PIL.Image.new("RGB", (1024, 683)).save(assets.name + "/vllm_public_assets/cherry_blossom.jpg")
 sys.path[:] = [*filter(None, sys.path), root]  # the stack's package before a checkout's sources
+os.environ["PYTHONSAFEPATH"] = "1"  # also in children
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in the workflows of vllm-ascend
 class Told:
     def pytest_collection_modifyitems(self, items):
