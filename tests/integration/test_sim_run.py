@@ -22,9 +22,9 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 folder = snapshot_download("Qwen/Qwen3-0.6B")
-with safe_open(folder + "/model.safetensors", "pt") as file:
+with safe_open(folder + "/model-0.safetensors", "pt") as file:
     weight = file.get_tensor("model.norm.weight")
-size = os.stat(os.path.realpath(folder + "/model.safetensors"))
+size = os.stat(os.path.realpath(folder + "/model-0.safetensors"))
 print(json.dumps({
     "devices": torch.npu.device_count(), "arguments": sys.argv[1:],
     "by another name": os.listdir(snapshot_download("LLM-Research/Meta-Llama-3-8B-Instruct")),
@@ -48,7 +48,7 @@ def test_a_script_finds_devices_and_models(sim_stack) -> None:
     assert seen["devices"] == 8
     assert seen["arguments"] == ["--device", "x"]
     assert (seen["layers"], seen["here"]) == (28, 3)
-    assert "model.safetensors" in seen["by another name"]
+    assert "model-0.safetensors" in seen["by another name"]
     assert seen["tokens"] > 0
     assert seen["weight"] == [[1024], 0.0, "torch.bfloat16"]
     assert seen["size"] > 1 << 30

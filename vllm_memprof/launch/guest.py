@@ -6,12 +6,12 @@ import hashlib
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.errors import LaunchError
@@ -30,6 +30,9 @@ from vllm_memprof.sim.presets import (
 )
 from vllm_memprof.sim.quantization import FILE_NAME as DESCRIPTION
 from vllm_memprof.sim.runtime import ENV_STATE, SimRuntime, own_state_file
+
+#: About as much as hubs put into a file: one of a whole model may not be mapped.
+_SHARD_BYTES = 4 << 30
 
 
 def run_guest(
@@ -59,7 +62,7 @@ def run_guest(
     with tempfile.TemporaryDirectory(prefix="memprof-hub-") as place:
         (record := Path(place, "record")).mkdir()
         _fill(Path(place), weights)
-        path = os.pathsep.join([str(runtime.python.parent), os.environ.get("PATH", os.defpath)])
+        path = f"{runtime.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         env = {**os.environ, **runtime.env, **OFFLINE, "PATH": path}
         env |= {"HF_HUB_CACHE": place, "MODELSCOPE_CACHE": place}
         for row in ENGINES.values() if ended is not None else ():
@@ -101,8 +104,8 @@ def _fill(hub: Path, weights: bool) -> None:
             for inside in ("refs", "snapshots"):
                 (named / inside).mkdir(parents=True)
             (named / "refs/main").write_text(revision)
-            (named / "snapshots" / revision).symlink_to(folder)
-            scoped = hub / "models" / name  # as ModelScope's cache has it
+            (named / f"snapshots/{revision}").symlink_to(folder)
+            scoped = hub / f"models/{name}"  # as ModelScope's cache has it
             scoped.parent.mkdir(parents=True, exist_ok=True)
             scoped.symlink_to(folder)
 
@@ -115,7 +118,7 @@ def _folder_of(preset: Preset, name: str, weights: bool) -> Path:
     model without them.
     """
     made, bits = generate_model(preset), QUANTIZED.search(name)
-    target = made.with_name(f"{made.name}{bits and bits[0].lower() or ''}-zeros{weights:d}")
+    target = made.with_name(f"{made.name}-{bits and bits[0].lower()}-{weights:d}")
     if target.is_dir():
         return target
     if bits:
@@ -123,18 +126,25 @@ def _folder_of(preset: Preset, name: str, weights: bool) -> Path:
     types = json.loads((made / DESCRIPTION).read_text("utf-8")) if bits else {}
     named = weights and "quantization_config" not in preset.config
     shapes = named and list_weights(preset.config, draft=True)
-    header, end = {}, 0
+    shards, end = list[dict[str, Any]](), _SHARD_BYTES
     for tensor, shape in (shapes or {}).items():
-        # of the experts the description has the first
-        if types.get(re.sub(r"experts\.\d+", "experts.0", tensor), "FLOAT") == "FLOAT":
+        if not bits or types.get(tensor) == "FLOAT":
+            if end >= _SHARD_BYTES:
+                shards, end = [*shards, {}], 0
             begin, end = end, end + 2 * math.prod(shape)
-            header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    described = json.dumps(header).encode()
+            shards[-1][tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    files = {f"model-{number}.safetensors": header for number, header in enumerate(shards)}
+    index = {tensor: name for name, header in files.items() for tensor in header}
     with new_folder(target) as folder:
         for entry in made.iterdir():
             (folder / entry.name).symlink_to(entry)
-        if header:
-            path = folder / "model.safetensors"
+        for name, header in files.items():
+            *_, last = header.values()
+            described = json.dumps(header).encode()
+            path = folder / name
             path.write_bytes(len(described).to_bytes(8, "little") + described)
-            os.truncate(path, 8 + len(described) + end)
+            os.truncate(path, 8 + len(described) + last["data_offsets"][1])
+        if index:
+            text = json.dumps({"metadata": {}, "weight_map": index})
+            (folder / "model.safetensors.index.json").write_text(text)
     return target

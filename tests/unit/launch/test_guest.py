@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,18 @@ from vllm_memprof.sim.presets import find_preset
 from vllm_memprof.sim.quantization import FILE_NAME
 
 
-def header_of(folder: Path) -> dict[str, dict[str, object]]:
-    """Return what a folder's file of weights says of them."""
-    with (folder / "model.safetensors").open("rb") as file:
-        described = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    assert isinstance(described, dict)
-    return described
+def headers_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what each of a folder's files of weights says of them."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            found[path.name] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return found
+
+
+def names_of(folder: Path) -> set[str]:
+    """Return the names of a folder's weights."""
+    return {name for header in headers_of(folder).values() for name in header}
 
 
 @pytest.fixture
@@ -40,18 +47,29 @@ def test_a_quantized_name_has_the_description_of_its_weights(folders: dict[str, 
 
 
 def test_only_weights_of_16_bits_are_there(folders: dict[str, Path]) -> None:
-    plain, quantized = map(header_of, folders.values())
-    assert {"model.norm.weight", "model.layers.0.mlp.up_proj.weight"} <= plain.keys()
+    plain, quantized = map(names_of, folders.values())
+    assert {"model.norm.weight", "model.layers.0.mlp.up_proj.weight"} <= plain
     assert "model.norm.weight" in quantized
     assert "model.layers.0.mlp.up_proj.weight" not in quantized
 
 
-def test_the_file_ends_where_its_last_tensor_does(folders: dict[str, Path]) -> None:
+def test_files_of_weights_are_as_large_as_those_of_hubs(folders: dict[str, Path]) -> None:
+    """A machine need not map a whole model at once; each file ends where its last tensor does."""
     for folder in folders.values():
-        size = (folder / "model.safetensors").stat().st_size
-        described = header_of(folder)
-        ends = [row["data_offsets"][1] for row in described.values()]  # type: ignore[index]
-        assert size == 8 + len(json.dumps(described)) + max(ends)
+        for name, header in headers_of(folder).items():
+            ends = [row["data_offsets"][1] for row in header.values()]
+            size = (folder / name).stat().st_size
+            assert size == 8 + len(json.dumps(header)) + max(ends)
+            assert size < 6 << 30
+    assert len(headers_of(folders["Qwen/Qwen3-8B"])) > 1
+
+
+def test_an_index_has_the_file_of_each_weight(folders: dict[str, Path]) -> None:
+    folder = folders["Qwen/Qwen3-8B"]
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    assert index == {
+        weight: name for name, header in headers_of(folder).items() for weight in header
+    }
 
 
 def test_without_weights_there_is_no_file_of_them(
@@ -61,5 +79,5 @@ def test_without_weights_there_is_no_file_of_them(
     preset = find_preset("vllm-ascend/Qwen3-8B-W8A8")
     assert preset is not None
     folder = _folder_of(preset, "vllm-ascend/Qwen3-8B-W8A8", weights=False)
-    assert not (folder / "model.safetensors").exists()
+    assert not list(folder.glob("model*.safetensors*"))
     assert (folder / FILE_NAME).exists()
