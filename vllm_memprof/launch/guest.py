@@ -124,8 +124,7 @@ def _folder_of(preset: Preset, name: str, weights: bool) -> Path:
     if bits:
         made = Path(resolve_model(name, ["--quantization", "ascend"]).path)
     types = json.loads((made / DESCRIPTION).read_text("utf-8")) if bits else {}
-    named = weights and "quantization_config" not in preset.config
-    shapes = named and list_weights(preset.config, draft=True)
+    shapes = weights and list_weights(preset.config, draft=True)
     shards, end = list[dict[str, Any]](), _SHARD_BYTES
     for tensor, shape in (shapes or {}).items():
         if not bits or types.get(tensor) == "FLOAT":
@@ -141,9 +140,8 @@ def _folder_of(preset: Preset, name: str, weights: bool) -> Path:
         for name, header in files.items():
             *_, last = header.values()
             described = json.dumps(header).encode()
-            path = folder / name
-            path.write_bytes(len(described).to_bytes(8, "little") + described)
-            os.truncate(path, 8 + len(described) + last["data_offsets"][1])
+            (folder / name).write_bytes(len(described).to_bytes(8, "little") + described)
+            os.truncate(folder / name, 8 + len(described) + last["data_offsets"][1])
         if index:
             text = json.dumps({"metadata": {}, "weight_map": index})
             (folder / "model.safetensors.index.json").write_text(text)
