@@ -125,15 +125,13 @@ def _folder_of(preset: Preset, name: str, weights: bool) -> Path:
         made = Path(resolve_model(name, ["--quantization", "ascend"]).path)
     types = json.loads((made / DESCRIPTION).read_text("utf-8")) if bits else {}
     shapes = weights and list_weights(preset.config, draft=True)
-    shards, end = list[dict[str, Any]](), _SHARD_BYTES
+    files, header, end = dict[str, Any](), dict[str, Any](), _SHARD_BYTES
     for tensor, shape in (shapes or {}).items():
         if not bits or types.get(tensor) == "FLOAT":
             if end >= _SHARD_BYTES:
-                shards, end = [*shards, {}], 0
+                header, end = files.setdefault(f"model-{len(files)}.safetensors", {}), 0
             begin, end = end, end + 2 * math.prod(shape)
-            shards[-1][tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    files = {f"model-{number}.safetensors": header for number, header in enumerate(shards)}
-    index = {tensor: name for name, header in files.items() for tensor in header}
+            header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     with new_folder(target) as folder:
         for entry in made.iterdir():
             (folder / entry.name).symlink_to(entry)
@@ -142,7 +140,8 @@ def _folder_of(preset: Preset, name: str, weights: bool) -> Path:
             described = json.dumps(header).encode()
             (folder / name).write_bytes(len(described).to_bytes(8, "little") + described)
             os.truncate(folder / name, 8 + len(described) + last["data_offsets"][1])
-        if index:
+        if files:
+            index = {tensor: name for name, header in files.items() for tensor in header}
             text = json.dumps({"metadata": {}, "weight_map": index})
             (folder / "model.safetensors.index.json").write_text(text)
     return target
