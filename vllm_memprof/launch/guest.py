@@ -65,7 +65,7 @@ def run_guest(
         path = f"{runtime.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         env = {**os.environ, **runtime.env, **OFFLINE, "PATH": path}
         env |= {"HF_HUB_CACHE": place, "MODELSCOPE_CACHE": place}
-        for row in ENGINES.values() if ended is not None else ():
+        for row in ENGINES.values() if ended else ():
             env = build_env(env, record, "offline", {}, row)
         if not share:
             env[ENV_STATE] = str(state)
@@ -85,7 +85,7 @@ def run_guest(
         finally:
             state.unlink(missing_ok=True)
         code = code if code >= 0 else 128 - code
-        if ended is not None:
+        if ended:
             ended(record, code)
     return code
 
