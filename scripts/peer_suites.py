@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from vllm_memprof.sim.profiles import PROFILES_DIR
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests/data/peer_suites.toml"
 MARK = "PEER "
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: Both run in the stack's Python, with a checkout and a file: a line for each test that has ended.
 UNITTEST = r"""
 import json, os, re, sys, unittest
@@ -63,16 +61,26 @@ for test in tests_of(suite):
 unittest.TestSuite(tests).run(told)
 """
 PYTEST = r"""
-import json, os, re, sys, pytest
+import asyncio, inspect, json, os, re, sys, tempfile, PIL.Image, pytest
 root, path, left_out = sys.argv[1:]
 os.chdir(root)
+assets = tempfile.TemporaryDirectory()  # tests download cherry blossoms: here they are black
+os.environ["VLLM_ASSETS_CACHE"] = assets.name
+os.mkdir(assets.name + "/vllm_public_assets")
+PIL.Image.new("RGB", (1024, 683)).save(assets.name + "/vllm_public_assets/cherry_blossom.jpg")
 sys.path[:] = [*filter(None, sys.path), root]  # the stack's package before a checkout's sources
+os.environ["PYTHONSAFEPATH"] = "1"  # also in children
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in the workflows of vllm-ascend
 class Told:
     def pytest_collection_modifyitems(self, items):
         for item in [each for each in items if re.search(left_out, each.nodeid)]:
             self.tell(item, "left out")
             items.remove(item)
+    def pytest_pyfunc_call(self, pyfuncitem):
+        names = pyfuncitem._fixtureinfo.argnames
+        if inspect.iscoroutinefunction(pyfuncitem.obj):
+            asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+            return True
     def pytest_collectreport(self, report):
         if report.failed: self.tell(report, "failed", report.longrepr)
     def pytest_runtest_logreport(self, report):
@@ -111,18 +119,22 @@ def write_profile(folder: Path) -> Path:
 
 
 def resident_bytes(group: int) -> int:
-    """Return the resident memory of a session's processes; shared pages count in each of them."""
+    """Return the memory of a session's processes: no pages of files; shared ones in each."""
     total = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            session = (folder / "stat").read_text().rpartition(")")[2].split()[3]
+            status = (folder / "status").read_text() if int(session) == group else ""
         except OSError:  # it has ended
             continue
-        total += int(fields[21]) * PAGE_BYTES if int(fields[3]) == group else 0
+        sizes = re.findall(r"(?m)^Rss(?:Anon|Shmem):\s+(\d+) kB", status)
+        total += sum(int(size) << 10 for size in sizes)
     return total
 
 
-def run_file(command: list[str], timeout_s: float, limit: int) -> list[list[str]]:
+def run_file(
+    command: list[str], timeout_s: float, limit: int, log: Path | None = None
+) -> list[list[str]]:
     """Return a file's tests: name, outcome (passed, skipped, failed) and the end of its message.
 
     A file that ends otherwise, not in time, or at the limit of memory, has one more "test" that
@@ -142,7 +154,10 @@ def run_file(command: list[str], timeout_s: float, limit: int) -> list[list[str]
                     ended = f"more than {limit >> 30} GiB of host memory"
             subprocess.run(["pkill", "-9", "-s", str(process.pid)], check=False)
         told.seek(0)
-        lines = told.read().splitlines()
+        text = told.read()
+        if log is not None:
+            log.write_text(text)
+        lines = text.splitlines()
     ended = ended or f"status {process.returncode}"
     tests: list[list[str]] = [
         json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)
@@ -172,6 +187,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each file")
     parser.add_argument("--memory", type=int, default=8, help="GiB of the host for each file")
     parser.add_argument("--output", type=Path, help="all outcomes, as lines of JSON")
+    parser.add_argument("--logs", type=Path, help="folder for what the files print")
     given = parser.parse_args()
     with TABLE.open("rb") as file:
         rows = tomllib.load(file)["row"]
@@ -194,7 +210,8 @@ def main() -> int:
         options += ["--stack", given.stack] if given.stack else []
         command = [sys.executable, "-m", "vllm_memprof", "sim", "run", *options]
         command += ["python", "-c", runner, str(root), str(path), left_out]
-        for test, outcome, message in run_file(command, given.timeout, given.memory << 30):
+        log = given.logs and given.logs / f"{name.replace('/', '.')}.log"
+        for test, outcome, message in run_file(command, given.timeout, given.memory << 30, log):
             own[outcome] += 1
             full = f"{name}::{test}"
             told = outcome in ("failed", "left out")

@@ -22,9 +22,9 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 folder = snapshot_download("Qwen/Qwen3-0.6B")
-with safe_open(folder + "/model.safetensors", "pt") as file:
+with safe_open(folder + "/model-0.safetensors", "pt") as file:
     weight = file.get_tensor("model.norm.weight")
-size = os.stat(os.path.realpath(folder + "/model.safetensors"))
+size = os.stat(os.path.realpath(folder + "/model-0.safetensors"))
 print(json.dumps({
     "devices": torch.npu.device_count(), "arguments": sys.argv[1:],
     "by another name": os.listdir(snapshot_download("LLM-Research/Meta-Llama-3-8B-Instruct")),
@@ -48,7 +48,7 @@ def test_a_script_finds_devices_and_models(sim_stack) -> None:
     assert seen["devices"] == 8
     assert seen["arguments"] == ["--device", "x"]
     assert (seen["layers"], seen["here"]) == (28, 3)
-    assert "model.safetensors" in seen["by another name"]
+    assert "model-0.safetensors" in seen["by another name"]
     assert seen["tokens"] > 0
     assert seen["weight"] == [[1024], 0.0, "torch.bfloat16"]
     assert seen["size"] > 1 << 30
@@ -132,3 +132,16 @@ def test_a_program_without_an_engine_is_told(sim_stack, tmp_path: Path) -> None:
     printed, reports = reported(tmp_path, "python", "-c", "print(1)")
     assert not reports
     assert "the program started no engine" in printed
+
+
+def test_torch_has_no_nccl_as_beside_an_npu(sim_stack) -> None:
+    """The stack's torch is built for CUDA; vLLM asks it for NCCL, and takes Gloo without."""
+    asked = (
+        "from vllm.platforms import current_platform as here; import torch.distributed as d; "
+        "print(here.device_type, d.is_backend_available('nccl'), d.is_backend_available('gloo'))"
+    )
+    run = subprocess.run(
+        [*RUN, "python", "-c", asked], capture_output=True, text=True, check=False, timeout=200
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.splitlines()[-1] == "npu False True"

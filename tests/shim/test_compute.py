@@ -298,6 +298,34 @@ blocks = torch.tensor([[4, 6], [1, 9]], dtype=torch.int32); slots = torch.full((
 _compute_slot_mapping_kernel[(3,)](7, 12, torch.tensor([0, 5, 7, 99], dtype=torch.int32).npu(), torch.tensor([0, 1, 2, 3, 4, 6, 7]).npu(), blocks.npu(), 2, 4, slots,
     TOTAL_CP_WORLD_SIZE=1, TOTAL_CP_RANK=0, CP_KV_CACHE_INTERLEAVE_SIZE=1, PAD_ID=-1, BLOCK_SIZE=1024)
 check("slots", slots, torch.tensor([16, 17, 18, 19, 24, 38, 39, -1, -1, -1, -1, -1]))
+from vllm_ascend.ops.triton import reject_sample as R
+ints = lambda *values: torch.tensor(values, dtype=torch.int32).npu()
+none = lambda width=3: torch.full((3, width), -1, dtype=torch.int32).npu()
+# requests with two, two and no drafted tokens; the model would have chosen the first two, and not the third
+ends, drafted, more, recovered = ints(2, 4, 4), ints(5, 6, 7, 8), ints(20, 21, 22).view(3, 1), ints(1, 2, 3, 4)
+out = none(); R.rejection_greedy_sample_with_triton(out, [2, 2, 0], ends, drafted, ints(5, 6, 1, 8), more, None, 2, 3, 1)
+check("greedy", out, torch.tensor([[5, 6, 20], [1, -1, -1], [22, -1, -1]]))
+out = none(); R.rejection_greedy_sample_with_triton(out, [2, 2, 0], ends, drafted, ints(5, 6, 1, 8), more, torch.tensor([False, True, True]).npu(), 2, 3, 1)
+check("greedy, some requests", out, torch.tensor([[-1, -1, -1], [1, -1, -1], [22, -1, -1]]))
+out = none(2); R.rejection_greedy_sample_with_triton(out, [1, 1, 1], ints(1, 2, 3), ints(5, 6, 7), ints(5, 1, 7), more, None, 1, 3, 1)
+check("greedy, one each", out, torch.tensor([[5, 20], [1, -1], [7, 22]]))
+chances = torch.full((4, 10), 0.01)
+for at, (token, chance) in enumerate(((5, .9), (6, .2), (7, .6), (8, .1))): chances[at, token] = chance
+chances[:, 2] = torch.tensor([0.3, 0.3, 0.0, 0.0]); chances[:, 9] = torch.tensor([0.0, 0.0, 0.4, 0.4])
+numbers, greedy = torch.tensor([0.5, 0.5, 0.5, 0.05]).npu(), torch.tensor([False, False, True]).npu()
+flags = dict(NO_ORI_TARGET_PROBS=True, NO_DRAFT_PROBS=True, ENABLE_REDUCE_SAMPLING=False, BLOCK_SIZE=1)
+for kernel in (R.rejection_random_sample_kernel, R.rejection_random_sample_block_verify_kernel):
+    for factor, want in ((False, [[5, 2, -1], [7, 8, 21], [-1] * 3]), (True, [[5, 6, 20], [7, 8, 21], [-1] * 3])):
+        out = none(); kernel[(3,)](out, ends, drafted, None, chances.npu(), None, more, recovered, numbers, greedy, 2, 10, 10, 3, None,
+            ENTROPY_VERIFY=factor, POSTERIOR_ALPHA=9.0, **flags)
+        check(f"random {factor}", out, torch.tensor(want))
+for drafter, want in ((None, [2, 2, 9, 9]), (chances.roll(1, 1), [5, 2, 7, 9])):
+    out = ints(-1, -1, -1, -1)
+    R.sample_recovered_tokens_kernel[(3, 2)](out, ends, drafted, None if drafter is None else drafter.npu(), chances.npu(), None, torch.ones(3, 10).npu(), 10, 10,
+        NO_DRAFT_PROBS=drafter is None, ENABLE_REDUCE_SAMPLING=False, SUB_BLOCK=4096)
+    check(f"in place of a rejected token {drafter is None}", out, torch.tensor(want))
+each = torch.zeros(4).npu(); R.expand_triton(3, each, torch.tensor([0.0, 2.0, 3.0]).npu(), ends, 0, 1, 32)
+check("of a request's tokens", each, torch.tensor([1.0, 1.0, 2.0, 2.0]))
 from vllm_ascend.utils import enable_custom_op
 assert enable_custom_op()
 for dtype in (torch.float32, torch.bfloat16):
@@ -349,7 +377,7 @@ def test_results_are_those_of_the_cpu(sim: Sim, script: str, least: int) -> None
 def test_operators_and_triton_kernels_of_vllm_ascend(sim: Sim) -> None:
     figures = sim.run_torch(PRELUDE + VLLM_ASCEND, PYTHONPATH=str(SITE))
     assert not figures["bad"], "\n".join(figures["bad"])
-    assert figures["ran"] == 9 + 8 + 4 + 12
+    assert figures["ran"] == 9 + 10 + 8 + 4 + 12
 
 
 def test_stand_ins_and_triton_kernels_of_sglang(sim: Sim, tmp_path: Path) -> None:

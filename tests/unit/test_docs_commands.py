@@ -48,6 +48,7 @@ NEED_NOTHING = ("attach", "explain", "report", "diff", "check", "doctor", "sim l
 OTHERS = {
     "memprof sim run --report --dummy-weights pytest --import-mode=append "
     "tests/e2e/pull_request/one_card/test_multi_instance.py": "of a checkout of vllm-ascend",
+    "export PYTHONSAFEPATH=1": "for the line below it",
     "python3 -m venv .venv && .venv/bin/pip install .": "a part of make test's own set-up",
     'python -m pip install "$MEMPROF"': "the same from a wheel",
 }

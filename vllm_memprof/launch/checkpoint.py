@@ -34,7 +34,7 @@ def find_checkpoint(model: str) -> Checkpoint | None:
     """Return the tensors of a model, a folder or what a hub's cache has; None: no files."""
     folder = Path(model).expanduser()
     found = folder if folder.is_dir() else cached_folder(model)
-    return None if found is None else read_checkpoint(found)
+    return read_checkpoint(found) if found else None
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:

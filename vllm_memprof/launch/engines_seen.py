@@ -36,7 +36,7 @@ def group_engines(processes: list[ProcessRecord]) -> list[list[ProcessRecord]]:
     def head_of(process: ProcessRecord) -> ProcessRecord:
         """Return the process of the engine core, else the outermost one of the engine."""
         above = by_pid.get(process.identity.ppid)
-        if above is None or "engine_core" in process.identity.roles:
+        if not above or "engine_core" in process.identity.roles:
             return process
         return head_of(above)
 

@@ -11,19 +11,28 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.engine import build_env
 from vllm_memprof.launch.signals import catch_signals
-from vllm_memprof.layout import list_weights, text_config
+from vllm_memprof.layout import list_weights
 from vllm_memprof.sim import hubs
 from vllm_memprof.sim.folders import new_folder
-from vllm_memprof.sim.presets import OFFLINE, QUANTIZED, Preset, generate_model, list_presets
+from vllm_memprof.sim.presets import (
+    OFFLINE,
+    QUANTIZED,
+    Preset,
+    generate_model,
+    list_presets,
+    resolve_model,
+)
+from vllm_memprof.sim.quantization import FILE_NAME as DESCRIPTION
 from vllm_memprof.sim.runtime import ENV_STATE, SimRuntime, own_state_file
 
-#: Of a checkpoint's values, by the model's dtype: name in its header, bytes.
-_DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
+#: About as much as hubs put into a file: one of a whole model may not be mapped.
+_SHARD_BYTES = 4 << 30
 
 
 def run_guest(
@@ -51,14 +60,12 @@ def run_guest(
     """
     state = own_state_file()
     with tempfile.TemporaryDirectory(prefix="memprof-hub-") as place:
-        hub, record = Path(place, "hub"), Path(place, "record")
-        hub.mkdir()
-        record.mkdir()
-        _fill(hub, weights)
-        path = os.pathsep.join([str(runtime.python.parent), os.environ.get("PATH", os.defpath)])
+        (record := Path(place, "record")).mkdir()
+        _fill(Path(place), weights)
+        path = f"{runtime.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         env = {**os.environ, **runtime.env, **OFFLINE, "PATH": path}
-        env |= {"HF_HUB_CACHE": str(hub), "MODELSCOPE_CACHE": str(hub)}
-        for row in ENGINES.values() if ended is not None else ():
+        env |= {"HF_HUB_CACHE": place, "MODELSCOPE_CACHE": place}
+        for row in ENGINES.values() if ended else ():
             env = build_env(env, record, "offline", {}, row)
         if not share:
             env[ENV_STATE] = str(state)
@@ -78,7 +85,7 @@ def run_guest(
         finally:
             state.unlink(missing_ok=True)
         code = code if code >= 0 else 128 - code
-        if ended is not None:
+        if ended:
             ended(record, code)
     return code
 
@@ -87,46 +94,54 @@ def _fill(hub: Path, weights: bool) -> None:
     """Make a folder as caches of hubs are: this machine's own models, then presets."""
     for folder in hubs.cached_models():
         (hub / folder.name).symlink_to(folder)
-    (hub / "models").mkdir()
     for preset in list_presets():
-        made = generate_model(preset)
-        folder = _with_weights(preset, made) if weights else made
-        revision = hashlib.sha1(folder.name.encode()).hexdigest()
         for name in (preset.name, *preset.also):
             named = hub / f"models--{name.replace('/', '--')}"
-            if named.exists() or QUANTIZED.search(name):
+            if named.exists():
                 continue
+            folder = _folder_of(preset, name, weights)
+            revision = hashlib.sha1(folder.name.encode()).hexdigest()
             for inside in ("refs", "snapshots"):
                 (named / inside).mkdir(parents=True)
             (named / "refs/main").write_text(revision)
-            (named / "snapshots" / revision).symlink_to(folder)
-            scoped = hub / "models" / name  # as ModelScope's cache has it
-            scoped.parent.mkdir(exist_ok=True)
+            (named / f"snapshots/{revision}").symlink_to(folder)
+            scoped = hub / f"models/{name}"  # as ModelScope's cache has it
+            scoped.parent.mkdir(parents=True, exist_ok=True)
             scoped.symlink_to(folder)
 
 
-def _with_weights(preset: Preset, made: Path) -> Path:
-    """Return a folder beside a preset's, with weights of zeros that take no room on a disk.
+def _folder_of(preset: Preset, name: str, weights: bool) -> Path:
+    """Return the folder of a preset by one of its names.
 
-    The preset's own folder where its weights are quantized, or no layout is known of its kind.
+    W8A8 and W4A8 in a name: with the description of those weights. Weights are zeros that take no
+    room on a disk, in 16 bits, which engines convert; none of 8 or 4 bits: engines take a quantized
+    model without them.
     """
-    text = text_config(preset.config)
-    known = _DTYPES.get(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
-    shapes = list_weights(preset.config)
-    if known is None or not shapes or "quantization_config" in preset.config:
-        return made
-    target = made.with_name(f"{made.name}-zeros")
+    made, bits = generate_model(preset), QUANTIZED.search(name)
+    target = made.with_name(f"{made.name}-{bits and bits[0].lower()}-{weights:d}")
     if target.is_dir():
         return target
-    (name, size), header, end = known, {}, 0
-    for tensor, shape in shapes.items():
-        begin, end = end, end + math.prod(shape) * size
-        header[tensor] = {"dtype": name, "shape": list(shape), "data_offsets": [begin, end]}
-    described = json.dumps(header).encode()
+    if bits:
+        made = Path(resolve_model(name, ["--quantization", "ascend"]).path)
+    types = json.loads((made / DESCRIPTION).read_text("utf-8")) if bits else {}
+    shapes = weights and list_weights(preset.config, draft=True)
+    files, header, end = dict[str, Any](), dict[str, Any](), _SHARD_BYTES
+    for tensor, shape in (shapes or {}).items():
+        if not bits or types.get(tensor) == "FLOAT":
+            if end >= _SHARD_BYTES:
+                header, end = files.setdefault(f"model-{len(files)}.safetensors", {}), 0
+            begin, end = end, end + 2 * math.prod(shape)
+            header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
     with new_folder(target) as folder:
         for entry in made.iterdir():
             (folder / entry.name).symlink_to(entry)
-        with (folder / "model.safetensors").open("wb") as file:
-            file.write(len(described).to_bytes(8, "little") + described)
-            file.truncate(8 + len(described) + end)
+        for name, header in files.items():
+            *_, last = header.values()
+            described = json.dumps(header).encode()
+            (folder / name).write_bytes(len(described).to_bytes(8, "little") + described)
+            os.truncate(folder / name, 8 + len(described) + last["data_offsets"][1])
+        if files:
+            index = {tensor: name for name, header in files.items() for tensor in header}
+            text = json.dumps({"metadata": {}, "weight_map": index})
+            (folder / "model.safetensors.index.json").write_text(text)
     return target

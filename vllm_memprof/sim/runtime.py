@@ -108,7 +108,7 @@ def setup_command(stack: Stack, prefix: Path) -> str:
 def stack_state(stack: Stack, prefix: Path) -> str:
     """Return ``ready``, ``outdated`` (set up from other sources), ``incomplete`` or ``absent``."""
     stamp = read_stamp(prefix)
-    if stamp is None:
+    if not stamp:
         return "incomplete" if (prefix / "pyvenv.cfg").exists() else "absent"
     if not (prefix / "bin/python").exists():
         return "incomplete"
@@ -175,7 +175,7 @@ def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
         "ASCEND_OPP_PATH": str(cann / "opp"),
     }
     device_type = device_type_of(profile.device.soc_name)
-    if device_type is not None and built_for(prefix) not in (None, device_type):
+    if device_type and built_for(prefix) not in (None, device_type):
         env[ENV_DEVICE_TYPE] = device_type
     unless_set = {
         "VLLM_NO_USAGE_STATS": "1",

@@ -185,7 +185,7 @@ def setup_stack(
     def result(changed: bool) -> SetupResult:
         remember_prefix(stack.name, folder)
         stamp = read_stamp(folder)
-        facts = stamp.facts if stamp is not None else {}
+        facts = stamp.facts if stamp else {}
         return SetupResult(stack, folder, changed, time.monotonic() - started, facts)
 
     if not force and stack_state(stack, folder) == "ready":
@@ -505,7 +505,7 @@ class _Setup:
 
         keep("")
         verb = ["install", "--no-compile", "--no-warn-script-location"]
-        if to is not None:
+        if to:
             verb = ["download", f"--dest={to}"]
         common = "--no-deps --no-input --disable-pip-version-check --progress-bar=off"
         with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="memprof-") as stream:
@@ -569,7 +569,7 @@ def run_command(command: list[str], env: dict[str, str], listen: Callable[[str],
         errors="replace",
         start_new_session=True,
     )
-    assert process.stdout is not None
+    assert process.stdout
     try:
         for line in process.stdout:
             listen(line.rstrip("\n"))

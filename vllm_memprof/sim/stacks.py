@@ -234,7 +234,7 @@ def parse_lock(text: str) -> tuple[Chunk, ...]:
 
 def _parse_pin(line: str) -> tuple[str, str, str]:
     match = _PIN.fullmatch(line)
-    if match is None:
+    if not match:
         raise ValueError(f"not an exact pin: {line!r}")
     name, version, hashes = match.groups()
     return normalize(name), version, hashes

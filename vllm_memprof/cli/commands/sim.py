@@ -84,18 +84,16 @@ def setup(
 
     progress = _SetupProgress(sys.stderr.isatty(), quiet)
     with closing(progress), catch_signals(interrupt):
-        if download is not None:
+        if download:
             size = download_stack(stack, download, machine, extras or [], progress)
             typer.echo(f"{download} has {format_gib(size)} GiB: memprof sim setup --offline FOLDER")
             return
         result = setup_stack(stack, prefix, progress, force=force, offline=offline)
-        added = [
-            name for name in extras or [] if add_extra(result, name, progress, offline=offline)
-        ]
+        added = {name: add_extra(result, name, progress, offline=offline) for name in extras or []}
     verb = "set up in" if result.changed else "is ready in"
     typer.echo(f"{result.stack.name} {verb} {result.prefix} ({result.seconds:.1f} s)")
-    for name in extras or []:
-        typer.echo(f"{name} {'added' if name in added else 'is there'}")
+    for name, new in added.items():
+        typer.echo(f"{name} {'added' if new else 'is there'}")
 
 
 @_command
@@ -191,11 +189,11 @@ def calibrate(
 
     With --row, the run becomes a row of a table of published runs (docs/accuracy.md).
     """
-    if output is None and row is None:
+    if not (output or row):
         hint = "-o FILE.toml for a device profile, --row FILE.toml for a row of published runs"
         raise UsageError("nothing to write: neither -o nor --row is given", hint=hint)
-    lines = [] if output is None else write_profile(run_dir, output, base)
-    lines += [] if row is None else write_row(run_dir, row)
+    lines = write_profile(run_dir, output, base) if output else []
+    lines += write_row(run_dir, row) if row else []
     for line in lines:
         typer.echo(line)
 

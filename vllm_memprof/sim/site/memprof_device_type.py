@@ -5,6 +5,10 @@ spawned or on Ray, before it looks at a platform, and so before vllm-ascend read
 The file that the build left (``vllm_ascend/_build_info.py``) is not touched; the attribute of the
 loaded module is set. vllm-ascend then checks it against the device, as on hardware
 (``vllm_ascend/utils.py::check_ascend_device_type``, 0.13.0 to 0.23.0).
+
+Beside an NPU torch is its build for the CPU, which has no NCCL; a stack has the one of the package
+index, for CUDA. Programs ask torch for NCCL: without it vLLM takes Gloo
+(``vllm/distributed/parallel_state.py::init_distributed_environment``, 0.23.0).
 """
 
 import os
@@ -15,6 +19,9 @@ ENV_DEVICE_TYPE = "MEMPROF_SIM_DEVICE_TYPE"
 
 def register():
     """Set the type where the launcher asked for one. Returns None: this is no platform."""
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._NCCL_AVAILABLE = False
     device_type = os.environ.get(ENV_DEVICE_TYPE)
     if device_type:
         from vllm_ascend import _build_info

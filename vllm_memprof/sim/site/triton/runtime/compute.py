@@ -13,7 +13,7 @@ import os
 import sys
 
 from .._host import device_profile
-from . import compute_sglang
+from . import compute_drafts, compute_sglang
 from .marks import writes
 
 _FAILED = (
@@ -170,5 +170,6 @@ def _slot_mapping(num_tokens, max_num_tokens, query_start_loc_ptr, positions_ptr
 HOST = {
     "_triton_rope": _rope,
     "_compute_slot_mapping_kernel": _slot_mapping,
+    **compute_drafts.ROWS,
     **compute_sglang.ROWS,
 }

@@ -1,0 +1,83 @@
+"""Presets as a hub's cache has them, for a program on a simulated device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_memprof.launch.guest import _folder_of
+from vllm_memprof.sim.presets import find_preset
+from vllm_memprof.sim.quantization import FILE_NAME
+
+
+def headers_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what each of a folder's files of weights says of them."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            found[path.name] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return found
+
+
+def names_of(folder: Path) -> set[str]:
+    """Return the names of a folder's weights."""
+    return {name for header in headers_of(folder).values() for name in header}
+
+
+@pytest.fixture
+def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Path]:
+    """Return the folders of a model by its name and by that of its W8A8 weights."""
+    monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path))
+    names = ("Qwen/Qwen3-8B", "vllm-ascend/Qwen3-8B-W8A8")
+    preset = find_preset(names[0])
+    assert preset is not None
+    assert names[1] in preset.also
+    return {name: _folder_of(preset, name, weights=True) for name in names}
+
+
+def test_a_quantized_name_has_the_description_of_its_weights(folders: dict[str, Path]) -> None:
+    plain, quantized = folders.values()
+    assert not (plain / FILE_NAME).exists()
+    types = json.loads((quantized / FILE_NAME).read_text())
+    assert types["model.layers.0.mlp.up_proj.weight"].startswith("W8A8")
+    assert (quantized / "config.json").read_text() == (plain / "config.json").read_text()
+
+
+def test_only_weights_of_16_bits_are_there(folders: dict[str, Path]) -> None:
+    plain, quantized = map(names_of, folders.values())
+    assert {"model.norm.weight", "model.layers.0.mlp.up_proj.weight"} <= plain
+    assert "model.norm.weight" in quantized
+    assert "model.layers.0.mlp.up_proj.weight" not in quantized
+
+
+def test_files_of_weights_are_as_large_as_those_of_hubs(folders: dict[str, Path]) -> None:
+    """A machine need not map a whole model at once; each file ends where its last tensor does."""
+    for folder in folders.values():
+        for name, header in headers_of(folder).items():
+            ends = [row["data_offsets"][1] for row in header.values()]
+            size = (folder / name).stat().st_size
+            assert size == 8 + len(json.dumps(header)) + max(ends)
+            assert size < 6 << 30
+    assert len(headers_of(folders["Qwen/Qwen3-8B"])) > 1
+
+
+def test_an_index_has_the_file_of_each_weight(folders: dict[str, Path]) -> None:
+    folder = folders["Qwen/Qwen3-8B"]
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    assert index == {
+        weight: name for name, header in headers_of(folder).items() for weight in header
+    }
+
+
+def test_without_weights_there_is_no_file_of_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path))
+    preset = find_preset("vllm-ascend/Qwen3-8B-W8A8")
+    assert preset is not None
+    folder = _folder_of(preset, "vllm-ascend/Qwen3-8B-W8A8", weights=False)
+    assert not list(folder.glob("model*.safetensors*"))
+    assert (folder / FILE_NAME).exists()
