@@ -19,6 +19,9 @@ CASE = '  File "…/torch_npu/testing/testcase.py", line 270 |     self.fail() |
         ("test/npu/test_x.py::T.test_a", f"{CASE}83887104 not less than or equal to 1e-05", None),
         ("test/npu/test_x.py::T.test_a", "[memprof simulated device] aclrtX: not there", None),
         ("test/npu/test_ipc_event.py::T.test_d2d_copy1", f"{CASE}False is not true", None),
+        ("tests/e2e/test_x.py::test_a", "AssertionError: Test0: | eager: \t'a'", "texts"),
+        ("tests/e2e/test_x.py::test_a", "Engine core initialization failed", None),
+        ("tests/e2e/test_x.py::test_a", "modelscope_hub.errors.NetworkError: [E1020]", "network"),
     ],
 )  # fmt: skip
 def test_reasons(test: str, message: str, reason: str | None) -> None:

@@ -105,7 +105,7 @@ def _fill(hub: Path, weights: bool) -> None:
                 (named / inside).mkdir(parents=True)
             (named / "refs/main").write_text(revision)
             (named / f"snapshots/{revision}").symlink_to(folder)
-            scoped = hub / f"models/{name}"  # as ModelScope's cache has it
+            scoped = hub / f"models/{name.replace('.', '___')}"  # as ModelScope's cache has it
             scoped.parent.mkdir(parents=True, exist_ok=True)
             scoped.symlink_to(folder)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.launch.guest import _folder_of
+from vllm_memprof.launch import guest
+from vllm_memprof.launch.guest import _fill, _folder_of
 from vllm_memprof.sim.presets import find_preset
 from vllm_memprof.sim.quantization import FILE_NAME
 
@@ -81,3 +82,18 @@ def test_without_weights_there_is_no_file_of_them(
     folder = _folder_of(preset, "vllm-ascend/Qwen3-8B-W8A8", weights=False)
     assert not list(folder.glob("model*.safetensors*"))
     assert (folder / FILE_NAME).exists()
+
+
+def test_caches_of_both_hubs_have_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """ModelScope's writes a dot of a name as three underscores."""
+    monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+    monkeypatch.setattr(guest, "list_presets", lambda: (find_preset("Qwen/Qwen3.5-4B"),))
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    _fill(hub, weights=False)
+    named = hub / "models--Qwen--Qwen3.5-4B"
+    revision = (named / "refs/main").read_text()
+    folders = named / "snapshots" / revision, hub / "models/Qwen/Qwen3___5-4B"
+    assert [folder.resolve() for folder in folders] == [folders[0].resolve()] * 2
+    assert (folders[0] / "config.json").is_file()
