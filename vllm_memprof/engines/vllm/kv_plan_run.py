@@ -117,8 +117,7 @@ def free_host_bytes(root: Path = Path("/")) -> int | None:
 def _plan_replica(vllm_config: Any, choice: Choice, replica: int, options: Options) -> int:
     """One engine core in this process."""
     from vllm.v1.engine.core import EngineCore
-    from vllm.v1.executor import Executor
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+    from vllm.v1.executor.abstract import Executor, UniProcExecutor
 
     from vllm_memprof.engines.vllm import full_step, one_rank_executor
 
