@@ -16,7 +16,6 @@ MODULES = [
     "torch._inductor.compile_fx",
     "torch_npu._inductor",
     "torch.onnx.operators",
-    "transformers.models.qwen3_vl",
 ]
 PACKAGES = ["vllm", "vllm_ascend"]
 PLUGINS = "vllm.general_plugins"
