@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 from vllm_memprof.sim.poison import UNWRITTEN
 from vllm_memprof.sim.runtime import stack_state
 from vllm_memprof.sim.selftest import run_selftest
-from vllm_memprof.sim.setup import MACHINES, wheels_for, without_build
+from vllm_memprof.sim.setup import MACHINES, VERIFY_SCRIPT, wheels_for, without_build
 from vllm_memprof.sim.stacks import (
     EXTRAS_DIR,
     STACKS_DIR,
@@ -115,6 +115,7 @@ def ask_pip(like: Stack | None, requirements: Iterable[str], *options: str, **en
         python = str(prefix / "bin/python")
         env = {key: value for build in like.builds for key, value in build.env.items()} | env
         env["LD_LIBRARY_PATH"] = str(prefix / "left_out")
+        env["PYTHONPATH"] = str(VERIFY_SCRIPT.parent)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [
@@ -206,11 +207,14 @@ def resolve(like: Stack, release: str, vllm: str, unlimited: set[str]) -> tuple[
     env = {"VLLM_VERSION_OVERRIDE": vllm}
     roots = ask_pip(like, asked, "--no-deps", "--no-binary", "vllm", **env)
     named = {normalize(need.name): need for need in needs(roots["vllm-ascend"])}
-    pins = [f"{name}{named[name].specifier}" for name in ROOTS if name in named]
-    roots |= ask_pip(like, pins, "--no-deps")
+    pins = {name: f"{name}{named[name].specifier}" for name in ROOTS if name in named}
+    roots |= ask_pip(like, [pins.pop("torch-npu")], "--no-deps")  # its torch is +cpu
+    # torchvision, which releases name without a version, names the torch that it was built for
+    found = ask_pip(like, pins.values())
+    roots |= {name: row for name, row in found.items() if name in pins}
 
     lines, left_out = list(BUILD_TOOLS) + list(WITH_TORCH_NPU), {}
-    for root in ROOTS:
+    for root in roots:
         for need in needs(roots[root]):
             name = normalize(need.name)
             if LEFT_OUT.fullmatch(name):
@@ -220,13 +224,13 @@ def resolve(like: Stack, release: str, vllm: str, unlimited: set[str]) -> tuple[
                 need.marker = None
                 lines.append(str(need))
     with tempfile.TemporaryDirectory() as folder:
-        for name in ROOTS:
+        for name in roots:
             write_stub(Path(folder), name, str(roots[name]["version"]).split("+")[0] + "+stub")
         clients = ("triton", "fastapi-cli", "fastapi-cloud-cli", "sentry-sdk", "rignore", "fastar")
         for name, version in {**dict.fromkeys(clients, "9999"), **left_out}.items():
             write_stub(Path(folder), name, version)
         others = ask_pip(like, lines, "--find-links", folder)
-    stubs = {*ROOTS, *filter(LEFT_OUT.fullmatch, others)}
+    stubs = {*roots, *filter(LEFT_OUT.fullmatch, others)}
     return roots, {name: row for name, row in others.items() if name not in stubs}
 
 
@@ -256,7 +260,8 @@ def lock_text(roots: Report, others: Report) -> str:
         "build tools": tools,
         "torch": ["torch", *sorted(torch)],
         f"torch_npu{' and vllm-ascend' * from_wheel}": [
-            "torch-npu", "torchaudio", "torchvision", *["vllm-ascend"] * from_wheel, *beside,
+            "torch-npu", *["torchaudio"] * ("torchaudio" in roots), "torchvision",
+            *["vllm-ascend"] * from_wheel, *beside,
         ],
     }  # fmt: skip
     for part in range(PARTS):

@@ -19,6 +19,7 @@ DEVICE_TYPES = {
     "ascend950": "A5",
 }
 BUILD_INFO = "lib/python*/site-packages/vllm_ascend/_build_info.py"
+_BUILT_FOR = r"(?m)^__(?:device_type|soc_version)__ = ['\"](\w+)"
 
 
 def device_type_of(soc_name: str) -> str | None:
@@ -30,9 +31,9 @@ def device_type_of(soc_name: str) -> str | None:
 def built_for(prefix: Path) -> str | None:
     """Return the device type of the vllm-ascend that is installed in an environment.
 
-    None where there is none, or where its build names no type (releases before 0.12).
+    None where there is none, or where its build names neither a type nor, before 0.12, a SoC.
     """
     for path in prefix.glob(BUILD_INFO):
-        found = re.search(r"^__device_type__ = ['\"](\w+)", path.read_text("utf-8"), re.MULTILINE)
-        return found[1] if found else None
+        if found := re.search(_BUILT_FOR, path.read_text("utf-8")):
+            return device_type_of(found[1]) or found[1]
     return None

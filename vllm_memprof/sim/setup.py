@@ -197,10 +197,8 @@ def setup_stack(
                 return result(changed=False)  # another setup did it while this one waited
             facts = job.execute()
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            seconds = round(time.monotonic() - started, 1)
-            write_stamp(
-                folder, Stamp(stack.name, __version__, fingerprint(stack), now, seconds, facts)
-            )
+            made = stack.name, __version__, fingerprint(stack), now
+            write_stamp(folder, Stamp(*made, round(time.monotonic() - started, 1), facts))
             return result(changed=True)
     except KeyboardInterrupt:
         hint = f"{setup_command(stack, folder)}   (goes on where it stopped)"
@@ -281,8 +279,7 @@ def download_stack(
             asked = chunk.requirements(chunk.pins), wheels_for(machine), None, folder
             steps.append((f"download {chunk.title}", partial(job.pip, *asked)))
         for build in stack.builds:
-            options = ["--no-build-isolation", "--no-binary", build.name]
-            fetch = partial(job.pip, [build.pin], options, without_build(Path(work), build), folder)
+            fetch = partial(job.pip, *build.asked, without_build(Path(work), build), folder)
             steps.append((f"download {build.name} {build.version}", fetch))
         job.take(steps)
     return folder_bytes(folder)
@@ -311,7 +308,10 @@ class _Setup:
         self.python = prefix / "bin/python"
         self.site_packages = prefix / f"lib/python{stack.python}/site-packages"
         #: of a build, which may import torch
-        self.build_env = {"LD_LIBRARY_PATH": str(prefix / "left_out")}
+        self.build_env = {
+            "LD_LIBRARY_PATH": str(prefix / "left_out"),
+            "PYTHONPATH": str(VERIFY_SCRIPT.parent),
+        }
         self.facts: dict[str, object] = {}
 
     def execute(self) -> dict[str, object]:
@@ -324,9 +324,8 @@ class _Setup:
             ("build stand-ins for CUDA libraries that are left out", self.build_left_out),
         ]
         for build in self.stack.builds:
-            title = f"build {build.name} {build.version}"
-            steps.append((title, partial(self.build_package, build)))
-        for build in self.stack.builds:
+            built = partial(self.build_package, build)
+            steps.append((f"build {build.name} {build.version}", built))
             if extension := build.extension:
                 action = partial(self.build_extension, build, extension)
                 steps.append((f"compile {extension.module}", action))
@@ -418,8 +417,7 @@ class _Setup:
             self.progress.detail("already there")
             return
         remove_torn(self.site_packages)
-        options = ["--no-build-isolation", "--no-binary", build.name]
-        self.pip([build.pin], options, build.env | self.build_env)
+        self.pip(*build.asked, build.env | self.build_env)
 
     def build_extension(self, build: Build, extension: Extension) -> None:
         """Compile what the package's own build left out of it."""
@@ -431,8 +429,7 @@ class _Setup:
             self.progress.detail("already there")
             return
         work.mkdir(parents=True, exist_ok=True)
-        options = ["--no-build-isolation", "--no-binary", build.name]
-        self.pip([build.pin], options, build.env | self.build_env, work)
+        self.pip(*build.asked, build.env | self.build_env, work)
         source = work / "source"
         source.mkdir(exist_ok=True)
         archive = next(work.glob("*.tar.gz"))
@@ -595,9 +592,10 @@ def clean_env() -> dict[str, str]:
     Left out: variables that would leak the launcher's Python into the engine's, or keep the
     verification from compiling the engine's files.
     """
-    leaks = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
-    uncompiled = {"PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
-    kept = {key: value for key, value in os.environ.items() if key not in leaks | uncompiled}
+    leaks = {
+        "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"
+    }  # fmt: skip
+    kept = {key: value for key, value in os.environ.items() if key not in leaks}
     return {"PIP_RESUME_RETRIES": "5"} | kept  # pip from 25.1 on
 
 
@@ -641,7 +639,7 @@ def check_platform() -> None:
             "reports of runs can be read anywhere (memprof report)",
         )
     library, version = platform.libc_ver()
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
     if library != "glibc" or numbers < MIN_GLIBC:
         found = f"{library} {version}".strip() or "another C library"
         needed = ".".join(map(str, MIN_GLIBC))

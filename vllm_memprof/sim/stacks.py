@@ -79,9 +79,10 @@ class Build:
     extension: Extension | None = None
 
     @property
-    def pin(self) -> str:
-        """Return it as pip wants to be asked for it."""
-        return f"{self.name}=={self.version}{self.hashes}"
+    def asked(self) -> tuple[list[str], list[str]]:
+        """Return it as pip wants to be asked for it, and pip's options."""
+        pin = f"{self.name}=={self.version}{self.hashes}"
+        return [pin], ["--no-build-isolation", "--no-binary", self.name]
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Stack:
 
     def version_of(self, package: str) -> str | None:
         """Return the version that the stack installs, None where it leaves the package out."""
-        pins = {name: version for chunk in self.chunks for name, version in chunk.pins}
+        pins = dict(pin for chunk in self.chunks for pin in chunk.pins)
         pins |= {build.name: build.version for build in self.builds}
         return pins.get(normalize(package))
 

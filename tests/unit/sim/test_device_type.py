@@ -50,7 +50,9 @@ def test_the_type_of_a_build(prefix, tmp_path):
     assert built_for(prefix) == "A2"
     assert built_for(tmp_path / "empty") is None
     [path] = prefix.glob("lib/*/site-packages/vllm_ascend/_build_info.py")
-    path.write_text("__soc_version__ = 'ASCEND910B1'\n")
+    path.write_text("__soc_version__ = 'ASCEND910B1'\n__sleep_mode_enabled__ = True\n")
+    assert built_for(prefix) == "A2"
+    path.write_text("__sleep_mode_enabled__ = True\n")
     assert built_for(prefix) is None
 
 
@@ -60,15 +62,18 @@ def test_the_engine_is_told_another_type_alone(prefix, profile, told):
     assert env.get(runtime.ENV_DEVICE_TYPE) == told
 
 
-@pytest.mark.parametrize(("told", "read"), [("A3", "A3"), ("", "A2")])
-def test_a_process_of_the_engine_takes_the_type(prefix, told, read):
+@pytest.mark.parametrize(
+    ("told", "read", "soc"),
+    [("A3", "A3", "ascendA3"), ("_310P", "_310P", "ascend310P"), ("", "A2", "no SoC")],
+)
+def test_a_process_of_the_engine_takes_the_type(prefix, told, read, soc):
     """The entry point is called as vLLM calls it: loaded by its group, before vllm-ascend asks."""
     code = """
 from importlib.metadata import entry_points
 for plugin in entry_points(group="vllm.platform_plugins"):
     assert plugin.load()() is None
 from vllm_ascend import _build_info
-print(_build_info.__device_type__)
+print(_build_info.__device_type__, getattr(_build_info, "__soc_version__", "no SoC"))
 """
     [site] = prefix.glob("lib/*/site-packages")
     paths = [runtime.SITE_DIR, runtime.link_package(prefix), site]
@@ -80,7 +85,7 @@ print(_build_info.__device_type__)
         text=True,
         timeout=60,
     )
-    assert done.stdout == f"{read}\n", done.stderr
+    assert done.stdout == f"{read} {soc}\n", done.stderr
     assert (site / "vllm_ascend/_build_info.py").read_text() == BUILD_INFO
 
 

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -522,6 +523,23 @@ def test_a_source_distribution_is_downloaded_without_its_build(tmp_path):
     requirement = f"vllm-toy==1.0 --hash=sha256:{digest}"
     pip_job(tmp_path).pip([requirement], options, env, tmp_path / "to")
     assert (tmp_path / "to/vllm_toy-1.0.tar.gz").is_file()
+
+
+@pytest.mark.parametrize(("given", "version"), [("0.11.0", "0.11.0"), ("", "0.11.0+empty")])
+def test_a_build_keeps_the_version_of_its_archive(tmp_path, given, version):
+    """As setup.py of vLLM 0.11 makes its own."""
+    (tmp_path / "setuptools_scm.py").write_text("def get_version(write_to): return '0.11.0'\n")
+    code = "from setuptools_scm import get_version\nnumber = get_version(write_to='')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}number += '+empty'\nprint(number)"],
+        env={
+            "PYTHONPATH": f"{setup.VERIFY_SCRIPT.parent}:{tmp_path}",
+            "VLLM_VERSION_OVERRIDE": given,
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{version}\n", done.stderr
 
 
 def test_a_folder_is_filled_for_another_machine(prefix, tmp_path):

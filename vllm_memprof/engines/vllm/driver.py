@@ -163,8 +163,7 @@ def run_offline(options: Options, engine_args: list[str]) -> int:
 def _parse_engine_args(
     mode: str, model: str, engine_args: list[str], server: bool
 ) -> argparse.Namespace:
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.engine.arg_utils import EngineArgs, FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(prog=f"memprof {mode}")
     if server:  # so that the arguments of a vllm serve command can be planned unchanged

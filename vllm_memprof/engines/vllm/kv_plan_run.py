@@ -31,6 +31,9 @@ from vllm_memprof.record.schema import READY, SERVED
 
 #: Vocabularies are padded to a multiple of it.
 _VOCABULARY_PADDING = 64
+#: Of a model's configuration, where vLLM has no function for it. (0.11; 0.13.0,
+#: ``ModelConfig.get_num_experts``)
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 
 def run(vllm_config: Any, options: Options) -> int:
@@ -64,17 +67,17 @@ def run(vllm_config: Any, options: Options) -> int:
 def world_of(vllm_config: Any) -> World:
     """Return the sizes of a run, from the engine's configuration."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    text, dtype = model.hf_text_config, getattr(model, "dtype", None)
+    text = model.hf_text_config
     tensor, pipeline = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
     names = "vocab_size", "hidden_size", "num_hidden_layers", "moe_intermediate_size"
     sizes = (getattr(text, name, None) or 0 for name in names)  # Hunyuan has one for each layer
     vocabulary, hidden, count, expert = (
         max(size) if isinstance(size, list) else int(size) for size in sizes
     )
-    item = 0 if dtype is None else dtype.itemsize
+    item = getattr(getattr(model, "dtype", None), "itemsize", 0)
     experts = None
-    if getattr(parallel, "enable_expert_parallel", False) and is_moe(vllm_config):
-        experts = int(model.get_num_experts()) or None
+    if getattr(parallel, "enable_expert_parallel", False):
+        experts = count_experts(model) or None
     stages: tuple[tuple[str, ...], ...] = ()
     if pipeline > 1:
         from vllm.distributed.utils import get_pp_indices
@@ -99,11 +102,11 @@ def world_of(vllm_config: Any) -> World:
     )
 
 
-def is_moe(vllm_config: Any) -> bool:
-    """Return True if the model has experts: its data-parallel replicas then work in step."""
-    model = vllm_config.model_config
-    known = getattr(model, "is_moe", None)
-    return bool(model.get_num_experts() > 0 if known is None else known)
+def count_experts(model: Any) -> int:
+    """Return the experts of a model; where it has some, data-parallel replicas work in step."""
+    if hasattr(model, "get_num_experts"):
+        return int(model.get_num_experts())
+    return max(getattr(model.hf_text_config, name, None) or 0 for name in _EXPERTS)
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
@@ -118,8 +121,7 @@ def free_host_bytes(root: Path = Path("/")) -> int | None:
 def _plan_replica(vllm_config: Any, choice: Choice, replica: int, options: Options) -> int:
     """One engine core in this process."""
     from vllm.v1.engine.core import EngineCore
-    from vllm.v1.executor import Executor
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+    from vllm.v1.executor.abstract import Executor, UniProcExecutor
 
     from vllm_memprof.engines.vllm import full_step, one_rank_executor
 
@@ -173,7 +175,7 @@ def become_replica(vllm_config: Any, world: World, index: int, devices: int | No
     parallel.data_parallel_rank_local = index % of_a_machine
     if hasattr(parallel, "data_parallel_index"):
         parallel.data_parallel_index = index
-    if is_moe(vllm_config) or not hasattr(parallel, "data_parallel_index"):
+    if count_experts(vllm_config.model_config) or not hasattr(parallel, "data_parallel_index"):
         parallel.data_parallel_rank = index
     else:
         parallel.data_parallel_size = parallel.data_parallel_size_local = 1
@@ -196,7 +198,7 @@ def _plan_replicas(vllm_config: Any, choice: Choice, options: Options) -> int:
     forks = {}
     for replica in choice.replicas:
         devices_of: Any = contextlib.nullcontext()
-        if choice.mode == "all" and own_devices is not None:
+        if choice.mode == "all" and own_devices:
             devices_of = own_devices(vllm_config, replica)
         with devices_of:
             forks[replica] = Fork(partial(plan, replica), f"EngineCore_DP{replica}")

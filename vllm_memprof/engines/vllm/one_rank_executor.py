@@ -10,14 +10,14 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from vllm.v1.executor import uniproc_executor
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.executor.abstract import UniProcExecutor
 
 from vllm_memprof.engines.vllm.absent_peers import join_alone
 from vllm_memprof.engines.vllm.forks import Fork
@@ -25,14 +25,16 @@ from vllm_memprof.engines.vllm.peer_contexts import hold_contexts, is_in_use, le
 from vllm_memprof.engines.vllm.rank_choice import RankFailure, StandsFor
 from vllm_memprof.engines.vllm.shortcuts import all_replaced, of_a_compilation, replaced
 
+#: Of the executor; in 0.11 elsewhere.
+uniproc_executor: Any = sys.modules[UniProcExecutor._init_executor.__module__]
+
 
 class PlanExecutor(UniProcExecutor):  # type: ignore[misc]
     """One worker, in this process, for a plan."""
 
     def determine_available_memory(self) -> list[int]:
         with all_replaced(of_a_compilation()):
-            found: list[int] = super().determine_available_memory()
-        return found
+            return list(super().determine_available_memory())
 
 
 def make_executor(
@@ -96,8 +98,7 @@ def make_executor(
             return super().determine_available_memory() * len(answers_from)
 
         def get_kv_cache_specs(self) -> list[Any]:
-            layers: list[Any] = self.collective_rpc("get_kv_cache_spec")
-            return layers * len(answers_from)
+            return list(self.collective_rpc("get_kv_cache_spec")) * len(answers_from)
 
     class SomeRanksExecutor(LoneRankExecutor):
         """Several workers, one after the other, each in a process of its own."""

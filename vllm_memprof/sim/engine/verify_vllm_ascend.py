@@ -3,26 +3,19 @@
 # ruff: noqa: TID251
 #: What a start of the engine imports; importing them once also compiles their Python files.
 MODULES = [
-    "vllm.entrypoints.cli.main",
     "vllm.entrypoints.cli.serve",
     "vllm.entrypoints.openai.api_server",
     "vllm.v1.engine.core",
     "vllm.v1.executor.multiproc_executor",
-    "vllm.v1.worker.gpu_model_runner",
     "vllm.model_executor.models.qwen3_vl",
     "vllm.model_executor.models.qwen3_moe",
     "vllm.model_executor.models.qwen2_5_vl",
     "vllm_ascend.patch.worker",
-    "vllm_ascend.worker.worker",
     "vllm_ascend.worker.model_runner_v1",
-    "vllm_ascend.ops",
     "vllm_ascend.vllm_ascend_C",
     "torch._inductor.compile_fx",
     "torch_npu._inductor",
-    "torch._functorch.aot_autograd",
-    "torch._dynamo.convert_frame",
     "torch.onnx.operators",
-    "transformers.models.qwen3_vl",
 ]
 PACKAGES = ["vllm", "vllm_ascend"]
 PLUGINS = "vllm.general_plugins"

@@ -290,14 +290,17 @@ SHIM_API HcclResult HcclAllGather(void *send, void *receive, uint64_t count, Hcc
   return HCCL_SUCCESS;
 }
 
-SHIM_API HcclResult HcclAllGatherV(void *send, uint64_t count, void *receive, const void *,
-                                   const void *displacements, HcclDataType type, HcclComm handle,
-                                   aclrtStream stream) {
+// A pointer to constant bytes for both buffers in older headers.
+using VaryingBuffer = decltype(memprof_sim::first_parameter(HcclAllGatherV));
+
+SHIM_API HcclResult HcclAllGatherV(VaryingBuffer send, uint64_t count, VaryingBuffer receive,
+                                   const void *, const void *displacements, HcclDataType type,
+                                   HcclComm handle, aclrtStream stream) {
   std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclAllGatherV", handle, stream, &communicator)) return status;
   if (displacements) {
     uint64_t offset = static_cast<const uint64_t *>(displacements)[communicator->rank];
-    deliver(static_cast<char *>(receive) + offset * type_bytes(type), send,
+    deliver(static_cast<char *>(const_cast<void *>(receive)) + offset * type_bytes(type), send,
             count * type_bytes(type));
   }
   return HCCL_SUCCESS;
@@ -313,8 +316,8 @@ SHIM_API HcclResult HcclReduceScatter(void *send, void *receive, uint64_t count,
   return HCCL_SUCCESS;
 }
 
-SHIM_API HcclResult HcclReduceScatterV(void *, const void *, const void *, void *, uint64_t,
-                                       HcclDataType, HcclReduceOp, HcclComm handle,
+SHIM_API HcclResult HcclReduceScatterV(VaryingBuffer, const void *, const void *, VaryingBuffer,
+                                       uint64_t, HcclDataType, HcclReduceOp, HcclComm handle,
                                        aclrtStream stream) {
   std::shared_ptr<Communicator> communicator;
   return begin("HcclReduceScatterV", handle, stream, &communicator);

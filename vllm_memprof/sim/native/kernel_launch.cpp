@@ -1,5 +1,6 @@
 // Kernels brought along by other libraries: binaries load, functions have handles, launches do
 // nothing.
+#include <cstring>
 #include <memory>
 
 #include "error.h"
@@ -129,5 +130,15 @@ SHIM_API int rtGetC2cCtrlAddr(uint64_t *address, uint32_t *length) {
   if (!address || !length) return fail(ACL_ERROR_INVALID_PARAM, "rtGetC2cCtrlAddr: null argument");
   *address = reinterpret_cast<uint64_t>(words);
   *length = 64 * sizeof(uint64_t);
+  return ACL_SUCCESS;
+}
+
+// Asked by kernels that a wheel brings along, to know whether they were compiled for this device:
+// they do nothing here, so each device is of the type of the wheels.
+SHIM_API int rtGetSocVersion(char *version, uint32_t capacity) {
+  static const char kBuiltFor[] = "Ascend910B1";
+  if (!version || capacity < sizeof kBuiltFor)
+    return fail(ACL_ERROR_INVALID_PARAM, "rtGetSocVersion: bad argument");
+  std::memcpy(version, kBuiltFor, sizeof kBuiltFor);
   return ACL_SUCCESS;
 }

@@ -19,8 +19,10 @@ SHIM_API uint64_t MsprofStr2Id(const char *text, size_t length) {
   return MsprofGetHashId(text, length);
 }
 
-SHIM_API aclprofConfig *aclprofCreateConfig(uint32_t *, uint32_t, aclprofAicoreMetrics,
-                                            const aclprofAicoreEvents *, uint64_t) {
+using Events = decltype(memprof_sim::fourth_parameter(aclprofCreateConfig));
+
+SHIM_API aclprofConfig *aclprofCreateConfig(uint32_t *, uint32_t, aclprofAicoreMetrics, Events,
+                                            uint64_t) {
   return reinterpret_cast<aclprofConfig *>(hand_out<char>());
 }
 

@@ -4,7 +4,8 @@ Entry point ``vllm.platform_plugins``: vLLM calls `register` in each of its proc
 spawned or on Ray, before it looks at a platform, and so before vllm-ascend reads its own type.
 The file that the build left (``vllm_ascend/_build_info.py``) is not touched; the attribute of the
 loaded module is set. vllm-ascend then checks it against the device, as on hardware
-(``vllm_ascend/utils.py::check_ascend_device_type``, 0.13.0 to 0.23.0).
+(``vllm_ascend/utils.py::check_ascend_device_type``, 0.13.0 to 0.23.0). Releases before 0.12 have a
+SoC in its place, whose beginning they look at (``utils.py::is_310p``, 0.11.0).
 
 Beside an NPU torch is its build for the CPU, which has no NCCL; a stack has the one of the package
 index, for CUDA. Programs ask torch for NCCL: without it vLLM takes Gloo
@@ -27,3 +28,4 @@ def register():
         from vllm_ascend import _build_info
 
         _build_info.__device_type__ = device_type
+        _build_info.__soc_version__ = f"ascend{device_type.strip('_')}"

@@ -53,6 +53,15 @@ def test_a_size_for_each_layer_counts_as_the_largest():
     assert world_of(settings).expert_bytes == 3 * 8 * 32 * 2
 
 
+def test_experts_by_the_model_s_own_word():
+    """Of a release whose ModelConfig does not count them."""
+    given = config(enable_expert_parallel=True, text=SimpleNamespace(n_routed_experts=256))
+    del given.model_config.get_num_experts
+    assert world_of(given).experts == 256
+    given.model_config.hf_text_config = SimpleNamespace(num_experts=None)
+    assert world_of(given).experts is None
+
+
 @pytest.mark.parametrize(
     ("limit", "free"),
     [("max", 900 * MIB), (str(700 * MIB), 500 * MIB), (str(4000 * MIB), 900 * MIB)],
