@@ -101,9 +101,9 @@ def longest(length: float, needed: float, there: float, estimate: float | None =
     return str(tokens) if tokens > 0 else ""
 
 
-def stored(stored: float) -> str:
-    """Return the tokens that the KV cache stores."""
-    return f"{stored:.0f}"
+def as_said(said: float) -> str:
+    """Return the figure that the message names."""
+    return f"{said:.0f}"
 
 
 def half_as_many(requests: float) -> str:

@@ -299,6 +299,129 @@ def test_the_exit_status_of_an_engine_core_tells(status: int, kind: str) -> None
     assert failure.kind == kind
 
 
+_OF_TILING = "NEEDED_HCCL_BUFFSIZE(((maxBs * k) + (maxBs * h)) * 2) = 609MB, HCCL_BUFFSIZE=200MB.[F"
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        (f"HCCL_BUFFSIZE is too SMALL, maxBs = 512, k = 8, {_OF_TILING}", "609"),
+        (f"HCCL_BUFFSIZE_EP is too SMALL, maxBs = 64, h = 6144,{_OF_TILING}", "609"),
+        (
+            "HCCL_BUFFSIZE is too SMALL, maxBs = 512, h = 7168, epWorldSize = 2,ep_worldsize * "
+            "maxBs * h * 2 * 2 * localMoeExpertNum = 1043MB, HCCL_BUFFSIZE=1024MB.",
+            "1043",
+        ),
+        ("the HCCL_BUFFSIZE should be larger", None),
+    ],
+)
+def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None) -> None:
+    failure = only(f"ERROR EZ9999[PID: 7] (EZ9999):  {said}")
+    cure = failure.cures[0]
+    assert (failure.kind, cure.environment, cure.value) == (
+        "communicator-resources",
+        "HCCL_BUFFSIZE",
+        value,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "title"),
+    [
+        (
+            "EL0004: [PID: 1] Failed to allocate memory.\n"
+            "Failed to allocate resource[DeviceMemory] with info [size:2147483648].\n"
+            "Nnopbase fails to invoke the HcclAllocComResourceByTiling function of the hccl module.",
+            "communicator-resources",
+            "an operator that exchanges",
+        ),
+        (
+            "RuntimeError: Failed to infer device type\n"
+            "ImportError: libhccl.so: cannot open shared object file: No such file or directory",
+            "not-memory-at-all",
+            "a library of CANN",
+        ),
+        (
+            "E1 1 coro.hpp:9] E\nE1 481 master_client.cpp:192] Failed to mount segment due to rpc "
+            "error",
+            "connector",
+            "the KV transfer",
+        ),
+        (
+            '  File "/lmcache_ascend/v1/transfer_channel/hccl_channel.py", line 706, in __init__\n'
+            "    mem_handle = hccl_agent.register_mem(buffer_ptr, buffer_size)\n"
+            "RuntimeError: Failed to register memory | HCCL Error Code: 19",
+            "connector",
+            "the memory that a connector transfers",
+        ),
+        ("RuntimeError: Mooncake memory registration failed.", "connector", "the memory that a"),
+        (
+            "(raylet) node_manager.cc:3007: 2 Workers (tasks /\n actors) killed due to memory "
+            "pressure (OOM), 0 Workers crashed",
+            "host-memory",
+            "Ray ended a worker",
+        ),
+        (
+            "Exception: Capture cuda graph failed: [gloo/transport/tcp/pair.cc:534] Connection "
+            "closed by peer",
+            "not-memory-at-all",
+            "a rank was lost",
+        ),
+        (
+            "RuntimeError: status == aclmdlRICaptureStatus::ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE "
+            'INTERNAL ASSERT FAILED at "NPUGraph.cpp":162',
+            "not-memory-at-all",
+            "graphs could not be captured",
+        ),
+        (
+            "RuntimeError: Cannot run aclop operators during NPU graph capture. Current working "
+            "aclop is Fill.",
+            "not-memory-at-all",
+            "an operation that a graph cannot record",
+        ),
+        (
+            "RuntimeError: aclrtGetCurrentContext, error code is 107002\n"
+            "[Init][Version]init soc version failed, ret = 507008",
+            "not-memory-at-all",
+            "the driver does not serve",
+        ),
+        (
+            "dcmi model initialized failed, because the device is used. ret is -8020",
+            "not-memory-at-all",
+            "the driver shows no device",
+        ),
+        ("NPU function error: x, error code is 107020", "not-memory-at-all", "a kernel took too"),
+        (
+            "aclrtLaunchKernelWithHostArgs failed: 507018, error code is 507018\n"
+            "Communication_Error_Timeout(EI0002): The Notify register times out.",
+            "not-memory-at-all",
+            "ranks did not reach",
+        ),
+        (
+            "[Rank 4] HCCL watchdog thread terminated with exception: ERR02005 DIST internal error",
+            "not-memory-at-all",
+            "a collective operation of HCCL failed",
+        ),
+        (
+            "ValueError: No available memory for the cache blocks.\n"
+            '  File "kv_cache_utils.py", line 699, in check_enough_kv_cache_memory',
+            "negative-kv",
+            "no memory is left",
+        ),
+    ],
+)
+def test_of_several_lines_the_one_nearest_to_the_root_counts(
+    text: str, kind: str, title: str
+) -> None:
+    failure = only(text)
+    assert (failure.kind, failure.title[: len(title)]) == (kind, title)
+
+
+def test_a_traceback_behind_a_bar_of_progress_is_an_error() -> None:
+    bar = "Capturing ACL graphs:  14%|" + "█" * 200 + "| 1/7 [00:01<00:08,  1.41s/it]"
+    assert only(f"{bar}Traceback (most recent call last):").confidence == "unrecognised"
+
+
 def test_sglang_names_the_least_static_share() -> None:
     failure = only(
         "ValueError: Loaded weights leave no GPU memory for the KV cache under "

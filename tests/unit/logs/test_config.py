@@ -52,6 +52,18 @@ def test_a_command_over_several_lines():
     assert (found.config.pipeline_parallel_size, found.config.enforce_eager) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Try to use vllm serve to start bge-large-zh-v1.5 model, error shows like this:",
+        "run command: vllm serve {model_path}",
+        "usage: vllm serve <model>",
+    ],
+)
+def test_a_sentence_about_a_command_is_none(said):
+    assert ConfigReader().read(said) is None
+
+
 def test_later_values_replace_earlier_ones_and_vllm_ascend_stays():
     first = Config(model="a", enforce_eager=True, engine="vllm-ascend")
     second = Config(enforce_eager=False, block_size=16, engine="vllm")
