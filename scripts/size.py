@@ -24,13 +24,13 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 #: the ledgers of weights, host memory and usable KV cache, the connectors and what makes strangers'
 #: files safe: 3,600 for each of the five; 2,800 are the MCP server, 400 a model's own classes.
 LIMITS = {
-    "tokens of the package": 336_800,
+    "tokens of the package": 336_900,
     "private helpers used once, % of functions": 12.0,
     "top-level class names that stand twice": 5,
     "modules outside engines/ and sim/ that name SGLang": 6,
     'branches on source == "log" outside logs/': 5,
     "scripts that import tests, tests that import scripts": 0,
-    "words of docs/": 32_800,
+    "words of docs/": 33_150,
     "words of README.md": 1_000,
 }
 #: Pages with rows of data.

@@ -72,10 +72,15 @@ def test_a_process_of_the_engine_takes_the_type(prefix, told, read, soc):
 from importlib.metadata import entry_points
 for plugin in entry_points(group="vllm.platform_plugins"):
     assert plugin.load()() is None
+from torch.distributed import distributed_c10d
 from vllm_ascend import _build_info
+assert not distributed_c10d._NCCL_AVAILABLE
 print(_build_info.__device_type__, getattr(_build_info, "__soc_version__", "no SoC"))
 """
     [site] = prefix.glob("lib/*/site-packages")
+    group = site / "torch/distributed/distributed_c10d.py"
+    group.parent.mkdir(parents=True)
+    group.write_text("_NCCL_AVAILABLE = True\n")
     paths = [runtime.SITE_DIR, runtime.link_package(prefix), site]
     env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), runtime.ENV_DEVICE_TYPE: told}
     done = subprocess.run(
