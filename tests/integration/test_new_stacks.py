@@ -114,7 +114,8 @@ def _names(path: Path, parents: list[str]) -> set[str]:
         body = next(
             node for node in body.body if isinstance(node, ast.ClassDef) and node.name == name
         )
-    found = set()
+    # a dataclass is given its own
+    found = {"__init__"} if parents and body.decorator_list else set()
     for node in ast.walk(body) if not parents else body.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             found.add(node.name)

@@ -56,11 +56,11 @@ def describe(config: ModelConfig, four_bits: bool = False) -> dict[str, object] 
         types[name] = "FLOAT"  # only layers of the text model are quantized
         match = _LAYER.fullmatch(name)
         if match and (draft or int(match["layer"] or 0) < layers):
-            given = (
-                t for pattern, t in RULES[kind].items() if re.fullmatch(pattern, match["rest"])
+            types[name] = next(
+                (t for pattern, t in RULES[kind].items() if re.fullmatch(pattern, match["rest"])),
+                "FLOAT",
             )
-            types[name] = next(given, "FLOAT")
-            of_model = match["layer"] is not None and int(match["layer"]) < layers
+            of_model = int(match["layer"] or layers) < layers
             if four_bits and of_model and ".experts." in name and types[name] != "FLOAT":
                 types[name] = "W4A8_DYNAMIC"
     # FLOAT < W8A8 < W8A8_DYNAMIC; without a size of groups, four bits have a scale per 256 values

@@ -7,15 +7,19 @@ MODULES = [
     "vllm.entrypoints.openai.api_server",
     "vllm.v1.engine.core",
     "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.gpu_model_runner",
     "vllm.model_executor.models.qwen3_vl",
     "vllm.model_executor.models.qwen3_moe",
     "vllm.model_executor.models.qwen2_5_vl",
     "vllm_ascend.patch.worker",
     "vllm_ascend.worker.model_runner_v1",
+    "vllm_ascend.ops",
     "vllm_ascend.vllm_ascend_C",
     "torch._inductor.compile_fx",
     "torch_npu._inductor",
+    "torch._functorch.aot_autograd",
     "torch.onnx.operators",
+    "transformers.models.qwen3_vl",
 ]
 PACKAGES = ["vllm", "vllm_ascend"]
 PLUGINS = "vllm.general_plugins"

@@ -125,6 +125,11 @@ SHIM_API int rtMalloc(void **pointer, uint64_t bytes, uint32_t, uint16_t) {
   return device_allocate(pointer, bytes, kRuntime);
 }
 
+SHIM_API int rtFree(void *pointer) {
+  if (!pointer) return fail(ACL_ERROR_INVALID_PARAM, "rtFree: null pointer");
+  return device_free(pointer);
+}
+
 SHIM_API int rtGetC2cCtrlAddr(uint64_t *address, uint32_t *length) {
   static uint64_t words[64];
   if (!address || !length) return fail(ACL_ERROR_INVALID_PARAM, "rtGetC2cCtrlAddr: null argument");
