@@ -62,15 +62,21 @@ def test_the_engine_is_told_another_type_alone(prefix, profile, told):
 
 @pytest.mark.parametrize(("told", "read"), [("A3", "A3"), ("", "A2")])
 def test_a_process_of_the_engine_takes_the_type(prefix, told, read):
-    """The entry point is called as vLLM calls it: loaded by its group, before vllm-ascend asks."""
+    """The entry point is called as vLLM calls it: loaded by its group, before vllm-ascend asks.
+
+    Torch has no NCCL then, as its build for the CPU.
+    """
     code = """
 from importlib.metadata import entry_points
 for plugin in entry_points(group="vllm.platform_plugins"):
     assert plugin.load()() is None
 from vllm_ascend import _build_info
-print(_build_info.__device_type__)
+from torch.distributed import distributed_c10d
+print(_build_info.__device_type__, distributed_c10d._NCCL_AVAILABLE)
 """
     [site] = prefix.glob("lib/*/site-packages")
+    (site / "torch/distributed").mkdir(parents=True)
+    (site / "torch/distributed/distributed_c10d.py").write_text("_NCCL_AVAILABLE = True\n")
     paths = [runtime.SITE_DIR, runtime.link_package(prefix), site]
     env = {"PYTHONPATH": os.pathsep.join(map(str, paths)), runtime.ENV_DEVICE_TYPE: told}
     done = subprocess.run(
@@ -80,7 +86,7 @@ print(_build_info.__device_type__)
         text=True,
         timeout=60,
     )
-    assert done.stdout == f"{read}\n", done.stderr
+    assert done.stdout == f"{read} False\n", done.stderr
     assert (site / "vllm_ascend/_build_info.py").read_text() == BUILD_INFO
 
 
