@@ -61,7 +61,7 @@ for test in tests_of(suite):
 unittest.TestSuite(tests).run(told)
 """
 PYTEST = r"""
-import asyncio, inspect, json, os, re, sys, tempfile, PIL.Image, pytest
+import asyncio, faulthandler, gc, inspect, json, os, re, sys, tempfile, PIL.Image, pytest
 root, path, left_out = sys.argv[1:]
 os.chdir(root)
 assets = tempfile.TemporaryDirectory()  # tests download cherry blossoms: here they are black
@@ -91,9 +91,11 @@ class Told:
         why = " | ".join(str(crash.message if crash else why or "").splitlines())[:400]
         name = test.nodeid.partition("::")[2] or "(import)"
         print("\nPEER " + json.dumps([name, outcome, why]), flush=True)
-status = pytest.main(
-    [path, "-s", "-q", "-p", "no:cacheprovider", "--import-mode=append"], plugins=[Told()]
-)
+# neither pytest nor Python collects the garbage of all of vLLM at the end, which takes long
+left = [word for name in ("cacheprovider", "unraisableexception") for word in ("-p", "no:" + name)]
+status = pytest.main([path, "-s", "-q", "--import-mode=append", *left], plugins=[Told()])
+gc.freeze()
+faulthandler.dump_traceback_later(10)  # a process that does not end then says where it is
 sys.exit(0 if status in (0, 1, 5) else int(status))
 """
 #: Tests of operators compare values of tensors above the limits that an engine runs with.

@@ -67,7 +67,10 @@ def test_the_engine_is_told_another_type_alone(prefix, profile, told):
     [("A3", "A3", "ascendA3"), ("_310P", "_310P", "ascend310P"), ("", "A2", "no SoC")],
 )
 def test_a_process_of_the_engine_takes_the_type(prefix, told, read, soc):
-    """The entry point is called as vLLM calls it: loaded by its group, before vllm-ascend asks."""
+    """The entry point is called as vLLM calls it: loaded by its group, before vllm-ascend asks.
+
+    Torch has no NCCL then, as its build for the CPU.
+    """
     code = """
 from importlib.metadata import entry_points
 for plugin in entry_points(group="vllm.platform_plugins"):
