@@ -61,6 +61,7 @@ for test in tests_of(suite):
 unittest.TestSuite(tests).run(told)
 """
 PYTEST = r"""
+import multiprocessing.util  # first: at the end finalizers of engines come before it waits for them
 import asyncio, faulthandler, gc, inspect, json, os, re, sys, tempfile, PIL.Image, pytest
 root, path, left_out = sys.argv[1:]
 os.chdir(root)
