@@ -118,14 +118,14 @@ def _folder_of(preset: Preset, name: str, weights: bool) -> Path:
     model without them.
     """
     made, bits = generate_model(preset), QUANTIZED.search(name)
-    target = made.with_name(f"{made.name}-{bits and bits[0].lower()}-{weights:d}")
+    target = made.with_name(f"{made.name}-{bits and bits[0].lower()}-{weights:d}-run")
     if target.is_dir():
         return target
-    if bits:
-        made = Path(resolve_model(name, ["--quantization", "ascend"]).path)
+    asked = (name, ["--quantization", "ascend"]) if bits else (str(made), [])
+    made = Path(resolve_model(*asked).path)  # with the code that its configuration names
     types = json.loads((made / DESCRIPTION).read_text("utf-8")) if bits else {}
     shapes = weights and list_weights(preset.config, draft=True)
-    files, header, end = dict[str, Any](), dict[str, Any](), _SHARD_BYTES
+    files, end = dict[str, Any](), _SHARD_BYTES
     for tensor, shape in (shapes or {}).items():
         if not bits or types.get(tensor) == "FLOAT":
             if end >= _SHARD_BYTES:
