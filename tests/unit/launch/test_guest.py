@@ -97,3 +97,13 @@ def test_caches_of_both_hubs_have_a_model(monkeypatch: pytest.MonkeyPatch, tmp_p
     folders = named / "snapshots" / revision, hub / "models/Qwen/Qwen3___5-4B"
     assert [folder.resolve() for folder in folders] == [folders[0].resolve()] * 2
     assert (folders[0] / "config.json").is_file()
+
+
+def test_a_preset_has_the_code_that_its_configuration_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path))
+    preset = find_preset("openbmb/MiniCPM-2B-sft-bf16")
+    assert preset is not None
+    folder = _folder_of(preset, preset.name, weights=False)
+    assert "class MiniCPMConfig" in (folder / "configuration_minicpm.py").read_text()
