@@ -34,6 +34,7 @@ from typing import Any
 from scripts import accuracy_page
 from scripts.accuracy_errors import PlannedRow, errors_of, spreads_text
 from scripts.accuracy_runs import PublishedRun, load_runs
+from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.budget.equations import evaluate, form_of
 from vllm_memprof.accounting.budget.kv import tokens_for_bytes
 from vllm_memprof.accounting.readings.startup import engine_figures
@@ -42,7 +43,6 @@ from vllm_memprof.engines import engine_row
 from vllm_memprof.options import devices_of
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.sim.profiles import find_profile, load_profile
-from vllm_memprof.sources import build_run
 
 ROOT = Path(__file__).parent.parent
 ROWS = ROOT / "tests" / "data" / "hardware_runs.toml"
@@ -187,11 +187,11 @@ def in_equation(equation: str, run_dir: Path, which: int) -> dict[str, float | N
         run_dir: the plan.
         which: its rank.
     """
-    form = form_of(equation)
-    report, record = build_run(run_dir), load_run(run_dir)
-    rank = next((each for each in report.ranks if each.rank == which), report.ranks[0])
-    process = next(each for each in record.processes if each.identity.rank == rank.rank)
+    form, record = form_of(equation), load_run(run_dir)
     assert form is not None
+    report = build_report(record)
+    rank = next((each for each in report.ranks if each.rank == which), report.ranks[0])
+    process = next(each for each in record.processes if each.identity.pid == rank.pid)
     granted = evaluate(form, engine_figures(process, report.run.eager, form)).kv_cache_bytes
     tokens, longest = tokens_for_bytes(rank.kv, granted), rank.kv.max_model_len
     held = None if tokens is None or not longest else tokens / longest

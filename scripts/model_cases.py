@@ -9,6 +9,7 @@ least number of devices that people use.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 STACKS = ("vllm-ascend-0.23.0", "vllm-ascend-0.30.0rc2")
 #: Device profiles, and their names in the page.
@@ -79,23 +80,18 @@ class Case:
 
 def _both(
     model: str,
-    parallel: str,
-    page: str = "",
-    quantized: bool = False,
-    also: tuple[str, ...] = (),
-) -> Case:
-    return Case(model, dict.fromkeys(DEVICES, parallel), page, quantized, also)
-
-
-def _one(
-    model: str,
     parallel: str = "TP1",
     page: str = "",
     quantized: bool = False,
+    also: tuple[str, ...] = (),
     more: str = "",
-    stacks: tuple[str, ...] = STACKS[:1],
+    stacks: tuple[str, ...] = STACKS,
 ) -> Case:
-    return Case(model, dict.fromkeys(DEVICES, parallel), page, quantized, (), more, stacks)
+    return Case(model, dict.fromkeys(DEVICES, parallel), page, quantized, also, more, stacks)
+
+
+#: The same on the first stack alone.
+_first = partial(_both, stacks=STACKS[:1])
 
 
 def _each(
@@ -252,36 +248,36 @@ CASES = (
     _a2("deepseek-ai/DeepSeek-OCR", "TP1"),
     _a2("BAAI/bge-m3", "TP1", more=_POOLING),
     _a2("BAAI/bge-reranker-v2-m3", "TP1", more=_POOLING),
-    _one("deepseek-ai/DeepSeek-V2-Lite", page="(tests/e2e)", stacks=STACKS),
-    _one("deepseek-ai/DeepSeek-V2-Lite", page="(tests/e2e)", quantized=True, stacks=STACKS),
-    _one("deepseek-ai/DeepSeek-V2.5", "TP16 EP"),
-    _one("Qwen/Qwen3-VL-Embedding-2B", page="Qwen3-VL-Embedding", more=_POOLING),
-    _one("Qwen/Qwen3-VL-Embedding-8B", page="Qwen3-VL-Embedding", more=_POOLING),
-    _one("Qwen/Qwen3-VL-Reranker-2B", page="Qwen3-VL-Reranker", more=_RANKING_IMAGES),
-    _one("Qwen/Qwen3-VL-Reranker-8B", page="Qwen3-VL-Reranker", more=_RANKING_IMAGES),
-    _one("Qwen/Qwen2.5-Math-RM-72B", "TP4", "Qwen2.5-Math-RM-72B", more=_POOLING),
-    _one("Howeee/Qwen2.5-1.5B-apeach", page="(tests/e2e)", more=_POOLING),
-    _one("microsoft/Phi-4-mini-instruct"),
-    _one("microsoft/Phi-3.5-mini-instruct"),
-    _one("internlm/internlm3-8b-instruct", page="(tests/e2e)"),
-    _one("internlm/internlm2_5-7b-chat"),
-    _one("baichuan-inc/Baichuan2-7B-Chat"),
-    _one("baichuan-inc/Baichuan2-13B-Chat"),
-    _one("openbmb/MiniCPM4-0.5B", page="(tests/e2e)"),
-    _one("openbmb/MiniCPM-2B-sft-bf16", page="(tests/e2e)"),
-    _one("meta-llama/Llama-2-7b-hf"),
-    _one("meta-llama/Llama-2-13b-hf"),
-    _one("allenai/OLMoE-1B-7B-0125-Instruct", page="(tests/e2e)"),
-    _one("Qwen/Qwen2-Audio-7B-Instruct", page="(tests/e2e)"),
-    _one("Qwen/Qwen3-ASR-1.7B", page="Qwen3-ASR-1.7B"),
-    _one("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "TP2"),
-    _one("llava-hf/llava-v1.6-mistral-7b-hf"),
-    _one("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", page="LLaVA-OneVision-Qwen2-0.5B-OV"),
-    _one("nvidia/Minitron-8B-Base", page="Minitron-8B-Base"),
-    _one("tencent/Hy3-preview", "TP16 EP", "Hy3-preview"),
-    _one("deepseek-ai/DeepSeek-OCR-2", page="DeepSeekOCR2", stacks=STACKS),
-    _one("sentence-transformers/all-MiniLM-L12-v2", page="(tests/e2e)", more=_POOLING),
-    _one("intfloat/multilingual-e5-small", page="(tests/e2e)", more=_POOLING),
-    _one("cross-encoder/ms-marco-MiniLM-L6-v2", page="(tests/e2e)", more=_POOLING),
-    _one("openai/whisper-large-v3-turbo", page="(tests/e2e)"),
+    _both("deepseek-ai/DeepSeek-V2-Lite", page="(tests/e2e)"),
+    _both("deepseek-ai/DeepSeek-V2-Lite", page="(tests/e2e)", quantized=True),
+    _first("deepseek-ai/DeepSeek-V2.5", "TP16 EP"),
+    _first("Qwen/Qwen3-VL-Embedding-2B", page="Qwen3-VL-Embedding", more=_POOLING),
+    _first("Qwen/Qwen3-VL-Embedding-8B", page="Qwen3-VL-Embedding", more=_POOLING),
+    _first("Qwen/Qwen3-VL-Reranker-2B", page="Qwen3-VL-Reranker", more=_RANKING_IMAGES),
+    _first("Qwen/Qwen3-VL-Reranker-8B", page="Qwen3-VL-Reranker", more=_RANKING_IMAGES),
+    _first("Qwen/Qwen2.5-Math-RM-72B", "TP4", "Qwen2.5-Math-RM-72B", more=_POOLING),
+    _first("Howeee/Qwen2.5-1.5B-apeach", page="(tests/e2e)", more=_POOLING),
+    _first("microsoft/Phi-4-mini-instruct"),
+    _first("microsoft/Phi-3.5-mini-instruct"),
+    _first("internlm/internlm3-8b-instruct", page="(tests/e2e)"),
+    _first("internlm/internlm2_5-7b-chat"),
+    _first("baichuan-inc/Baichuan2-7B-Chat"),
+    _first("baichuan-inc/Baichuan2-13B-Chat"),
+    _first("openbmb/MiniCPM4-0.5B", page="(tests/e2e)"),
+    _first("openbmb/MiniCPM-2B-sft-bf16", page="(tests/e2e)"),
+    _first("meta-llama/Llama-2-7b-hf"),
+    _first("meta-llama/Llama-2-13b-hf"),
+    _first("allenai/OLMoE-1B-7B-0125-Instruct", page="(tests/e2e)"),
+    _first("Qwen/Qwen2-Audio-7B-Instruct", page="(tests/e2e)"),
+    _first("Qwen/Qwen3-ASR-1.7B", page="Qwen3-ASR-1.7B"),
+    _first("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "TP2"),
+    _first("llava-hf/llava-v1.6-mistral-7b-hf"),
+    _first("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", page="LLaVA-OneVision-Qwen2-0.5B-OV"),
+    _first("nvidia/Minitron-8B-Base", page="Minitron-8B-Base"),
+    _first("tencent/Hy3-preview", "TP16 EP", "Hy3-preview"),
+    _both("deepseek-ai/DeepSeek-OCR-2", page="DeepSeekOCR2"),
+    _first("sentence-transformers/all-MiniLM-L12-v2", page="(tests/e2e)", more=_POOLING),
+    _first("intfloat/multilingual-e5-small", page="(tests/e2e)", more=_POOLING),
+    _first("cross-encoder/ms-marco-MiniLM-L6-v2", page="(tests/e2e)", more=_POOLING),
+    _first("openai/whisper-large-v3-turbo", page="(tests/e2e)"),
 )

@@ -94,6 +94,8 @@ def test_every_preset_has_its_row() -> None:
     """Presets with one configuration share theirs; one may have several, of its names too."""
     named = {find_preset(name).name for case in CASES for name in (case.model, *case.also)}
     assert named == {p.name for p in list_presets() if not p.name.startswith("memprof/")}
+    told = [(name, case.quantized) for case in CASES for name in (case.model, *case.also)]
+    assert len(told) == len(set(told))
     for case in CASES:
         config = find_preset(case.model).files
         assert all(find_preset(name).files == config for name in case.also)

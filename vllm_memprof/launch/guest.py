@@ -115,16 +115,20 @@ def _folder_of(preset: Preset, name: str, weights: bool) -> Path:
 
     W8A8 and W4A8 in a name: with the description of those weights. Weights are zeros that take no
     room on a disk, in 16 bits, which engines convert; none of 8 or 4 bits: engines take a quantized
-    model without them.
+    model without them. None where the configuration itself says how weights are quantized.
     """
     made, bits = generate_model(preset), QUANTIZED.search(name)
-    target = made.with_name(f"{made.name}-{bits and bits[0].lower()}-{weights:d}-run")
+    target = made.with_name(f"{made.name}-{bits and bits[0].lower()}-{weights:d}")
     if target.is_dir():
         return target
     asked = (name, ["--quantization", "ascend"]) if bits else (str(made), [])
     made = Path(resolve_model(*asked).path)  # with the code that its configuration names
     types = json.loads((made / DESCRIPTION).read_text("utf-8")) if bits else {}
-    shapes = weights and list_weights(preset.config, draft=True)
+    shapes = (
+        weights
+        and "quantization_config" not in preset.config
+        and list_weights(preset.config, draft=True)
+    )
     files, end = dict[str, Any](), _SHARD_BYTES
     for tensor, shape in (shapes or {}).items():
         if not bits or types.get(tensor) == "FLOAT":
@@ -142,6 +146,7 @@ def _folder_of(preset: Preset, name: str, weights: bool) -> Path:
             os.truncate(folder / name, 8 + len(described) + last["data_offsets"][1])
         if files:
             index = {tensor: name for name, header in files.items() for tensor in header}
-            text = json.dumps({"metadata": {}, "weight_map": index})
-            (folder / "model.safetensors.index.json").write_text(text)
+            (folder / "model.safetensors.index.json").write_text(
+                json.dumps({"metadata": {}, "weight_map": index})
+            )
     return target

@@ -176,8 +176,7 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
     quantized = given.get("--quantization") == method
     dummy = [] if "--load-format" in given else ["--load-format", "dummy"]
     named = QUANTIZED.search(model)
-    rotated = (quantized or named) and given.get("--load-format") != "dummy"
-    env = {} if rotated else _ALIKE
+    env = {} if (quantized or named) and given.get("--load-format") != "dummy" else _ALIKE
     typed, stand_ins = Path(model).expanduser(), list[str]()
     folder: Path | None = typed
     if not typed.is_dir():

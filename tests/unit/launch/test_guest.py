@@ -28,15 +28,24 @@ def names_of(folder: Path) -> set[str]:
     return {name for header in headers_of(folder).values() for name in header}
 
 
-@pytest.fixture
-def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Path]:
-    """Return the folders of a model by its name and by that of its W8A8 weights."""
-    monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path))
-    names = ("Qwen/Qwen3-8B", "vllm-ascend/Qwen3-8B-W8A8")
-    preset = find_preset(names[0])
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def folder_of(name: str, weights: bool = False) -> Path:
+    """Return the folder of a preset by one of its names."""
+    preset = find_preset(name)
     assert preset is not None
-    assert names[1] in preset.also
-    return {name: _folder_of(preset, name, weights=True) for name in names}
+    return _folder_of(preset, name, weights)
+
+
+@pytest.fixture
+def folders() -> dict[str, Path]:
+    """Return the folders of a model by its name and by that of its W8A8 weights."""
+    names = ("Qwen/Qwen3-8B", "vllm-ascend/Qwen3-8B-W8A8")
+    assert find_preset(names[0]) == find_preset(names[1])
+    return {name: folder_of(name, weights=True) for name in names}
 
 
 def test_a_quantized_name_has_the_description_of_its_weights(folders: dict[str, Path]) -> None:
@@ -73,20 +82,19 @@ def test_an_index_has_the_file_of_each_weight(folders: dict[str, Path]) -> None:
     }
 
 
-def test_without_weights_there_is_no_file_of_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path))
-    preset = find_preset("vllm-ascend/Qwen3-8B-W8A8")
-    assert preset is not None
-    folder = _folder_of(preset, "vllm-ascend/Qwen3-8B-W8A8", weights=False)
+def test_without_weights_there_is_no_file_of_them() -> None:
+    folder = folder_of("vllm-ascend/Qwen3-8B-W8A8")
     assert not list(folder.glob("model*.safetensors*"))
     assert (folder / FILE_NAME).exists()
 
 
+def test_a_configuration_that_says_how_weights_are_quantized_has_none() -> None:
+    folder = folder_of("moonshotai/Kimi-K2-Thinking", weights=True)
+    assert not list(folder.glob("model*.safetensors*"))
+
+
 def test_caches_of_both_hubs_have_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """ModelScope's writes a dot of a name as three underscores."""
-    monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
     monkeypatch.setattr(guest, "list_presets", lambda: (find_preset("Qwen/Qwen3.5-4B"),))
     hub = tmp_path / "hub"
@@ -99,11 +107,6 @@ def test_caches_of_both_hubs_have_a_model(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert (folders[0] / "config.json").is_file()
 
 
-def test_a_preset_has_the_code_that_its_configuration_names(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path))
-    preset = find_preset("openbmb/MiniCPM-2B-sft-bf16")
-    assert preset is not None
-    folder = _folder_of(preset, preset.name, weights=False)
+def test_a_preset_has_the_code_that_its_configuration_names() -> None:
+    folder = folder_of("openbmb/MiniCPM-2B-sft-bf16")
     assert "class MiniCPMConfig" in (folder / "configuration_minicpm.py").read_text()

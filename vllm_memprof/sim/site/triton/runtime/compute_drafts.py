@@ -82,54 +82,52 @@ def _chances(
     return own, theirs, float(uniform_probs_ptr[token]), factor
 
 
-@writes("output_token_ids_ptr", any_size=True)
-def _random(
-    output_token_ids_ptr,
-    cu_num_draft_tokens_ptr,
-    draft_token_ids_ptr,
-    bonus_token_ids_ptr,
-    recovered_token_ids_ptr,
-    is_greedy_ptr,
-    **given,
-):
-    """Drafted tokens up to the first that is rejected, and the one in its place."""
-    drafted = draft_token_ids_ptr.tolist()
-    for row, begin, end in _requests(cu_num_draft_tokens_ptr, is_greedy_ptr):
-        at = begin
-        while at < end and drafted[at] != -1:
-            own, theirs, number, factor = _chances(at, drafted[at], **given)
-            if theirs <= 0 or own / theirs < number * factor:
-                break
-            at += 1
-        following = recovered_token_ids_ptr[at] if at < end else bonus_token_ids_ptr.view(-1)[row]
-        _write(output_token_ids_ptr, row, [*drafted[begin:at], int(following)])
+def _up_to_a_rejected(drafted, begin, end, given):
+    """Drafted tokens up to the first that is rejected."""
+    for token in range(begin, end):
+        if drafted[token] == -1:
+            return token
+        own, theirs, number, factor = _chances(token, drafted[token], **given)
+        if theirs <= 0 or own / theirs < number * factor:
+            return token
+    return end
 
 
-@writes("output_token_ids_ptr", any_size=True)
-def _random_by_block(
-    output_token_ids_ptr,
-    cu_num_draft_tokens_ptr,
-    draft_token_ids_ptr,
-    bonus_token_ids_ptr,
-    recovered_token_ids_ptr,
-    is_greedy_ptr,
-    **given,
-):
+def _up_to_a_likely(drafted, begin, end, given):
     """Drafted tokens up to the last whose whole beginning is likely enough."""
-    drafted = draft_token_ids_ptr.tolist()
-    for row, begin, end in _requests(cu_num_draft_tokens_ptr, is_greedy_ptr):
-        at, likely, asked = begin, 1.0, 1.0
-        for token in range(begin, end):
-            if drafted[token] == -1:
-                likely = 0.0
-                continue
-            own, theirs, number, factor = _chances(token, drafted[token], **given)
-            asked *= number
-            likely = min(likely * own / theirs, 1.0) if theirs > 0 else 0.0
-            if theirs > 0 and likely >= asked * factor:
-                at = token + 1
-        following = recovered_token_ids_ptr[at] if at < end else bonus_token_ids_ptr.view(-1)[row]
-        _write(output_token_ids_ptr, row, [*drafted[begin:at], int(following)])
+    accepted, likely, asked = begin, 1.0, 1.0
+    for token in range(begin, end):
+        if drafted[token] == -1:
+            likely = 0.0
+            continue
+        own, theirs, number, factor = _chances(token, drafted[token], **given)
+        asked *= number
+        likely = min(likely * own / theirs, 1.0) if theirs > 0 else 0.0
+        if theirs > 0 and likely >= asked * factor:
+            accepted = token + 1
+    return accepted
+
+
+def _random(accepted):
+    """Drafted tokens up to what ``accepted`` answers, and one in the next one's place."""
+
+    @writes("output_token_ids_ptr", any_size=True)
+    def kernel(
+        output_token_ids_ptr,
+        cu_num_draft_tokens_ptr,
+        draft_token_ids_ptr,
+        bonus_token_ids_ptr,
+        recovered_token_ids_ptr,
+        is_greedy_ptr,
+        **given,
+    ):
+        drafted = draft_token_ids_ptr.tolist()
+        for row, begin, end in _requests(cu_num_draft_tokens_ptr, is_greedy_ptr):
+            at = accepted(drafted, begin, end, given)
+            more = recovered_token_ids_ptr[at] if at < end else bonus_token_ids_ptr.view(-1)[row]
+            _write(output_token_ids_ptr, row, [*drafted[begin:at], int(more)])
+
+    return kernel
 
 
 @writes("output_token_ids_ptr", any_size=True)
@@ -175,8 +173,8 @@ def _expand(output_ptr, input_ptr, cu_num_tokens_ptr, replace_from, replace_to, 
 ROWS = {
     "rejection_greedy_sample_spec_len_1_triton": _greedy,
     "rejection_greedy_sample_triton": _greedy,
-    "rejection_random_sample_kernel": _random,
-    "rejection_random_sample_block_verify_kernel": _random_by_block,
+    "rejection_random_sample_kernel": _random(_up_to_a_rejected),
+    "rejection_random_sample_block_verify_kernel": _random(_up_to_a_likely),
     "sample_recovered_tokens_kernel": _recovered,
     "expand_kernel": _expand,
 }
