@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ TINY = ("memprof/tiny", "--enforce-eager", "--max-model-len", "4096")
 #: What two runs of one command cannot share: times, places, names, what is read by the clock, and
 #: the host's memory.
 _OF_A_RUN = ("_s", "_ns", "_seconds")
-_OWN = {"run", "seconds", "pid", "ppid", "other_processes", "samples", "growth"}
+_OWN = {"run", "run_id", "seconds", "pid", "ppid", "other_processes", "samples", "growth"}
 _OF_HOST = "host_"
 
 
@@ -116,6 +119,32 @@ def test_a_plan_of_a_warm_process_has_the_figures_of_a_cold_one(
     assert ended.returncode == 130, ended.output
     wait_until(lambda: not is_alive(server), 30, "the warm process ends")
     assert not [child for child in children if is_alive(child)]
+
+
+def test_plans_of_a_sweep_are_forks_of_memprof_too(
+    own_env: dict[str, str], tmp_path: Path, sim_stack: str
+) -> None:
+    def sweep(name: str, env: dict[str, str]) -> Path:
+        folder = tmp_path / name
+        command = ["sweep", *TINY, "--over", "max-num-seqs=4,8", "-o", str(folder), "--no-cache"]
+        command += ["--device", "sim:910b", "-q"]
+        memprof = [sys.executable, "-m", "vllm_memprof", *command]
+        subprocess.run(memprof, env=env, check=True, capture_output=True, timeout=300)
+        return folder
+
+    cold, hot = sweep("cold", {**own_env, warm.ENV_NO_WARM: "1"}), sweep("warm", own_env)
+    rows = [json.loads((folder / "sweep.json").read_text())["rows"] for folder in (cold, hot)]
+    assert [[row["status"] for row in each] for each in rows] == [["ok"] * 2] * 2
+    assert same_values(*rows) > 20
+    for run_dir in sorted((hot / "plans").iterdir()):
+        mine, other = ((folder / "plans" / run_dir.name) for folder in (hot, cold))
+        reports = [json.loads((each / "report.json").read_text()) for each in (mine, other)]
+        assert same_values(*reports) > 1500
+        said = (mine / "memprof.log").read_text()
+        assert "recorded in" in said
+        assert "Equation" not in said  # the report is not printed
+    commands = [" ".join(psutil.Process(each.pid).cmdline()) for each in warm.list_warm()]
+    assert any("vllm_memprof.cli.warm" in command for command in commands)
 
 
 CASES = {

@@ -91,3 +91,38 @@ def test_weights_of_four_bits_take_what_torch_npu_packs_them_into(sim: Sim) -> N
     theirs, ours = sim.run_torch(PACKED, PYTHONPATH=str(PACKAGE))
     assert ours == theirs
     assert ours[0] == [24, 512]
+
+
+KEPT = """
+from types import SimpleNamespace
+from torch.fx import symbolic_trace
+from torch.fx.passes.split_module import split_module
+from vllm_memprof.engines.vllm.shortcuts import _without_inner_results
+
+def model(x, weight):
+    product = x @ weight
+    inner = torch.relu(product)
+    crossing = torch.sigmoid(inner)
+    doubled = crossing * 2
+    return doubled + product
+
+def kept(split):
+    graph = symbolic_trace(model)
+    for node in graph.graph.nodes:
+        node.meta["example_value"] = torch.zeros(2)
+    pieces = split and split_module(graph, None, lambda node: node.name in ("mul", "add"))
+    of_node = {node.name: node.meta["example_value"] for node in graph.graph.nodes}
+    keep = _without_inner_results(
+        lambda _, compiled: [node.name for node in compiled.graph_module.graph.nodes
+                             if node.meta.get("example_value") is of_node[node.name]])
+    backend = SimpleNamespace(split_gm=pieces)
+    return keep(None, SimpleNamespace(graph_module=graph, vllm_backend=backend))
+
+print("RESULT", json.dumps([kept(True), kept(None)]))
+"""
+
+
+def test_a_kept_model_has_the_results_that_go_from_one_piece_to_another(sim: Sim) -> None:
+    split, whole = sim.run_torch(KEPT, PYTHONPATH=str(PACKAGE))
+    assert set(whole) - set(split) == {"relu", "mul", "output"}
+    assert split == ["x", "weight", "matmul", "sigmoid", "add"]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from vllm_memprof.record.schema import RunInfo
     from vllm_memprof.sim.runtime import SimRuntime
 
-#: What the report is made with: imported while the engine starts.
+#: Imported while the engine starts.
 _REPORT_MODULES = (
     "vllm_memprof.sources",
     "vllm_memprof.report.files",
@@ -69,6 +69,12 @@ def request(mode: str, ctx: typer.Context, **own: Any) -> LaunchRequest:
         "typed": ["memprof", *sys.argv[1:]],
     }
     return LaunchRequest(**given)
+
+
+def import_report() -> None:
+    """Import what a report is made with."""
+    for name in _REPORT_MODULES:
+        import_module(name)
 
 
 def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = None) -> None:
@@ -124,11 +130,6 @@ def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = 
         by = ", ".join(dict.fromkeys(ask.argument or ask.owner for ask in short.asks))
         views.note(f"memprof: {short.limit.name} {verb} too low: {sizes} asked for by {by}")
     printed = False
-
-    def import_report() -> None:
-        for name in _REPORT_MODULES:
-            import_module(name)
-
     importing = threading.Thread(target=import_report, daemon=True)
 
     def report_at_readiness(info: RunInfo) -> list[RankBudget]:

@@ -1,8 +1,8 @@
-"""A process that has imported the engine, and forks for each plan.
+"""A process that has imported the engine, or memprof, and forks for each plan.
 
-Importing the engine is most of a small plan's time. This process does it once, opens no device, and
-waits on a Unix socket; for each request it forks, and the fork runs the driver as a process of its
-own would: with the request's environment, folder and output, in a session of its own. One thread;
+The import is most of a small plan's time. This process does it once, opens no device, and waits on
+a Unix socket; for each request it forks, and the fork runs the driver as a process of its own
+would: with the request's environment, folder and output, in a session of its own. One thread;
 nothing of one plan is left for the next.
 
 A connection is one plan. The request is a line of JSON, ``arguments``, ``env`` and ``folder``, with
@@ -217,7 +217,7 @@ def main(argv: Sequence[str]) -> int:
     os.dup2(printed, 2)
     gc.disable()
     driver: Any = importlib.import_module(name)
-    driver.import_engine()
+    driver.import_ahead()
     gc.collect()
     gc.freeze()
     gc.enable()

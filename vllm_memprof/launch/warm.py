@@ -32,7 +32,7 @@ MODULE = "vllm_memprof.engines.warm"
 #: Seconds without a plan after which a warm process ends.
 IDLE_S = 300
 #: Warm processes of one user; each holds about a gigabyte.
-MOST = 2
+MOST = 3
 
 #: Variables of a run, which its fork gets.
 _OF_A_RUN = (*TRAVELS, ENV_STATE, ENV_ALIKE, ENV_HOLD)

@@ -45,6 +45,8 @@ from vllm_memprof.plans.store import (
     write_row,
 )
 
+#: ``memprof`` as the fork of a warm process.
+_FORKED = "vllm_memprof.cli.warm"
 #: Seconds beyond the engine's own deadline, for the start and the end of ``memprof plan``.
 GRACE_S = 90.0
 #: Seconds between two signals to a plan that is to end, and how many ask before it is killed.
@@ -97,6 +99,8 @@ class PlanProcess:
         OSError: it cannot be started.
     """
 
+    _process: subprocess.Popen[bytes] | warm.WarmChild
+
     def __init__(self, task: Task) -> None:
         self.task = task
         self.started_s = time.monotonic()
@@ -106,10 +110,15 @@ class PlanProcess:
     def start(self) -> None:
         """Start it."""
         self._signals, self._next_s = 0, 0.0
-        with output_of(self.task.run_dir).open("wb") as output:
-            self._process = subprocess.Popen(
-                self.task.plan.command(self.task.run_dir),
-                env=os.environ if self.task.environ is None else self.task.environ,
+        task, forked = self.task, None
+        command = task.plan.command(task.run_dir)
+        with output_of(task.run_dir).open("wb") as output:
+            if task.environ is None and task.plan.device.simulated and warm.is_wanted(os.environ):
+                as_fork = [command[0], "-m", _FORKED, *command[3:]]
+                forked = warm.start(as_fork, os.environ, output.fileno())
+            self._process = forked or subprocess.Popen(
+                command,
+                env=task.environ or os.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,

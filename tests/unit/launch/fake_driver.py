@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def import_engine() -> None:
+def import_ahead() -> None:
     print("imported once")
 
 

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_driver({"plan": run_plan, "offline": run_offline}, argv)
 
 
-def import_engine() -> None:
+def import_ahead() -> None:
     """Import what every plan imports, in a plan's order; no device is opened, nothing recorded.
 
     It is the way of ``main`` up to the engine's own parser, plug-ins of the engine included, and
@@ -71,7 +71,7 @@ def import_engine() -> None:
 
 
 def main_in_fork(argv: Sequence[str]) -> int:
-    """Run one mode in a fork of a process that has called ``import_engine``; returns the status.
+    """Run one mode in a fork of a process that has called ``import_ahead``; returns the status.
 
     The fork ends with ``os._exit``, so what a process does at its end is done here.
     """
