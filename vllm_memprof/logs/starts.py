@@ -328,7 +328,7 @@ class StartSorter:
             worker.add(figure)
         slept = [int(figure.value) for figure in figures if figure.name in _SLEPT]
         if slept and len(worker.sleeps) < MAX_SLEEPS:
-            worker.sleeps.append(PrintedSleep(figures[0].line, *slept))
+            worker.sleeps.append(PrintedSleep(figures[0].line, *slept[:2]))
         return start
 
     def _worker(self, start: EngineStart, prefix: Prefix | None, oom_device: str | None) -> Worker:
