@@ -240,9 +240,9 @@ def _unrecognised(
         for line in lines
         if (found := _pattern(name).search(line.text))
     ]
-    for line in loud:
-        if line.number in over[:1] or (starting and _pattern("error-level").match(line.text)):
-            said.append((line.number, line.text))
+    for each in loud:
+        if each.number in over[:1] or (starting and _pattern("error-level").match(each.text)):
+            said.append((each.number, each.text))
     if not said:
         return None
     number, line = said[0]
