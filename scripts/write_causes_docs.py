@@ -61,7 +61,7 @@ def entries(kind: str, numbers: dict[str, int]) -> str:
     """Return the errors of a kind: what each means, what the log says, which changes answer it."""
     lines: dict[tuple[str, str], dict[str, None]] = {}
     for row in (row for row in ROWS if row.kind == kind):
-        changes = ", ".join(dict.fromkeys(str(numbers[cure.why]) for cure in row.cures))
+        changes = ",".join(dict.fromkeys(str(numbers[cure.why]) for cure in row.cures))
         known = lines.setdefault((meaning(row), changes), {})
         if not any(f"`{short(row)}`" in each for each in lines.values()):
             known[f"`{short(row)}`"] = None

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -58,9 +57,9 @@ class _Line(NamedTuple):
 
 class _Match(NamedTuple):
     row: Row
-    number: int  # of its line
+    line: _Line
     groups: Mapping[str, str | None]
-    beside: int  # line of what stands beside it, else its own
+    beside: _Line  # what stands beside it, else its own
 
 
 @dataclass
@@ -84,8 +83,11 @@ class _Start:
 
     def ends_of_processes(self) -> list[int]:
         """Return the lines in which a process says that it is over."""
-        fatal = _pattern("fatal")
-        return [line.number for line in self.lines if not line.quiet and fatal.search(line.text)]
+        return [
+            line.number
+            for line in self.lines
+            if not line.quiet and _pattern("fatal").search(line.text)
+        ]
 
 
 class CauseReader:
@@ -155,19 +157,19 @@ def _first_cause(
     for row in chain.from_iterable(read_book().origins.values()):
         lines, page = (start.lines, whole_page) if row.quiet else (loud, loud_page)
         match = _match(row, lines, page, start)
-        if match is None or (match.number < up and survived):
+        if match is None or (match.line.number < up and survived):
             continue
         # a request may fail while the server goes on; that is no failure of the server
-        if not up or match.number < up or row.is_memory or failed:
+        if not up or match.line.number < up or row.is_memory or failed:
             matches.append(match)
     if not matches:
         return _unrecognised(start, loud, over)
     grave = [each for each in matches if each.row.rank != WRAPPER] or matches
-    first = min(each.number for each in grave)
-    near = [each for each in grave if each.number <= first + _SAME_FAILURE]
-    best = min(near, key=lambda each: (-RANKS.index(each.row.rank), each.number))
+    first = min(each.line.number for each in grave)
+    near = [each for each in grave if each.line.number <= first + _SAME_FAILURE]
+    best = min(near, key=lambda each: (-RANKS.index(each.row.rank), each.line.number))
     spoken = [name for name, own in speakers.items() if own.search(whole_page)]
-    return best.number, _named(best, start.lines, spoken)
+    return best.line.number, _named(best, spoken)
 
 
 def _match(row: Row, lines: list[_Line], page: str, start: _Start) -> _Match | None:
@@ -176,11 +178,11 @@ def _match(row: Row, lines: list[_Line], page: str, start: _Start) -> _Match | N
         groups = match.groupdict()
         if row.holds is not None and not ask(row.holds, groups, False):
             continue
-        number = beside = lines[page.count("\n", 0, match.start())].number
-        at = bisect_right(start.lines, number, key=lambda line: line.number) - 1
+        line = beside = lines[page.count("\n", 0, match.start())]
+        at = start.lines.index(line)
         near = start.lines[max(0, at - _LINES_BEFORE) : at + _LINES_AFTER]
-        said = "\n".join(line.text for line in near)
-        if start.ready is not None and number > start.ready:
+        said = "\n".join(each.text for each in near)
+        if start.ready is not None and line.number > start.ready:
             said = f"{SERVING}\n{said}"
         if start.after_another:
             said = f"{AFTER_ANOTHER}\n{said}"
@@ -190,12 +192,12 @@ def _match(row: Row, lines: list[_Line], page: str, start: _Start) -> _Match | N
             pattern = _compiled(row.beside)
             if not pattern.search(said):
                 continue
-            beside = next((line.number for line in near if pattern.search(line.text)), number)
-        return _Match(row, number, groups, beside)
+            beside = next((each for each in near if pattern.search(each.text)), line)
+        return _Match(row, line, groups, beside)
     return None
 
 
-def _named(match: _Match, lines: list[_Line], spoken: list[str]) -> NamedFailure:
+def _named(match: _Match, spoken: list[str]) -> NamedFailure:
     row = match.row
     cures = []
     for cure in row.cures:
@@ -209,13 +211,15 @@ def _named(match: _Match, lines: list[_Line], spoken: list[str]) -> NamedFailure
             title = ENGINES[cure.engine].title
             cure = replace(cure, why=text("with {engine}: {why}", engine=title, why=cure.why))
         cures.append(cure)
-    quoted = [line for line in lines if line.number in (match.number, match.beside)]
     return NamedFailure(
         kind=row.kind,
         is_memory=row.is_memory,
         title=row.title,
         confidence="certain" if row.certain and row.rank != WRAPPER else "likely",
-        evidence=[EvidenceLine(line.number, line.text.strip()[:400]) for line in quoted[:3]],
+        evidence=[
+            EvidenceLine(line.number, line.text.strip()[:400])
+            for line in sorted({match.line, match.beside})
+        ],
         cures=cures,
         source=row.source,
     )
@@ -228,16 +232,17 @@ def _unrecognised(
     starting = start.ready is None
     if not over and not starting:
         return None
-    errors, consequence = _pattern("exception"), _pattern("consequence")
+    told = [line for line in loud if not _pattern("consequence").search(line.text)]
+    # of a traceback without its end the last frame says most
     said = [
         (line.number, found["said"])
-        for line in loud
-        if (found := errors.search(line.text)) and not consequence.search(line.text)
+        for name, lines in (("exception", told), ("frame", told[::-1]))
+        for line in lines
+        if (found := _pattern(name).search(line.text))
     ]
-    said += [(line.number, line.text) for line in loud if line.number in over[:1]]
-    if starting:
-        level = _pattern("error-level")
-        said += [(line.number, line.text) for line in loud if level.match(line.text)]
+    for each in loud:
+        if each.number in over[:1] or (starting and _pattern("error-level").match(each.text)):
+            said.append((each.number, each.text))
     if not said:
         return None
     number, line = said[0]

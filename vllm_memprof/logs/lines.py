@@ -206,9 +206,9 @@ def _bounded(raw: bytes, number: int, follows: bool) -> Iterator[LogLine]:
 
 
 def _segments(raw: bytes, number: int, follows: bool, cut: bool) -> Iterator[LogLine]:
-    """Yield the parts of a line between carriage returns."""
+    """Yield the parts of a line between carriage returns, the records of one without line feeds."""
     text = raw.decode("utf-8", "replace")
-    for part in text.split("\r"):
+    for part in re.split(_RUN_ON if len(text) > 1000 else "\r", text):
         if part or "\r" not in text:
             yield LogLine(number, part, follows, cut)
             follows = True
@@ -251,6 +251,11 @@ def _is_dull(line: bytes) -> bool:
     return line[-7:] == _ACCESS or _STATISTICS in line
 
 
+#: Where a record begins on a line that lost its line feeds; a prompt contains no such thing.
+_RUN_ON = (
+    r"\r|(?<![\])]) +(?=\([^()]{1,60}(?:pid|rank)=[^()]{1,40}\) |\[rank\d+\]:|"
+    r"(?:ERROR|INFO|WARNING) \d\d-\d\d \d\d:|\[20\d\d-\d\d-\d\d \d\d:)"
+)
 _BARE_ANSI = re.compile(r"(?:\^\[|\u241b)?\[[0-9]{1,2}(?:;[0-9]{1,3})*m")
 _QUOTE = re.compile(r"^(?:\s{0,3}(?:>|&gt;)\s?)+")
 _ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")

@@ -43,6 +43,11 @@ _SLEPT = ("sleep_freed_bytes", "sleep_in_use_bytes")
 #: Figures of which the least of several workers counts.
 _LEAST_OF_PLANS = ("tokens", "max_concurrency", "blocks", "fitting_blocks")
 
+#: Lines of a log that are searched for a word of a failure: those of an excerpt.
+_FIRST_LINES = 2000
+_TELLS = re.compile(
+    r"(?i)error|exception|fail|fatal|abort|denied|refused|timed? ?out|not set|报错|失败"
+)
 _LOADS = re.compile(r"Starting to load model (?P<model>\S+?)(?:\.\.\.|\s|$)")
 _RANK_LINE = re.compile(
     r"rank (?P<rank>\d+) in world size \d+ is assigned as DP rank (?P<dp>\d+),"
@@ -57,6 +62,7 @@ class StartSorter:
         self.starts: list[EngineStart] = []
         self.left_out = 0  # starts beyond MAX_STARTS
         self.lines = 0
+        self.telling = ""  # the last of the first lines that may tell of a failure
         self.spoken: set[str] = set()  # engines that have a line of their own
         self.newest_first = False  # the lines were turned round before they were read
         self.smi = NpuSmi()
@@ -96,6 +102,8 @@ class StartSorter:
     def read(self, line: ParsedLine) -> None:
         """Read one line."""
         self.lines += 1
+        if self.lines <= _FIRST_LINES and _TELLS.search(line.text):
+            self.telling = f"line {line.line} may tell of one: {line.text.strip()[:300]}"
         found = self._reader.read(line.text)
         if found is not None:
             self._configure(found, line.prefix)
@@ -328,7 +336,7 @@ class StartSorter:
             worker.add(figure)
         slept = [int(figure.value) for figure in figures if figure.name in _SLEPT]
         if slept and len(worker.sleeps) < MAX_SLEEPS:
-            worker.sleeps.append(PrintedSleep(figures[0].line, *slept))
+            worker.sleeps.append(PrintedSleep(figures[0].line, *slept[:2]))
         return start
 
     def _worker(self, start: EngineStart, prefix: Prefix | None, oom_device: str | None) -> Worker:

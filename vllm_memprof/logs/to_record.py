@@ -80,7 +80,7 @@ def read_log(path: str) -> list[Run]:
     """
     name = "standard input" if path == STDIN else Path(path).name
     runs: list[Run] = []
-    read, lines = 0, 0
+    read, lines, telling = 0, 0, ""
     with reading(path), ExitStack() as opened:
         if path == STDIN:
             stream = BufferedReader(cast(Any, sys.stdin.buffer))
@@ -97,12 +97,13 @@ def read_log(path: str) -> list[Run]:
             runs += to_runs(sorter, plain(inner), failures)
             if read:
                 check_limit("workers", sum(len(run.processes) for run in runs), f"{name} has")
-            read, lines = read + 1, lines + sorter.lines
+            read, lines, telling = read + 1, lines + sorter.lines, sorter.telling or telling
     if not runs:
         where = name if read == 1 else f"any of the {read} files in {name}"
+        why = f"; looked for {LOOKED_FOR}" if lines else ": it is empty"
         raise NoMemoryLines(
             f"no line about memory in {where}"
-            + (f"; looked for {LOOKED_FOR}" if lines else ": it is empty"),
+            + (f", and no failure that memprof knows; {plain(telling)}" if telling else why),
             hint="give the log of the engine's start-up, at level INFO or DEBUG:"
             " later lines have no values",
         )

@@ -9,7 +9,7 @@ import pytest
 
 from vllm_memprof.causes.book import Row, read_book
 from vllm_memprof.causes.reader import SIGNALS, CauseReader
-from vllm_memprof.logs.to_record import WORDS
+from vllm_memprof.logs.to_record import WORDS, sorted_lines
 from vllm_memprof.record.cause import KINDS, NamedFailure
 
 ROWS = [row for rows in read_book().origins.values() for row in rows]
@@ -429,3 +429,38 @@ def test_sglang_names_the_least_static_share() -> None:
         "available/pre = 0.4333). If using speculative decoding, draft weights are now counted.\n"
     )
     assert (failure.kind, failure.cures[0].argument) == ("negative-kv", "--mem-fraction-static")
+
+
+def test_of_a_traceback_without_its_end_the_last_frame_is_shown() -> None:
+    failure = only(
+        "ERROR 01-01 10:00:00 [core.py:7] EngineCore failed to start.\n"
+        'ERROR 01-01 10:00:00 [core.py:7]   File "/v/worker/worker.py", line 7, in load_model\n'
+        "ERROR 01-01 10:00:00 [core.py:7]     self.model_runner.load_model()\n"
+        'ERROR 01-01 10:00:00 [core.py:7]   File "/v/worker/runner.py", line 9, in initialize_cache\n'
+        'ERROR 01-01 10:00:00 [core.py:7]   File "/p/torch/_ops.py", line 1, in __call__\n'
+    )
+    assert failure.confidence == "unrecognised"
+    assert "in initialize_cache" in failure.title
+
+
+def test_a_log_that_lost_its_line_feeds_is_read_record_by_record() -> None:
+    prefix = "(EngineCore_DP0 pid=7) ERROR 01-01 10:00:00 [core.py:7]"
+    told = [f"{prefix} File {n}, in step_{n}, which says nothing of it" for n in range(40)]
+    log = " ".join(
+        [
+            "INFO 01-01 10:00:00 [core.py:1] Initializing a V1 LLM engine",
+            *told,
+            f"{prefix} ValueError: No available memory for the cache blocks.",
+        ]
+    )
+    ((_, failure),) = sorted_lines([log.encode()])[1]
+    assert failure.kind == "negative-kv"
+    assert [line.text.count("pid=7") for line in failure.evidence] == [1]
+
+
+def test_two_sleeps_on_one_line_end_nothing() -> None:
+    slept = "Sleep mode freed 40.00 GiB memory, {} GiB memory is still in use."
+    log = f"INFO 01-01 10:00:00 [w.py:1] {slept.format('4.00')} {slept.format('11.00')}"
+    starts, _ = sorted_lines([log.encode()])
+    ((worker,),) = [list(start.workers.values()) for start in starts.starts]
+    assert len(worker.sleeps) == 1

@@ -212,6 +212,17 @@ def test_a_file_without_memory_lines(explain, tmp_path, content):
     assert ("it is empty" in err) == (not content)
 
 
+def test_a_line_that_may_tell_of_a_failure_is_shown_where_nothing_is_known(explain, tmp_path):
+    told = "[Checker] 'device ip' is not set correctly \x1b[31mtoken=hf_1234567890abcd"
+    (tmp_path / "x.log").write_text(f"in the log of the second node:\n{told}\nregards\n")
+    status, out, err = explain(tmp_path / "x.log")
+    assert (status, out) == (3, "")
+    assert "no failure that memprof knows; line 2 may tell of one: [Checker] 'device ip'" in err
+    assert "looked for" not in err
+    assert "1234567890abcd" not in err
+    assert "\x1b" not in err
+
+
 def test_no_log_of_several_has_memory_lines(explain, tmp_path):
     for name in ("a.log", "b.log"):
         (tmp_path / name).write_text("nothing here\n")
