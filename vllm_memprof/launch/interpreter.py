@@ -36,18 +36,19 @@ def version(name):
 def importable(name):
     try: return u.find_spec(name) is not None
     except Exception: return False
+points = m.entry_points()
 print(json.dumps({
     "python": platform.python_version(),
     "versions": {n: version(n) for n in sys.argv[2:]},
     "engines": {
-        name: sorted({e.name for e in m.entry_points(group=group)})
+        name: sorted({e.name for e in points.select(group=group)})
         for name, group, modules in json.loads(sys.argv[1])
         if all(map(importable, modules))
     },
     "folders": {
         name: sorted({str(f) for module in (modules[0], *(
             e.value.partition(":")[0].partition(".")[0]
-            for e in m.entry_points(group=group) if e.name != "memprof"
+            for e in points.select(group=group) if e.name != "memprof"
         )) if importable(module) for f in u.find_spec(module).submodule_search_locations or ()})
         for name, group, modules in json.loads(sys.argv[1])
     },
