@@ -184,7 +184,10 @@ def _weights(engine: str, rank: dict[str, Any]) -> int | None:
     if engine != "sglang":
         return rank["figures"].get("weights_bytes")
     loads = [each["delta"] for each in rank["phases"] if each["phase"] == "weight_load"]
-    return -sum(each["device_free_bytes"] for each in loads) if loads and all(loads) else None
+    fell: int | None = None
+    if loads and all(loads):
+        fell = -sum(each["device_free_bytes"] for each in loads)
+    return fell
 
 
 def in_equation(equation: str, run_dir: Path, which: int) -> dict[str, float | None]:
