@@ -181,10 +181,11 @@ def _outcome(folder: Path, status: int, which: int) -> dict[str, Any]:
 
 def _weights(engine: str, rank: dict[str, Any]) -> int | None:
     """Return the weights as the engine prints them: SGLang by how far free memory fell."""
+    printed: int | None = rank["figures"].get("weights_bytes")
     if engine != "sglang":
-        return rank["figures"].get("weights_bytes")
-    loads = [each["delta"] for each in rank["phases"] if each["phase"] == "weight_load"]
+        return printed
     fell: int | None = None
+    loads = [each["delta"] for each in rank["phases"] if each["phase"] == "weight_load"]
     if loads and all(loads):
         fell = -sum(each["device_free_bytes"] for each in loads)
     return fell
