@@ -156,7 +156,7 @@ def _outcome(folder: Path, status: int, which: int) -> dict[str, Any]:
     rank = next((each for each in report["ranks"] if each["rank"] == which), report["ranks"][0])
     told = rank["figures"]
     figures = {
-        "weights": told.get("weights_bytes"),  # a rank that failed before has none
+        "weights": _weights(run["engine"], rank),  # a rank that failed before has none
         "peak_activation": told.get("peak_activation_bytes"),
         "non_torch": told.get("non_torch_increase_bytes"),
         "kv_cache": rank["budget"]["engine_kv_cache_bytes"],
@@ -177,6 +177,18 @@ def _outcome(folder: Path, status: int, which: int) -> dict[str, Any]:
         "figures": figures,
         "graph_count": _graphs(rank["phases"]),
     }
+
+
+def _weights(engine: str, rank: dict[str, Any]) -> int | None:
+    """Return the weights as the engine prints them: SGLang by how far free memory fell."""
+    printed: int | None = rank["figures"].get("weights_bytes")
+    if engine != "sglang":
+        return printed
+    fell: int | None = None
+    loads = [each["delta"] for each in rank["phases"] if each["phase"] == "weight_load"]
+    if loads and all(loads):
+        fell = -sum(each["device_free_bytes"] for each in loads)
+    return fell
 
 
 def in_equation(equation: str, run_dir: Path, which: int) -> dict[str, float | None]:

@@ -178,6 +178,7 @@ CASES = (
     _both("Qwen/Qwen3-VL-4B-Instruct", "TP1", "Qwen-VL-Dense"),
     _both("meta-llama/Meta-Llama-3-8B-Instruct", "TP1"),
     _both("meta-llama/Meta-Llama-3-70B-Instruct", "TP4"),
+    _a2("Qwen/Qwen3-0.6B-Base", "TP1"),
     _a2("Qwen/Qwen2.5-0.5B-Instruct", "TP1"),
     _a2("Qwen/Qwen2.5-1.5B-Instruct", "TP1"),
     _a2("Qwen/Qwen2.5-3B-Instruct", "TP1"),
