@@ -257,7 +257,7 @@ class StartSorter:
         other = pending is not None or prefix.label in newest.members
         return self._new_start(pending) if other else newest
 
-    def _new_start(self, pending: EngineStart | None = None) -> EngineStart:
+    def _new_start(self, pending: EngineStart | None) -> EngineStart:
         """Open a start that waits; without one begin a start with the set-up of the one before."""
         if pending is not None:
             start = pending

@@ -275,20 +275,16 @@ def fits_device(report: Report) -> list[Text]:
     }
     said = sentences_of("fits", figures)
     if worst or not full_step_ran(report):
-        said = text("{title} (estimated: {not_run})", title=said, not_run=_not_run(report))
+        not_run = text("no step of full size was run")
+        if report.run.planned_only:
+            not_run = text("graphs, warm-up and steps were not run")
+        said = text("{title} (estimated: {not_run})", title=said, not_run=not_run)
     said = modelled(said, budget.how.get("headroom_bytes") == MODELLED)
     if len(known) < len(ranks):
         said = text("{verdict} (known of {labels})", verdict=said, labels=labels_of(known))
     elif len({format_gib(each.budget.headroom_bytes) for each in known}) > 1:
         said = text("{verdict}, on {label}", rank, verdict=said)
     return [said]
-
-
-def _not_run(report: Report) -> Text:
-    """Return what the headroom is estimated without."""
-    if report.run.planned_only:
-        return text("graphs, warm-up and steps were not run")
-    return text("no step of full size was run")
 
 
 def full_step_ran(report: Report) -> bool:
