@@ -24,8 +24,7 @@ from vllm_memprof.record.loader import Identity
 from vllm_memprof.record.memory_files import MemoryFile
 from vllm_memprof.record.samples import RequestFigures
 from vllm_memprof.record.schema import REPORT_SCHEMA, RunInfo, Snapshot
-from vllm_memprof.record.spans import DERIVED, ComponentRow, How, Span
-from vllm_memprof.record.spans import MEASURED as MEASURED
+from vllm_memprof.record.spans import DERIVED, MEASURED, ComponentRow, How, Span
 from vllm_memprof.units import MIB, Amount, minus, sum_or_none
 
 ENGINE, MEMPROF = "engine", "memprof"

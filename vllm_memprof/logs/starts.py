@@ -343,9 +343,8 @@ class StartSorter:
             else:
                 key = label = prefix.short or by_pid
                 dims = prefix.dims
-            if assigned is None and prefix.label.startswith("rank_"):
                 # torch names a worker by its rank, vLLM by its place
-                for worker in start.workers.values():
+                for worker in start.workers.values() if prefix.label.startswith("rank_") else ():
                     rank = worker.dims.get("rank")
                     if rank is None and not {"dp", "pp", "pcp"} & worker.dims.keys():
                         rank = worker.dims.get("tp")

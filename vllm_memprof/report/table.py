@@ -106,7 +106,7 @@ class _Painter:
         shown = words.translate(_ASCII) if self.ascii_only else words
         return RichText(shown, style=style, overflow="fold")
 
-    def indented(self, words: str, style: str) -> RenderableType:
+    def indented(self, words: str, style: str = "") -> RenderableType:
         return Padding(self.text(words, style), (0, 0, 0, 2), expand=False)
 
     def lines(self, lines: list[Line]) -> RenderableType:

@@ -304,9 +304,7 @@ def _left_by_plan(report: Report) -> list[Text]:
     It is no verdict: what graphs and steps take of it was not run.
     """
     ends = [last_of(rank.phases, "kv_cache_alloc") for rank in report.ranks]
-    after = [None if span is None else span.after for span in ends]
-    left = [at.device_free_bytes for at in after if at is not None]
-    known = only_known(left)
+    known = only_known(span.after.device_free_bytes for span in ends if span and span.after)
     if not report.run.planned_only or not known or len(known) < len(ends):
         return []
     return [modelled(sentences_of("left", {"size": min(known)}), report.run.simulated)]

@@ -22,7 +22,7 @@ _ENGINES_OWN = {"weights": "weights_bytes", "kv_cache": "kv_cache_bytes", "graph
 
 
 def memory_files(
-    sheet: Sheet | Paper, rank: RankReport, most: int, names: Iterable[str]
+    sheet: Sheet | Paper, rank: RankReport, most: int = 12, names: Iterable[str] = TABLES
 ) -> Iterator[Section]:
     """Return the tables of each file of these names, ``most`` rows of each."""
 
