@@ -249,7 +249,7 @@ class Budget:
         """
         slack = self.device_tolerance_bytes
         if self.headroom_bytes is not None and self.headroom_bytes >= -slack:
-            margin = 0 if self.unprofiled_bytes is None else self.unprofiled_bytes
+            margin = self.unprofiled_bytes or 0
             return "fits" if self.headroom_bytes >= margin - slack else "narrow"
         if self.released_headroom_bytes is not None and self.released_headroom_bytes < -slack:
             return "exceeds"
