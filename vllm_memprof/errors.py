@@ -4,8 +4,7 @@ MemprofError                 exit 1
 ├── UsageError               exit 2   a wrong argument, an unknown profile, a bad size
 ├── RunRecordError           exit 3   a run folder or a log that cannot be read
 ├── LaunchError              exit 1   the engine could not be started or died
-├── SetupError               exit 1   a simulated stack could not be installed or built
-└── UnsupportedVersionError  exit 1   an engine version without a row in a table
+└── SetupError               exit 1   a simulated stack could not be installed or built
 """
 
 from __future__ import annotations
@@ -45,10 +44,6 @@ class LaunchError(MemprofError):
 
 
 class SetupError(MemprofError):
-    pass
-
-
-class UnsupportedVersionError(MemprofError):
     pass
 
 

@@ -142,8 +142,9 @@ def _completed(run: Run, logged: Run) -> list[ProcessRecord]:
     for process in run.processes:
         other = by_rank.get((process.identity.dp_rank or 0, process.identity.rank), only)
         if process.is_worker and other is not None:
-            printed = other.figures, other.figures_half_units
-            process = replace(process, figures=printed[0], figures_half_units=printed[1])
+            process = replace(
+                process, figures=other.figures, figures_half_units=other.figures_half_units
+            )
         found.append(process)
     return found
 

@@ -67,10 +67,6 @@ def wide_only(values: list[Any], wide: bool) -> bool:
     return wide
 
 
-def narrow_only(values: list[Any], wide: bool) -> bool:
-    return not wide
-
-
 def where_known(values: list[Any], wide: bool) -> bool:
     return any(value is not None for value in values)
 
@@ -92,7 +88,7 @@ UNITS: Mapping[str, Unit] = {
 }
 WHENS: Mapping[str, When] = {
     "wide": wide_only,
-    "narrow": narrow_only,
+    "narrow": lambda values, wide: not wide,
     "known": where_known,
     "wide and known": lambda values, wide: wide and where_known(values, wide),
 }

@@ -24,8 +24,7 @@ from vllm_memprof.record.loader import Identity
 from vllm_memprof.record.memory_files import MemoryFile
 from vllm_memprof.record.samples import RequestFigures
 from vllm_memprof.record.schema import REPORT_SCHEMA, RunInfo, Snapshot
-from vllm_memprof.record.spans import DERIVED, ComponentRow, How, Span
-from vllm_memprof.record.spans import MEASURED as MEASURED
+from vllm_memprof.record.spans import DERIVED, MEASURED, ComponentRow, How, Span
 from vllm_memprof.units import MIB, Amount, minus, sum_or_none
 
 ENGINE, MEMPROF = "engine", "memprof"
@@ -250,7 +249,7 @@ class Budget:
         """
         slack = self.device_tolerance_bytes
         if self.headroom_bytes is not None and self.headroom_bytes >= -slack:
-            margin = 0 if self.unprofiled_bytes is None else self.unprofiled_bytes
+            margin = self.unprofiled_bytes or 0
             return "fits" if self.headroom_bytes >= margin - slack else "narrow"
         if self.released_headroom_bytes is not None and self.released_headroom_bytes < -slack:
             return "exceeds"

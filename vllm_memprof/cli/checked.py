@@ -56,11 +56,11 @@ class Checked(NamedTuple):
         Raises:
             UsageError: with what differs, both values of each.
         """
-        ran, model = self.report.run, info.model.rstrip("/").rpartition("/")[2]
-        info = replace(info, model=model, command=["vllm", "serve", *arguments])
+        ran = self.report.run
+        info = replace(info, model=info.model_name, command=["vllm", "serve", *arguments])
         own = replace(
             ran,
-            model=ran.model.rstrip("/").rpartition("/")[2],
+            model=ran.model_name,
             command=["vllm", "serve", *self.arguments],
             device=ran.device_profile or ran.device,  # the name of a start that is not there yet
         )

@@ -72,7 +72,7 @@ _EPILOG = (
 
 
 def with_options(
-    function: Callable[..., None], command: str, options: Options | None = None
+    function: Callable[..., None], command: str, options: Options | None
 ) -> Callable[..., None]:
     """Return the function of a command, its parameters described for Typer.
 

@@ -76,7 +76,7 @@ class PlanProgress(Watcher):
             self._bar.console.print(f"memprof: {text}")
             return
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone; the plans go on
-            say(f"{text}")
+            say(text)
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         self._done += 1

@@ -93,6 +93,10 @@ class Diff:
     SCHEMA: ClassVar[str] = DIFF_SCHEMA
 
     @property
+    def simulated(self) -> bool:
+        return self.a.simulated or self.b.simulated
+
+    @property
     @computed
     def difference_tokens(self) -> int | None:
         return minus(self.b_kv_tokens, self.a_kv_tokens)

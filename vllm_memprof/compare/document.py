@@ -154,7 +154,7 @@ def diff_document(diff: Diff, width: int) -> Document:
         sections=found,
         verdict=result,
         whole=text("the JSON"),
-        simulated=diff.a.simulated or diff.b.simulated,
+        simulated=diff.simulated,
     )
 
 
@@ -250,7 +250,7 @@ def _cause_section(
 
     def cause_row(cause: Cause) -> _CauseRow:
         why = _why(rank, cause)
-        title = modelled(cause.title, simulated and any(map(is_device_wide, cause.names)))
+        title = modelled(cause.title, diff.simulated and any(map(is_device_wide, cause.names)))
         if cause.kind == UNKNOWN:
             title = text("unknown: {title}", title=title)
         sizes = (_signed_gib(cause.bytes, 4), signed(cause.bytes))
@@ -267,7 +267,6 @@ def _cause_section(
             _STYLES.get(cause.kind, PLAIN),
         )
 
-    simulated = diff.a.simulated or diff.b.simulated
     shown = [cause for cause in rank.causes if cause.bytes != 0 or cause.kind == BLOCKS]
     largest = max((abs(cause.bytes or 0) for cause in shown), default=0)
     size, causes = rank.difference_bytes, rank.causes_bytes
@@ -442,8 +441,7 @@ def _term(diff: Diff, term: TermDiff) -> tuple[str, str]:
     """Return a term's mark and title."""
     if own := TITLES["terms"].get(term.name):
         return "=" * (term.name in _TOTALS), own
-    simulated = diff.a.simulated or diff.b.simulated
-    title = modelled(title_of(term.name), simulated and is_device_wide(term.name))
+    title = modelled(title_of(term.name), diff.simulated and is_device_wide(term.name))
     if term.a_subtracted or term.b_subtracted:
         return "-", title
     return "", text("{term}, not subtracted", term=title)
@@ -487,13 +485,12 @@ def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
         if wide
         else text("Phases, GiB after each: B and its difference to A, {labels}", labels=pair)
     )
-    simulated = diff.a.simulated or diff.b.simulated
     return [
         table(
             title,
             columns,
             shown,
-            simulated=simulated,
+            simulated=diff.simulated,
             look=lambda row: Look(indent=len(row.path) - 1),
         )
     ]

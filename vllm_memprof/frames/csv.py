@@ -64,8 +64,7 @@ def report_csv(*reports: Report) -> Iterator[str]:
 
 def _tables(report: Report, ranks: Sequence[tables.RankSource]) -> Iterator[pd.DataFrame]:
     """Yield the rows of some ranks: equation, audit, then owners and their parts, then readings."""
-    budget = tables.budget(ranks).rename(columns={"name": "component"})
-    yield budget
+    yield tables.budget(ranks).rename(columns={"name": "component"})
     audited = tables.audit(ranks).rename(columns={"name": "component"})
     yield audited.assign(kind="audit")
     yield audited.assign(kind="audit_difference", bytes=audited["difference_bytes"])

@@ -87,10 +87,10 @@ class RankBudget:
 
     label: str
     pid: int | None
-    kv_cache_granted_bytes: Amount = None
-    kv_cache_fits_request_bytes: Amount = None
-    kv_cache_fits_device_bytes: Amount = None
-    headroom_bytes: Amount = None  # at the serving peak
+    kv_cache_granted_bytes: Amount
+    kv_cache_fits_request_bytes: Amount
+    kv_cache_fits_device_bytes: Amount
+    headroom_bytes: Amount  # at the serving peak
     owners: Mapping[str, int] = field(default_factory=dict)  # at the last phase edge
     #: Owners that grow; empty: none of those that could be judged. None: none could be yet.
     growth: tuple[GrowingOwner, ...] | None = None

@@ -105,8 +105,8 @@ class Figure:
     prefix: Prefix | None
     device: str | None  # as the line names it: cuda:1, or the number of an NPU
     format: LineFormat
-    begin: int = 0  # where in the line its format begins
-    end: int = 0  # and ends
+    begin: int  # where in the line its format begins
+    end: int  # and ends
 
     def agrees(self, other: Figure) -> bool:
         """Return True where two printed figures can be the same number."""

@@ -64,7 +64,7 @@ class LogLine(NamedTuple):
     number: int  # from 1, as an editor counts
     text: str  # decoded, still dirty
     follows: bool  # the line before it was passed on as well
-    cut: bool = False  # a piece of a longer line
+    cut: bool  # a piece of a longer line
 
 
 def read_chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -265,7 +265,7 @@ class StartSorter:
         other = pending is not None or prefix.label in newest.members
         return self._new_start(pending) if other else newest
 
-    def _new_start(self, pending: EngineStart | None = None) -> EngineStart:
+    def _new_start(self, pending: EngineStart | None) -> EngineStart:
         """Open a start that waits; without one begin a start with the set-up of the one before."""
         if pending is not None:
             start = pending
@@ -351,9 +351,8 @@ class StartSorter:
             else:
                 key = label = prefix.short or by_pid
                 dims = prefix.dims
-            if assigned is None and prefix.label.startswith("rank_"):
                 # torch names a worker by its rank, vLLM by its place
-                for worker in start.workers.values():
+                for worker in start.workers.values() if prefix.label.startswith("rank_") else ():
                     rank = worker.dims.get("rank")
                     if rank is None and not {"dp", "pp", "pcp"} & worker.dims.keys():
                         rank = worker.dims.get("tp")

@@ -11,7 +11,7 @@ Bytes are integers, None is unknown. The keys of its JSON are read by programs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from vllm_memprof.accounting.budget.decomposition import granted_bytes
@@ -68,7 +68,7 @@ class Hardware:
     arguments: list[str] | None  # of the engine; None: not known
     #: Variables that its figures depend on; None: a log, which prints none of them.
     env: dict[str, str] | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def compared(report: Report, rank: RankReport) -> ComparedRank:

@@ -33,9 +33,9 @@ SMALLEST, LARGEST = text("smallest"), text("largest")
 class SearchRequest(NamedTuple):
     """What the values of a search are made of, None where it was not given."""
 
-    low: Decimal | None = None
-    high: Decimal | None = None
-    step: Decimal | None = None
+    low: Decimal | None
+    high: Decimal | None
+    step: Decimal | None
     config: ModelConfig = None
 
 

@@ -47,7 +47,7 @@ def start_of(report: Report, device: str | None) -> tuple[Plan, str]:
             "NPUs, and the engine's arguments"
         )
     # a log has the path of its own machine
-    end = "/" + run.model.rstrip("/").rpartition("/")[2]
+    end = "/" + run.model_name
     model = next((each.name for each in list_presets() if each.name.endswith(end)), "")
     own = {"engine": row_of_run(run.engine).name, "until": READY}
     own["device"] = device or f"sim:{base_of(run)}"

@@ -37,6 +37,7 @@ from vllm_memprof.record.schema import (
 )
 from vllm_memprof.record.spans import AFTER, BEFORE, Span
 from vllm_memprof.record.weights import Loaded
+from vllm_memprof.units import known_items
 
 _T = TypeVar("_T")
 
@@ -389,8 +390,7 @@ def _build_process(file: str, events: list[Event], dropped: int, served: Served)
     figures: dict[str, int | float | None] = {}
     for event in by_kind["figures"]:
         values = from_json(dict[str, int | float | None], event.get("values"))
-        known = {name: value for name, value in values.items() if value is not None}
-        figures = {**values, **figures, **known}
+        figures = {**values, **figures, **known_items(values)}
     every("kv_plan", _PlannedKv)  # refuses what is no figure
     first = from_json(_First, events[0])
     served.dropped.update(dropped_of(by_kind["dropped"]))
@@ -401,7 +401,7 @@ def _build_process(file: str, events: list[Event], dropped: int, served: Served)
     who: Event = {}  # of what repeats, the last that is known
     roles = {"engine_core" if by_kind["kv_plan"] else "unknown"}
     for event in (events[0], *by_kind["identity"]):
-        who |= {name: value for name, value in event.items() if value is not None}
+        who |= known_items(event)
         roles |= {event.get("role") or "unknown", *(event.get("roles") or ())}
     times = [event["t_ns"] for event in events if isinstance(event.get("t_ns"), int)]
     return ProcessRecord(

@@ -415,6 +415,11 @@ class RunInfo:
     SCHEMA: ClassVar[str] = RUN_SCHEMA
 
     @property
+    def model_name(self) -> str:
+        """Return the model without the folder or the organisation that it is in."""
+        return self.model.rstrip("/").rpartition("/")[2]
+
+    @property
     def group(self) -> str | None:
         """Return the engines of the deployment that it is of; None: there is one budget."""
         return None if self.part is None else self.part.group

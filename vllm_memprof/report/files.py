@@ -45,4 +45,4 @@ def write_reports(report: Report, run_dir: Path) -> None:
     """
     screen = render_markdown(FirstScreen((report,), run_dir.name))
     for name, text in ((REPORT_JSON, report_json(report)), (REPORT_MD, [screen])):
-        write_atomically(Path(run_dir) / name, text)
+        write_atomically(run_dir / name, text)

@@ -87,7 +87,7 @@ class RankView:
     no_timeline: str | None  # why there is none
     waterfall: list[WaterfallBar]
     no_waterfall: str | None
-    serving: ServingMemory | None = None  # None: the run was not sampled
+    serving: ServingMemory | None  # None: the run was not sampled
 
 
 @dataclass(frozen=True)

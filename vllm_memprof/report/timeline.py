@@ -97,7 +97,7 @@ class Timeline:
     bands: list[Band]
     peaks: list[Peak]
     worst_bytes: int | None  # most that all owners were seen to hold
-    left_out: int = 0  # readings that are not drawn
+    left_out: int  # readings that are not drawn
 
 
 class _Reading(NamedTuple):

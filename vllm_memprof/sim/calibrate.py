@@ -57,7 +57,7 @@ class RankFacts:
 
     label: str
     device_total_bytes: int | None
-    edges: list[EdgeMemory] = field(default_factory=list)  # in time
+    edges: list[EdgeMemory]  # in time
     #: Configured bytes of each communicator that had a collective.
     communicators: list[int | None] = field(default_factory=list)
     graphs: int | None = None  # captured graphs

@@ -67,7 +67,7 @@ class SimRuntime:
     env: dict[str, str]  # additions to and replacements in os.environ
     profile: DeviceProfile
     stack: Stack
-    notes: tuple[str, ...] = ()  # on what differs from an engine on such a device
+    notes: tuple[str, ...]  # on what differs from an engine on such a device
 
 
 def prepare_runtime(

@@ -32,7 +32,6 @@ from datetime import datetime, timezone
 from functools import partial
 from itertools import dropwhile
 from pathlib import Path
-from typing import Protocol
 
 from vllm_memprof.errors import SetupError, UsageError
 from vllm_memprof.sim.build import build_left_out, build_shim, find_compiler
@@ -125,24 +124,17 @@ def print_nothing(line: str) -> None:
 RunCommand = Callable[[list[str], dict[str, str], Callable[[str], None]], int]
 
 
-class SetupProgress(Protocol):
-    """Receives the progress of a setup. The command line shows it."""
+class SetupProgress:
+    """Receives the progress of a setup, and shows nothing. The command line shows it."""
 
     def step(self, number: int, total: int, title: str) -> None:
         """Show that a step begins."""
-        return
 
     def detail(self, text: str) -> None:
         """Show what the step is at."""
-        return
 
     def done(self, seconds: float) -> None:
         """Show that the step has ended."""
-        return
-
-
-class _SilentSetup(SetupProgress):
-    """Shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +294,7 @@ class _Setup:
         self.stack = stack
         self.prefix = prefix
         self.command = setup_command(stack, prefix)
-        self.progress = progress or _SilentSetup()
+        self.progress = progress or SetupProgress()
         self.run = run or run_command
         self.index = ["--no-index", "--find-links", str(offline.absolute())] if offline else []
         self.python = prefix / "bin/python"

@@ -246,6 +246,7 @@ def fit_device(
         term.subtracted and is_device_wide(term.name) for term in budget.terms
     )
     of_equation = MODELLED if of.simulated and device_wide else DERIVED
+    of_device = weakest([DERIVED, peak.how])
     suggestions = [
         Suggestion(
             limit,
@@ -263,8 +264,8 @@ def fit_device(
             budget.fits_request_bytes,
             weakest([of_equation, *(each.how for each in budget.not_subtracted if each.bytes)]),
         ),
-        "fits_device_bytes": (fits, weakest([DERIVED, peak.how])),
-        "headroom_bytes": (headroom, weakest([DERIVED, peak.how])),
+        "fits_device_bytes": (fits, of_device),
+        "headroom_bytes": (headroom, of_device),
         "suggested_bytes": (len(suggestions) or None, of_equation),
     }
     return replace(
@@ -297,7 +298,6 @@ def _corrections(
     e2 = form_of("E2")
     assert e2 is not None
     peak, asked = of.figure("profile_after_allocated_peak_bytes"), of.figures.get("requested_bytes")
-    before = of.moments["profile_end"].nearest
     most = largest(of.value(moment, NON_TORCH) for moment in ("profile_end", "profiled"))
     idle = of.quantities["reserved_not_allocated"].bytes
     left = sum_or_none([of.figure("profile_after_non_torch_bytes"), idle])
@@ -305,7 +305,7 @@ def _corrections(
         (
             "at_the_peaks",
             text("both peaks subtracted whole"),
-            most if before is not None else None,
+            most if of.moments["profile_end"].nearest is not None else None,
             "requested - allocated peak - non-torch before the last empty_cache of the profile run",
             ("persistent_torch", "initial_non_torch", "non_torch_cleared"),
         ),

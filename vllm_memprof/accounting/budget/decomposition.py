@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import Budget, RankReport, TermRow
 from vllm_memprof.engines.equation import Equation
-from vllm_memprof.units import Amount, known_items
+from vllm_memprof.units import Amount, either, known_items
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ class Decomposition:
 
 def granted_bytes(rank: RankReport) -> Amount:
     """Return the KV cache that a rank was granted; where unknown, what its equation gives."""
-    granted = rank.budget.engine_kv_cache_bytes
-    return rank.budget.kv_cache_bytes if granted is None else granted
+    return either(rank.budget.engine_kv_cache_bytes, rank.budget.kv_cache_bytes)
 
 
 def decompose(rank: RankReport) -> Decomposition:

@@ -76,8 +76,7 @@ def choose(
 
 def device_by_total(engine: str | None, ranks: Sequence[Printed]) -> str | None:
     """Return the chip whose memory is as large as the ranks' devices, where one alone is."""
-    totals = [rank.figures.get("device_total_bytes") for rank in ranks]
-    known = only_known(totals)
+    known = only_known(rank.figures.get("device_total_bytes") for rank in ranks)
     low, high = _TOTALS_310P
     if engine != "vllm-ascend" or not known or not all(low <= total <= high for total in known):
         return None

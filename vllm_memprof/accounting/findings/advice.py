@@ -29,8 +29,7 @@ def device_total(rank: RankReport) -> int | None:
 
 def least_granted(ranks: Iterable[RankReport]) -> int | None:
     """Return the smallest KV cache that a rank was granted, bytes; None: none is known."""
-    grants = [rank.budget.engine_kv_cache_bytes for rank in ranks]
-    return smallest(grants)
+    return smallest(rank.budget.engine_kv_cache_bytes for rank in ranks)
 
 
 def leave_room(

@@ -234,11 +234,9 @@ def fewer_graphs(case: Case) -> Iterator[Estimate]:
         return
     graphs = int(case.rank.figures.get("graph_bytes") or case.oom.graph_pools_bytes or 0)
     if graphs:
-        terms = case.rank.budget.terms
-        subtracted = any(row.name == "graph" and row.subtracted for row in terms)
+        subtracted = any(row.name == "graph" and row.subtracted for row in case.rank.budget.terms)
         yield Estimate(graphs, {"no_graphs": options.no_graphs}, how=how, unsure=subtracted)
-        half = {**fewer, "half": True}
-        yield Estimate(graphs // 2, half, how=ESTIMATED, unsure=subtracted)
+        yield Estimate(graphs // 2, {**fewer, "half": True}, how=ESTIMATED, unsure=subtracted)
 
 
 def other_processes(case: Case) -> Iterator[Estimate]:

@@ -38,7 +38,7 @@ from vllm_memprof.record.spans import (
     last_of,
 )
 from vllm_memprof.text import sentences
-from vllm_memprof.units import GIB, Amount, format_gib, minus
+from vllm_memprof.units import GIB, Amount, either, format_gib, minus
 
 #: What the allocator asks the device for on behalf of a small request (up to 1 MiB, which is
 #: served from pools of its own): kSmallBuffer.
@@ -77,8 +77,7 @@ def failed_allocation(run: Run, process: ProcessRecord) -> Oom | None:
     failure = next(failures, Failure("", requests=_step_at(detail.get("moment"))))
 
     def told(name: str, read: int | None = None) -> int | None:
-        value = span.integer(name)
-        return read if value is None else value
+        return either(span.integer(name), read)
 
     total, asked = told("device_total_bytes"), told("requested_bytes")
     allocated = told("allocated_bytes", snapshot.allocated_bytes)
@@ -196,9 +195,8 @@ def _owners(process: ProcessRecord, span: Span, oom: Oom, after: Snapshot) -> li
         parts.append(ComponentRow("other_tensors", rest, DERIVED, part_of="allocated"))
     # a message may give the peak alone
     peak = minus(oom.reserved_bytes, oom.fragmentation_bytes)
-    workspace, others = after.npu_workspace_bytes, oom.other_processes_bytes
-    if others is None:
-        others = after.other_processes_bytes
+    workspace = after.npu_workspace_bytes
+    others = either(oom.other_processes_bytes, after.other_processes_bytes)
     outside = minus(minus(oom.other_bytes, workspace or 0), others or 0)
     rows = [
         ComponentRow("allocated_peak", peak, MEASURED)

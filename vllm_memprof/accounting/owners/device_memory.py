@@ -227,8 +227,9 @@ def _application(read: Snapshot, owners: Owners, at: EdgeTime) -> Iterator[_Row]
 
 
 def _atb(owners: Owners, at: EdgeTime) -> int:
-    there = owners.atb is not None and owners.atb.is_there(at)
-    return owners.atb.grown_bytes or 0 if there and owners.atb else 0
+    if owners.atb is None or not owners.atb.is_there(at):
+        return 0
+    return owners.atb.grown_bytes or 0
 
 
 def _links(owners: Owners, at: EdgeTime, counted: str) -> int:

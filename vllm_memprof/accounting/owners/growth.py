@@ -21,8 +21,7 @@ class Growth:
     order: int  # of the phase; of the later one for a gap
     depth: int
     after: str | None  # None: within the phase; else the phase that the gap before this one follows
-    begin: DeviceMemory
-    end: DeviceMemory
+    edges: tuple[DeviceMemory, DeviceMemory]  # at its beginning and its end
 
     @cached_property
     def owners(self) -> _Sizes:
@@ -31,13 +30,13 @@ class Growth:
         Where neither moment was read as far as the total, nothing is known of any owner.
         """
         low, high = (
-            _sizes(row for row in memory.rows if row.component != "free") for memory in self._edges
+            _sizes(row for row in memory.rows if row.component != "free") for memory in self.edges
         )
-        totals = [memory.unexplained_bytes for memory in self._edges]
+        totals = [memory.unexplained_bytes for memory in self.edges]
         if None in totals:  # the total is unknown, as in a log
             totals = [
                 sum_or_none(row.bytes for row in memory.remainders() if row.component != "rest")
-                for memory in self._edges
+                for memory in self.edges
             ]
         low[UNEXPLAINED], high[UNEXPLAINED] = totals
         return _less(low, high)
@@ -45,11 +44,7 @@ class Growth:
     @cached_property
     def remainders(self) -> _Sizes:
         """Return growth of the remainders that are the owner ``unexplained``."""
-        return _less(*(_sizes(memory.remainders()) for memory in self._edges))
-
-    @property
-    def _edges(self) -> tuple[DeviceMemory, DeviceMemory]:
-        return self.begin, self.end
+        return _less(*(_sizes(memory.remainders()) for memory in self.edges))
 
     @property
     def place(self) -> str:
@@ -67,10 +62,10 @@ def growth_by_owner(rank: RankReport) -> list[Growth]:
     for row in rank.phases:
         before, after = row.owners.get(BEFORE), row.owners.get(AFTER)
         if row.depth == 0 and previous is not None and before is not None:
-            gap = Growth(row.name, row.order, 0, *previous, before)
+            gap = Growth(row.name, row.order, 0, previous[0], (previous[1], before))
             found += [gap] if any(gap.owners.values()) else []
         if before is not None and after is not None:
-            found.append(Growth(row.name, row.order, row.depth, None, before, after))
+            found.append(Growth(row.name, row.order, row.depth, None, (before, after)))
         if row.depth == 0 and after is not None:
             previous = row.name, after
     return found

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vllm_memprof.accounting.model import MEASURED, HostMemory, HostOwner, RankReport, Report
+from vllm_memprof.accounting.model import HostMemory, HostOwner, RankReport, Report
 from vllm_memprof.accounting.readings.run import RunReadings
 from vllm_memprof.files import read_own
-from vllm_memprof.record.spans import edges_of
+from vllm_memprof.record.spans import MEASURED, edges_of
 from vllm_memprof.units import largest
 
 _TABLE = read_own(__file__, "host.toml")

@@ -28,9 +28,9 @@ class RankReadings:
     summary: RunSummary
     process: ProcessRecord
     startup: StartupReadings
-    oom: Oom | None = None
-    chosen_by: str | None = None
-    tried: Sequence[Tried] = ()
+    oom: Oom | None
+    chosen_by: str | None
+    tried: Sequence[Tried]
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Moment(NamedTuple):
     """A moment at which the engine reads, as memprof's edges enclose it."""
 
     nearest: Snapshot | None
-    where: Text | None = None
+    where: Text | None
     other: Snapshot | None = None  # the edge on the other side; None: it reads right after nearest
     reason: Text = _NO_READING  # where nearest is None
 

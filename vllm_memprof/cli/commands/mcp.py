@@ -60,7 +60,7 @@ def mcp(roots: list[Path] | None = None) -> None:
     anyio.run(run)
 
 
-def make_server(own_roots: Sequence[Path] | None = None) -> Any:
+def make_server(own_roots: Sequence[Path] | None) -> Any:
     """Return the server of the SDK, with the tools and a resource for each recorded run."""
     import mcp_types as types
     from mcp.server.lowlevel import Server

@@ -28,7 +28,7 @@ from vllm_memprof.sim.presets import list_presets
 from vllm_memprof.sim.profiles import list_profiles
 from vllm_memprof.sim.runtime import prepare_runtime, stack_state
 from vllm_memprof.sim.selftest import run_selftest
-from vllm_memprof.sim.setup import add_extra, download_stack, setup_stack
+from vllm_memprof.sim.setup import SetupProgress, add_extra, download_stack, setup_stack
 from vllm_memprof.sim.stacks import default_prefix, list_stacks, load_extra
 from vllm_memprof.units import format_gib
 
@@ -238,7 +238,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
     return table
 
 
-class _SetupProgress:
+class _SetupProgress(SetupProgress):
     """A line when a step has ended, and in logs when it begins; on a terminal a spinner with the
     time for the one under way."""
 

@@ -11,6 +11,7 @@ from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli.show import write_out
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.plans.device_facts import DECIDING, base_of, engine_args_of, facts_of
+from vllm_memprof.report.sections.base import least_grant
 from vllm_memprof.sim.calibrate import calibrate, profile_name, render
 from vllm_memprof.sim.profiles import find_profile, load_profile
 from vllm_memprof.sources import build_run
@@ -85,20 +86,19 @@ def write_row(run_dir: Path, table: Path) -> list[str]:
 def _row_of(report: Report) -> dict[str, Any]:
     """Return a row; its figures are of the rank that was granted the least KV cache."""
     run = report.run
-    ranks = [rank for rank in report.ranks if rank.budget.engine_kv_cache_bytes is not None]
-    if not ranks:
+    rank = least_grant(report.ranks)
+    if rank is None:
         raise RunRecordError(f"no KV cache was sized in the run {run.id}: it has no figure to add")
-    rank = min(ranks, key=lambda each: each.budget.engine_kv_cache_bytes or 0)
-    names = {"weights": "weights", "peak_activation": "peak_activation",
-             "non_torch": "non_torch", "graphs": "graph"}  # fmt: skip
+    terms = "weights", "peak_activation", "non_torch"
     figures = {
-        **{name: rank.budget.term(term) for name, term in names.items()},
+        **{name: rank.budget.term(name) for name in terms},
+        "graphs": rank.budget.term("graph"),
         "kv_cache": rank.budget.engine_kv_cache_bytes,
         "tokens": rank.kv.tokens,
     }
     versions = ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
     row = {
-        "id": f"{run.model.rstrip('/').rpartition('/')[2]}-{run.id[:8]}".lower(),
+        "id": f"{run.model_name}-{run.id[:8]}".lower(),
         "source": f"recorded by memprof, {run.started or 'at an unknown time'}: {versions}",
         "release": run.engine_version or "unknown",
         "device": base_of(run),

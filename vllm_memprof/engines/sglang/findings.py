@@ -33,8 +33,7 @@ def static_share_too_small(rank: RankReport, _: Context) -> Iterator[Found]:
 
 def request_pool_not_subtracted(item: str, rank: RankReport, _: Context) -> Iterator[Found]:
     """Find pools beside keys and values, which SGLang allocates after it has sized the KV cache."""
-    items = rank.budget.not_subtracted
-    size = next((each.bytes for each in items if each.name == item), None)
+    size = next((each.bytes for each in rank.budget.not_subtracted if each.name == item), None)
     names = ("free_after_load", "free_after_pools", "k_pool", "v_pool", "kv_pool")
     slack = rank.rounding(*(f"{name}_bytes" for name in names))
     if size is not None and size > slack:

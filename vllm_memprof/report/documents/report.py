@@ -275,20 +275,16 @@ def fits_device(report: Report) -> list[Text]:
     }
     said = sentences_of("fits", figures)
     if worst or not full_step_ran(report):
-        said = text("{title} (estimated: {not_run})", title=said, not_run=_not_run(report))
+        not_run = text("no step of full size was run")
+        if report.run.planned_only:
+            not_run = text("graphs, warm-up and steps were not run")
+        said = text("{title} (estimated: {not_run})", title=said, not_run=not_run)
     said = modelled(said, budget.how.get("headroom_bytes") == MODELLED)
     if len(known) < len(ranks):
         said = text("{verdict} (known of {labels})", verdict=said, labels=labels_of(known))
     elif len({format_gib(each.budget.headroom_bytes) for each in known}) > 1:
         said = text("{verdict}, on {label}", rank, verdict=said)
     return [said]
-
-
-def _not_run(report: Report) -> Text:
-    """Return what the headroom is estimated without."""
-    if report.run.planned_only:
-        return text("graphs, warm-up and steps were not run")
-    return text("no step of full size was run")
 
 
 def full_step_ran(report: Report) -> bool:
@@ -308,9 +304,7 @@ def _left_by_plan(report: Report) -> list[Text]:
     It is no verdict: what graphs and steps take of it was not run.
     """
     ends = [last_of(rank.phases, "kv_cache_alloc") for rank in report.ranks]
-    after = [None if span is None else span.after for span in ends]
-    left = [at.device_free_bytes for at in after if at is not None]
-    known = only_known(left)
+    known = only_known(span.after.device_free_bytes for span in ends if span and span.after)
     if not report.run.planned_only or not known or len(known) < len(ends):
         return []
     return [modelled(sentences_of("left", {"size": min(known)}), report.run.simulated)]

@@ -260,5 +260,4 @@ def budgets(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         ),
     ]
     over = minus(0, budget.released_headroom_bytes) if budget.device_verdict == "exceeds" else None
-    figures = {"fits": fits, "over": over}
-    yield draw(sheet, "budgets", rows, figures, leaves=leaves)
+    yield draw(sheet, "budgets", rows, {"fits": fits, "over": over}, leaves=leaves)

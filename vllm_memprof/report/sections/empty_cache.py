@@ -34,8 +34,7 @@ class _Calls(NamedTuple):
     @property
     def requests(self) -> int | None:
         """The most that the model runner held at a call while it served."""
-        held = [call.requests for call in self.calls if call.after_ready]
-        return largest(held)
+        return largest(call.requests for call in self.calls if call.after_ready)
 
     @property
     def times(self) -> int:
@@ -48,7 +47,7 @@ class _Calls(NamedTuple):
 
     def __getattr__(self, name: str) -> float | None:
         """Return any other figure of the calls, added up; None where one of them lacks it."""
-        return sum_or_none([getattr(call, name) for call in self.calls])
+        return sum_or_none(getattr(call, name) for call in self.calls)
 
 
 def calls(sheet: Sheet) -> Iterator[Section]:
@@ -143,8 +142,7 @@ def effect(sheet: Sheet) -> Iterator[Section]:
             Row([text("Releasable after warm-up"), sentences_of("releasable", figures)]),
             Row([text("Cost"), sentences_of("cost" if summary.calls else "none", figures)]),
         ]
-        labels = labels_of(rank for rank, _ in members)
-        yield draw(sheet, "effect", rows, {"labels": labels})
+        yield draw(sheet, "effect", rows, {"labels": labels_of(rank for rank, _ in members)})
 
 
 def _effect(rank: RankReport, summary: ReclaimSummary) -> dict[str, object]:

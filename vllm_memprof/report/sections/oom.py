@@ -114,8 +114,7 @@ def free_blocks(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     ]
     total = sum(size or 0 for size in sizes.values())
     rows.append(Size(text("reserved, not allocated"), total, TOTAL, "="))
-    figures = vars(blocks) | {"several": blocks.streams > 1}
-    yield draw(sheet, "free_blocks", rows, figures)
+    yield draw(sheet, "free_blocks", rows, vars(blocks) | {"several": blocks.streams > 1})
 
 
 def readings(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
