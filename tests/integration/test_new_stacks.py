@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import OLD_STACK, STACK, require_stack, run_in_engine
+from tests.support.stacks import version_of
 from vllm_memprof.accounting.budget.equations import evaluate, select
 from vllm_memprof.accounting.budget.kv import build_kv
 from vllm_memprof.capture.hooks.table import rows_in_force
@@ -143,7 +144,7 @@ def test_every_required_row_has_a_target_in_the_release(name: str) -> None:
     site = default_prefix(name) / f"lib/python{stack.python}/site-packages"
     rows = [
         row
-        for row in rows_in_force("npu", stack.version_of("vllm"))
+        for row in rows_in_force("npu", version_of(stack, "vllm"))
         if row.need == "required" and any(target.startswith("vllm") for target in row.targets)
     ]
     assert len(rows) > 10
@@ -176,7 +177,7 @@ def test_optional_rows_that_a_release_has(name: str, rows: set[str]) -> None:
     site = default_prefix(name) / f"lib/python{stack.python}/site-packages"
     found = {
         row.id
-        for row in rows_in_force("npu", stack.version_of("vllm"))
+        for row in rows_in_force("npu", version_of(stack, "vllm"))
         if row.id in rows and any(_is_there(site, target) for target in row.targets)
     }
     assert found == rows
@@ -188,7 +189,7 @@ def test_the_v2_runner_has_the_functions_of_its_phases() -> None:
     site = default_prefix(STACK_030) / f"lib/python{stack.python}/site-packages"
     targets = [
         target
-        for row in rows_in_force("npu", stack.version_of("vllm"))
+        for row in rows_in_force("npu", version_of(stack, "vllm"))
         for target in row.targets
         if ".worker.v2." in target or ".worker.gpu." in target
     ]

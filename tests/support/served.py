@@ -85,7 +85,7 @@ def traced(run: Run) -> Run:
     worker, core = run.processes
     of_device = AllocationTrace(
         "device", 100, 100, 50, 5 * MIB, gib(20), "allocations/h-1.pickle",
-        stacks=[device], other_stacks=3,
+        stacks=[device],
     )  # fmt: skip
     of_host = AllocationTrace("host", 100, 40, None, stacks=[host])
     worker = replace(worker, allocations=[of_device])

@@ -9,29 +9,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
+import pydantic  # noqa: F401  # as Typer does, for the first option
+
+import vllm_memprof.cli.commands.plan
+import vllm_memprof.launch.prepare
+import vllm_memprof.report.documents
+import vllm_memprof.sim.presets  # noqa: F401
 from vllm_memprof.cli import main
+from vllm_memprof.cli.run import import_report
 
-_MODULES = (
-    "pydantic",
-    "vllm_memprof.cli.commands.plan",
-    "vllm_memprof.launch.prepare",
-    "vllm_memprof.sim.presets",
-    "vllm_memprof.report.documents",
-)
-
-
-def import_ahead() -> None:
-    """Import what every plan imports."""
-    for name in _MODULES:
-        import_module(name)
-    import_module("vllm_memprof.cli.run").import_report()
+import_ahead = import_report
 
 
 def main_in_fork(argv: Sequence[str]) -> int:
     """Run one command with the arguments of ``memprof``, its reports aside; returns the status."""
     sys.argv[1:] = argv
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return main(list(argv))

@@ -42,4 +42,3 @@ class AllocationTrace(TraceTotals):
     """The same, by call stack."""
 
     stacks: list[AliveStack] = field(default_factory=list)  # those that grew most first
-    other_stacks: int = 0  # stacks that are not listed

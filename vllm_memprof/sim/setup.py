@@ -464,7 +464,7 @@ class _Setup:
             self._run(command, failed, env, lines.append)
         report = [line for line in lines if line.startswith("MEMPROF ")]
         if not report:
-            raise SetupError(f"{failed[0]}:\nNone", failed[1])
+            raise SetupError(f"{failed[0]}: {''.join(lines[-1:])}", failed[1])
         self.facts = json.loads(report[-1].removeprefix("MEMPROF "))
 
     def pip(

@@ -113,12 +113,6 @@ class Stack:
     sources: tuple[Path, ...]  # the files it was read from
     stand_ins: tuple[StandIn, ...] = ()
 
-    def version_of(self, package: str) -> str | None:
-        """Return the version that the stack installs, None where it leaves the package out."""
-        pins = dict(pin for chunk in self.chunks for pin in chunk.pins)
-        pins |= {build.name: build.version for build in self.builds}
-        return pins.get(normalize(package))
-
 
 def normalize(name: str) -> str:
     """Return the canonical form of a package name: lower case, runs of -_. are one dash."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.support.stacks import version_of
 from vllm_memprof.errors import SetupError, UsageError
 from vllm_memprof.sim import runtime, setup
 from vllm_memprof.sim.extensions import Target
@@ -391,8 +392,8 @@ def test_a_profile_without_a_version_installs_no_cann(tmp_path):
 def test_a_package_of_another_stack_is_linked_and_not_downloaded(prefix):
     """``filelock`` is pinned alike in both; of the other stack's packages it alone is whole."""
     old, new = load_stack("vllm-ascend-0.13.0"), load_stack("vllm-ascend-0.18.0")
-    version = old.version_of("filelock")
-    assert version == new.version_of("filelock")
+    version = version_of(old, "filelock")
+    assert version == version_of(new, "filelock")
     machine = FakeMachine(prefix)
     site = default_prefix(old.name) / machine.site_packages.relative_to(prefix)
     metadata = site / f"filelock-{version}.dist-info"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.stacks import version_of
 from vllm_memprof.errors import UsageError
 from vllm_memprof.sim import stacks
 from vllm_memprof.sim.stacks import (
@@ -37,7 +38,7 @@ def test_the_reference_stack_holds_what_the_release_names():
         "vllm": "0.23.0",
         "transformers": "5.5.4",
     }
-    assert {name: stack.version_of(name) for name in expected} == expected
+    assert {name: version_of(stack, name) for name in expected} == expected
     assert stack.builds[0].env["VLLM_TARGET_DEVICE"] == "empty"
 
 
@@ -55,9 +56,9 @@ def test_the_stack_of_sglang_holds_what_the_release_names_but_for_torch():
         "sentencepiece": "0.2.1",
         "soundfile": "0.13.1",
     }
-    assert {name: stack.version_of(name) for name in expected} == expected
+    assert {name: version_of(stack, name) for name in expected} == expected
     for name in ("vllm", "vllm-ascend", "triton", "flashinfer-python", "sglang-kernel", "numba"):
-        assert stack.version_of(name) is None
+        assert version_of(stack, name) is None
     pins = {pin for chunk in stack.chunks for pin in chunk.pins}
     shared = pins & {pin for chunk in other.chunks for pin in chunk.pins}
     assert {name for name, _ in shared} >= {"torch", "torch-npu", "torchvision", "scipy"}

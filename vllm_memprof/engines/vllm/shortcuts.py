@@ -164,13 +164,16 @@ def _without_inner_results(keep: Callable[[Any, Any], bytes]) -> Callable[[Any, 
     @functools.wraps(keep)
     def run(cls: Any, compiled: Any) -> bytes:
         split = getattr(getattr(compiled, "vllm_backend", None), "split_gm", None)
-        pieces = [] if split is None else [piece.graph for piece in split.children()]
+        if split is None:
+            return keep(cls, compiled)
         crossing = {
             id(node.meta.get("example_value"))
-            for piece in pieces
-            for node in (*piece.find_nodes(op="placeholder"), *piece.output_node().all_input_nodes)
+            for piece in split.children()
+            for end in ("placeholder", "output")
+            for node in piece.graph.find_nodes(op=end)
+            for node in (node, *node.all_input_nodes)
         }
-        for node in compiled.graph_module.graph.nodes if pieces else ():
+        for node in compiled.graph_module.graph.nodes:
             if node.op != "placeholder" and id(node.meta.get("example_value")) not in crossing:
                 node.meta.pop("example_value", None)
         return keep(cls, compiled)
