@@ -154,6 +154,59 @@ inline void fill(const aclTensor &tensor, Value value) {
        [&](auto &, int64_t *index) { set_value(tensor, index[0], value); });
 }
 
+inline bool is_short_float(aclDataType type) {
+  return type == ACL_FLOAT || type == ACL_FLOAT16 || type == ACL_BF16;
+}
+
+// Copies along the last axis, where that is dense in both: bytes of one type, or floats that
+// another float holds. False: nothing is done.
+inline bool copy_lines(const aclTensor &target, const aclTensor &source) {
+  bool same = target.type == source.type;
+  if (!same && !(is_short_float(target.type) && is_short_float(source.type))) return false;
+  if (target.shape.empty() || source.shape.empty()) return false;
+  int64_t count = target.shape.back();
+  if (source.shape.back() != count || source.strides.back() != 1 || target.strides.back() != 1)
+    return false;
+  aclTensor from = source, to = target;
+  from.shape.back() = to.shape.back() = 1;
+  uint64_t read = static_cast<uint64_t>(count) * element_bytes(source.type),
+           written = static_cast<uint64_t>(count) * element_bytes(target.type);
+  auto lines = [&](auto widen, auto narrow) {
+    walk(to.shape, {&to, &from}, [&](auto &, int64_t *index) {
+      char *line = element(to, index[0]), *origin = element(from, index[1]);
+      note_read(origin, read);
+      note_write(line, written);
+      if (same) return static_cast<void>(memmove(line, origin, written));
+      for (int64_t at = 0; at < count; ++at) narrow(line, at, widen(origin, at));
+    });
+  };
+  auto into = [&](auto widen) {
+    if (target.type == ACL_FLOAT)
+      lines(widen, [](char *line, int64_t at, float value) {
+        memcpy(line + 4 * at, &value, sizeof value);
+      });
+    else if (target.type == ACL_BF16)
+      lines(widen, [](char *line, int64_t at, float value) {
+        uint16_t bits = to_bfloat(value);
+        memcpy(line + 2 * at, &bits, sizeof bits);
+      });
+    else
+      lines(widen, [](char *line, int64_t at, float value) {
+        uint16_t bits = to_half(value);
+        memcpy(line + 2 * at, &bits, sizeof bits);
+      });
+  };
+  if (source.type == ACL_FLOAT)
+    into([](const char *line, int64_t at) { return load_raw<float>(line + 4 * at); });
+  else if (source.type == ACL_BF16)
+    into([](const char *line, int64_t at) {
+      return from_bfloat(load_raw<uint16_t>(line + 2 * at));
+    });
+  else
+    into([](const char *line, int64_t at) { return from_half(load_raw<uint16_t>(line + 2 * at)); });
+  return true;
+}
+
 inline void copy(const aclTensor &target, const aclTensor &source) {
   if (!small(target) || !addressable(target) || !addressable(source) ||
       !broadcasts_to(source, target.shape))
@@ -166,6 +219,7 @@ inline void copy(const aclTensor &target, const aclTensor &source) {
     memmove(element(target, target.offset), element(source, source.offset), bytes);
     return;
   }
+  if (element_count(target) == 0 || copy_lines(target, source)) return;
   if (!is_plain(target.type) || !is_plain(source.type)) return;
   bool from_float = !is_integer(source.type);
   walk(target.shape, {&target, &source}, [&](auto &, int64_t *index) {
