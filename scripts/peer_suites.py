@@ -205,6 +205,7 @@ def main() -> int:
         "checkout", type=Path, help="torch_npu or vllm-ascend, of the stack's release"
     )
     parser.add_argument("--only", default="", help="files whose path this expression is found in")
+    parser.add_argument("--without", help="leave out tests that this expression is found in")
     parser.add_argument("--stack", help="default: the one of `memprof plan`")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each file")
     parser.add_argument("--memory", type=int, default=8, help="GiB of the host for each file")
@@ -213,7 +214,8 @@ def main() -> int:
     given = parser.parse_args()
     with TABLE.open("rb") as file:
         rows = tomllib.load(file)["row"]
-    left_out = "|".join(row["test"] for row in rows if row.get("start") == "no") or "(?!)"
+    never = [row["test"] for row in rows if row.get("start") == "no"]
+    left_out = "|".join([*never, *filter(None, [given.without])]) or "(?!)"
     counts, defects, reasons = Counter[str](), [], defaultdict[str, int](int)
     root = given.checkout.resolve()
     profile = write_profile(Path(tempfile.mkdtemp()))
@@ -236,9 +238,8 @@ def main() -> int:
         for test, outcome, message in run_file(command, given.timeout, given.memory << 30, log):
             own[outcome] += 1
             full = f"{name}::{test}"
-            told = outcome in ("failed", "left out")
-            reason = classify(full, message, rows) if told else None
-            if told:
+            reason = classify(full, message, rows) if outcome in ("failed", "left out") else None
+            if reason or outcome == "failed":
                 reasons[reason or "defect"] += 1
                 defects += [] if reason else [f"{full}: {message}"]
             if given.output:

@@ -154,57 +154,54 @@ inline void fill(const aclTensor &tensor, Value value) {
        [&](auto &, int64_t *index) { set_value(tensor, index[0], value); });
 }
 
+// How many elements of the last axis lie one behind the other in both tensors: all of it, or 1.
+inline int64_t line_length(const aclTensor &target, const aclTensor &source) {
+  if (target.shape.empty() || source.shape.empty()) return 1;
+  bool dense = target.strides.back() == 1 && source.strides.back() == 1;
+  return dense && target.shape.back() == source.shape.back() ? target.shape.back() : 1;
+}
+
+// Copies elements of one type that lie one behind the other in both tensors.
+inline void copy_line(const aclTensor &target, int64_t to, const aclTensor &source, int64_t from,
+                      int64_t count) {
+  uint64_t bytes = static_cast<uint64_t>(count) * element_bytes(target.type);
+  note_read(element(source, from), bytes);
+  note_write(element(target, to), bytes);
+  memmove(element(target, to), element(source, from), bytes);
+}
+
 inline bool is_short_float(aclDataType type) {
   return type == ACL_FLOAT || type == ACL_FLOAT16 || type == ACL_BF16;
 }
 
-// Copies along the last axis, where that is dense in both: bytes of one type, or floats that
-// another float holds. False: nothing is done.
-inline bool copy_lines(const aclTensor &target, const aclTensor &source) {
-  bool same = target.type == source.type;
-  if (!same && !(is_short_float(target.type) && is_short_float(source.type))) return false;
-  if (target.shape.empty() || source.shape.empty()) return false;
-  int64_t count = target.shape.back();
-  if (source.shape.back() != count || source.strides.back() != 1 || target.strides.back() != 1)
-    return false;
-  aclTensor from = source, to = target;
-  from.shape.back() = to.shape.back() = 1;
-  uint64_t read = static_cast<uint64_t>(count) * element_bytes(source.type),
-           written = static_cast<uint64_t>(count) * element_bytes(target.type);
-  auto lines = [&](auto widen, auto narrow) {
-    walk(to.shape, {&to, &from}, [&](auto &, int64_t *index) {
-      char *line = element(to, index[0]), *origin = element(from, index[1]);
-      note_read(origin, read);
-      note_write(line, written);
-      if (same) return static_cast<void>(memmove(line, origin, written));
-      for (int64_t at = 0; at < count; ++at) narrow(line, at, widen(origin, at));
-    });
-  };
-  auto into = [&](auto widen) {
+// Converts floats of 16 and 32 bits that lie one behind the other in both tensors.
+inline void convert_line(const aclTensor &target, int64_t to, const aclTensor &source, int64_t from,
+                         int64_t count) {
+  uint64_t width = element_bytes(source.type), narrow = element_bytes(target.type);
+  char *line = element(target, to);
+  const char *origin = element(source, from);
+  note_read(origin, static_cast<uint64_t>(count) * width);
+  note_write(line, static_cast<uint64_t>(count) * narrow);
+  auto convert = [&](auto widen) {
+    auto each = [&](auto narrowed) {
+      for (int64_t at = 0; at < count; ++at) {
+        auto value = narrowed(widen(origin + at * static_cast<int64_t>(width)));
+        memcpy(line + at * static_cast<int64_t>(sizeof value), &value, sizeof value);
+      }
+    };
     if (target.type == ACL_FLOAT)
-      lines(widen, [](char *line, int64_t at, float value) {
-        memcpy(line + 4 * at, &value, sizeof value);
-      });
+      each([](float value) { return value; });
     else if (target.type == ACL_BF16)
-      lines(widen, [](char *line, int64_t at, float value) {
-        uint16_t bits = to_bfloat(value);
-        memcpy(line + 2 * at, &bits, sizeof bits);
-      });
+      each(to_bfloat);
     else
-      lines(widen, [](char *line, int64_t at, float value) {
-        uint16_t bits = to_half(value);
-        memcpy(line + 2 * at, &bits, sizeof bits);
-      });
+      each(to_half);
   };
   if (source.type == ACL_FLOAT)
-    into([](const char *line, int64_t at) { return load_raw<float>(line + 4 * at); });
+    convert(load_raw<float>);
   else if (source.type == ACL_BF16)
-    into([](const char *line, int64_t at) {
-      return from_bfloat(load_raw<uint16_t>(line + 2 * at));
-    });
+    convert([](const char *at) { return from_bfloat(load_raw<uint16_t>(at)); });
   else
-    into([](const char *line, int64_t at) { return from_half(load_raw<uint16_t>(line + 2 * at)); });
-  return true;
+    convert([](const char *at) { return from_half(load_raw<uint16_t>(at)); });
 }
 
 inline void copy(const aclTensor &target, const aclTensor &source) {
@@ -219,8 +216,17 @@ inline void copy(const aclTensor &target, const aclTensor &source) {
     memmove(element(target, target.offset), element(source, source.offset), bytes);
     return;
   }
-  if (element_count(target) == 0 || copy_lines(target, source)) return;
   if (!is_plain(target.type) || !is_plain(source.type)) return;
+  int64_t line = line_length(target, source);
+  bool same = target.type == source.type;
+  if (line > 1 && (same || (is_short_float(target.type) && is_short_float(source.type)))) {
+    aclTensor to = target, from = source;
+    to.shape.back() = from.shape.back() = 1;
+    walk(to.shape, {&to, &from}, [&](auto &, int64_t *index) {
+      (same ? copy_line : convert_line)(target, index[0], source, index[1], line);
+    });
+    return;
+  }
   bool from_float = !is_integer(source.type);
   walk(target.shape, {&target, &source}, [&](auto &, int64_t *index) {
     Value value = value_at(source, index[1]);
