@@ -62,13 +62,18 @@ unittest.TestSuite(tests).run(told)
 """
 PYTEST = r"""
 import multiprocessing.util  # first: at the end finalizers of engines come before it waits for them
-import asyncio, faulthandler, gc, inspect, json, os, re, sys, tempfile, PIL.Image, pytest
+import asyncio, faulthandler, gc, inspect, json, os, re, sys, tempfile, wave, PIL.Image, pytest
 root, path, left_out = sys.argv[1:]
 os.chdir(root)
-assets = tempfile.TemporaryDirectory()  # tests download cherry blossoms: here they are black
-os.environ["VLLM_ASSETS_CACHE"] = assets.name
-os.mkdir(assets.name + "/vllm_public_assets")
-PIL.Image.new("RGB", (1024, 683)).save(assets.name + "/vllm_public_assets/cherry_blossom.jpg")
+cache = tempfile.TemporaryDirectory()
+os.environ["VLLM_ASSETS_CACHE"] = cache.name
+# tests download cherry blossoms and songs: here they are black, and 10 seconds of silence
+os.mkdir(assets := cache.name + "/vllm_public_assets")
+PIL.Image.new("RGB", (1024, 683)).save(assets + "/cherry_blossom.jpg")
+for name in ("mary_had_lamb", "winning_call"):
+    with wave.open(f"{assets}/{name}.ogg", "wb") as song:
+        song.setparams((1, 2, 16000, 0, "NONE", ""))
+        song.writeframes(bytes(320000))
 sys.path[:] = [*filter(None, sys.path), root]  # the stack's package before a checkout's sources
 os.environ["PYTHONSAFEPATH"] = "1"  # also in children
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in the workflows of vllm-ascend
@@ -99,6 +104,11 @@ gc.freeze()
 faulthandler.dump_traceback_later(10)  # a process that does not end then says where it is
 sys.exit(0 if status in (0, 1, 5) else int(status))
 """
+#: Messages of a process that only knows that another failed, and what such a process prints.
+ELSEWHERE = re.compile(
+    "See root cause above|See stack trace|EngineDeadError|Server at .* exited unexpectedly"
+)
+CAUSE = re.compile(r"\b((?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|NotFound): .*)")
 #: Tests of operators compare values of tensors above the limits that an engine runs with.
 LIMITS = {"kept_copy_bytes": 64 << 20, "host_compute_bytes": 16 << 20}
 #: Of a checkout: what runs a folder's files, and options of `sim run`. The first that has a file.
@@ -140,6 +150,7 @@ def run_file(
 ) -> list[list[str]]:
     """Return a file's tests: name, outcome (passed, skipped, failed) and the end of its message.
 
+    A message that only says that another process failed has the last error that was printed behind.
     A file that ends otherwise, not in time, or at the limit of memory, has one more "test" that
     says so.
     """
@@ -162,9 +173,17 @@ def run_file(
             log.write_text(text)
         lines = text.splitlines()
     ended = ended or f"status {process.returncode}"
-    tests: list[list[str]] = [
-        json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)
-    ]
+    tests: list[list[str]] = []
+    cause = ""
+    for line in lines:
+        if line.startswith(MARK):
+            test, outcome, message = json.loads(line[len(MARK) :])
+            if cause and ELSEWHERE.search(message):
+                message = f"{message} | {cause}"
+            tests.append([test, outcome, message])
+            cause = ""
+        elif (found := CAUSE.search(line)) and not ELSEWHERE.search(line):
+            cause = found[1][:300]
     if ended != "status 0":
         last = [line for line in lines if line.strip() and not line.startswith(MARK)]
         tests.append(["(end of the file)", "failed", f"{ended}: {' | '.join(last[-2:])[-300:]}"])
@@ -186,6 +205,7 @@ def main() -> int:
         "checkout", type=Path, help="torch_npu or vllm-ascend, of the stack's release"
     )
     parser.add_argument("--only", default="", help="files whose path this expression is found in")
+    parser.add_argument("--without", help="leave out tests that this expression is found in")
     parser.add_argument("--stack", help="default: the one of `memprof plan`")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each file")
     parser.add_argument("--memory", type=int, default=8, help="GiB of the host for each file")
@@ -194,7 +214,8 @@ def main() -> int:
     given = parser.parse_args()
     with TABLE.open("rb") as file:
         rows = tomllib.load(file)["row"]
-    left_out = "|".join(row["test"] for row in rows if row.get("start") == "no") or "(?!)"
+    never = [row["test"] for row in rows if row.get("start") == "no"]
+    left_out = "|".join([*never, *filter(None, [given.without])]) or "(?!)"
     counts, defects, reasons = Counter[str](), [], defaultdict[str, int](int)
     root = given.checkout.resolve()
     profile = write_profile(Path(tempfile.mkdtemp()))
@@ -217,9 +238,8 @@ def main() -> int:
         for test, outcome, message in run_file(command, given.timeout, given.memory << 30, log):
             own[outcome] += 1
             full = f"{name}::{test}"
-            told = outcome in ("failed", "left out")
-            reason = classify(full, message, rows) if told else None
-            if told:
+            reason = classify(full, message, rows) if outcome in ("failed", "left out") else None
+            if reason or outcome == "failed":
                 reasons[reason or "defect"] += 1
                 defects += [] if reason else [f"{full}: {message}"]
             if given.output:

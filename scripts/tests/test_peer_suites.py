@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
 
-from scripts.peer_suites import TABLE, classify, tomllib
+from scripts.peer_suites import MARK, TABLE, classify, run_file, tomllib
 
 ROWS = tomllib.loads(TABLE.read_text())["row"]
 CASE = '  File "…/torch_npu/testing/testcase.py", line 270 |     self.fail() | AssertionError: '
@@ -32,3 +35,22 @@ def test_kinds_are_described() -> None:
     described = TABLE.read_text()
     for row in ROWS:
         assert f"\n# {row['reason']}: " in described
+
+
+def test_what_failed_elsewhere_is_told() -> None:
+    """A message that only says that another process failed has that one's error behind it."""
+    lines = [
+        "(EngineCore pid=9) ValueError: of the test before",
+        MARK + json.dumps(["test_a", "failed", "AssertionError: assert 0"]),
+        "(EngineCore pid=9) ERROR [core.py:1] ModuleNotFoundError: No module named 'xlite'",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+        MARK + json.dumps(["test_b", "failed", "RuntimeError: failed. See root cause above."]),
+    ]
+    command = [sys.executable, "-c", f"print({chr(10).join(lines)!r})"]
+    told = run_file(command, timeout_s=60, limit=1 << 40)
+    assert [message for _, _, message in told] == [
+        "AssertionError: assert 0",
+        "RuntimeError: failed. See root cause above. | "
+        "ModuleNotFoundError: No module named 'xlite'",
+    ]
+    assert classify("tests/e2e/test_xlite.py::test_b", told[1][2], ROWS) == "package"

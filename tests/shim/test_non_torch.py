@@ -186,6 +186,10 @@ if rank == 0:
 else:
     dist.recv(x, 0)
 steps["point to point"] = hccl()
+y, other = torch.empty_like(x), 1 - rank
+for sent in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, other), dist.P2POp(dist.irecv, y, other)]):
+    sent.wait()
+steps["sent together"] = hccl()
 print("RESULT", json.dumps({"steps": steps}))
 dist.destroy_process_group()
 """
@@ -200,6 +204,7 @@ def test_hccl_takes_a_base_with_the_first_collective_of_each_communicator(
             (400 + 6) * MIB,
             (500 + 6 + 6) * MIB,
             (540 + 6 + 6) * MIB,  # a transfer's communicator has buffers alone
+            (540 + 6 + 6) * MIB,  # those that are sent together are the group's own
         ]
 
 
@@ -238,5 +243,5 @@ def test_buffers_of_communicators(
 ) -> None:
     change_profile(hccl_base_bytes=0)
     for steps in run_groups(sim, **extra):
-        sizes = [0, world, world + 50, world + 50 + point_to_point]
+        sizes = [0, world, world + 50, *[world + 50 + point_to_point] * 2]
         assert list(steps.values()) == [2 * size * MIB for size in sizes], steps

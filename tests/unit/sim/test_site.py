@@ -95,6 +95,19 @@ print([(p.name, p.is_constexpr, p.has_default, p.do_not_specialize) for p in par
     ]
 
 
+def test_a_kernel_of_a_known_name_with_other_arguments_is_left_alone():
+    """vllm-ascend and sgl_kernel_npu have a kernel of one name each, with arguments of its own."""
+    code = """
+import triton
+
+@triton.jit
+def split_qkv_rmsnorm_rope_kernel(input_gm_ptr, q_gm_ptr): pass
+
+print(split_qkv_rmsnorm_rope_kernel[(1,)](None, None))
+"""
+    assert run(code) == "None"
+
+
 def test_what_a_kernel_writes_to_is_read_from_its_source(tmp_path):
     (tmp_path / "kernels.py").write_text("""
 import triton, triton.language as tl

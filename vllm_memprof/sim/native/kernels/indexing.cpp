@@ -71,9 +71,15 @@ void index_get(Call &call) {
     return;
   const aclTensor &self = *tensors[0], &out = *tensors[1];
   if (out.shape != indexing.result_shape()) return;
-  walk(out.shape, {&out}, [&](auto &position, int64_t *index) {
+  bool lines = self.type == out.type && indexing.indices.size() < self.shape.size();
+  int64_t line = lines ? line_length(out, self) : 1;
+  std::vector<int64_t> starts = out.shape;
+  if (line > 1) starts.back() = 1;
+  walk(starts, {&out}, [&](auto &position, int64_t *index) {
     int64_t at = indexing.resolve(position);
-    if (at >= 0) set_value(out, index[0], value_at(self, at));
+    if (at < 0) return;
+    if (line > 1) return copy_line(out, index[0], self, at, line);
+    set_value(out, index[0], value_at(self, at));
   });
 }
 
@@ -116,7 +122,11 @@ void select(Call &call) {
       (!gather && which->shape.size() > 1))
     return;
   size_t axis = static_cast<size_t>(dim);
-  walk(out->shape, {out}, [&](auto &position, int64_t *index) {
+  bool lines = !gather && dim < rank - 1 && self->type == out->type;
+  int64_t line = lines ? line_length(*out, *self) : 1;
+  std::vector<int64_t> starts = out->shape;
+  if (line > 1) starts.back() = 1;
+  walk(starts, {out}, [&](auto &position, int64_t *index) {
     int64_t offset = which->offset, at = self->offset;
     if (gather)
       for (size_t step = 0; step < position.size(); ++step)
@@ -127,6 +137,7 @@ void select(Call &call) {
     if (chosen < 0 || chosen >= self->shape[axis]) return;
     for (size_t step = 0; step < position.size(); ++step)
       at += (step == axis ? chosen : position[step]) * self->strides[step];
+    if (line > 1) return copy_line(*out, index[0], *self, at, line);
     set_value(*out, index[0], value_at(*self, at));
   });
 }

@@ -154,6 +154,56 @@ inline void fill(const aclTensor &tensor, Value value) {
        [&](auto &, int64_t *index) { set_value(tensor, index[0], value); });
 }
 
+// How many elements of the last axis lie one behind the other in both tensors: all of it, or 1.
+inline int64_t line_length(const aclTensor &target, const aclTensor &source) {
+  if (target.shape.empty() || source.shape.empty()) return 1;
+  bool dense = target.strides.back() == 1 && source.strides.back() == 1;
+  return dense && target.shape.back() == source.shape.back() ? target.shape.back() : 1;
+}
+
+// Copies elements of one type that lie one behind the other in both tensors.
+inline void copy_line(const aclTensor &target, int64_t to, const aclTensor &source, int64_t from,
+                      int64_t count) {
+  uint64_t bytes = static_cast<uint64_t>(count) * element_bytes(target.type);
+  note_read(element(source, from), bytes);
+  note_write(element(target, to), bytes);
+  memmove(element(target, to), element(source, from), bytes);
+}
+
+inline bool is_short_float(aclDataType type) {
+  return type == ACL_FLOAT || type == ACL_FLOAT16 || type == ACL_BF16;
+}
+
+// Converts floats of 16 and 32 bits that lie one behind the other in both tensors.
+inline void convert_line(const aclTensor &target, int64_t to, const aclTensor &source, int64_t from,
+                         int64_t count) {
+  uint64_t width = element_bytes(source.type), narrow = element_bytes(target.type);
+  char *line = element(target, to);
+  const char *origin = element(source, from);
+  note_read(origin, static_cast<uint64_t>(count) * width);
+  note_write(line, static_cast<uint64_t>(count) * narrow);
+  auto convert = [&](auto widen) {
+    auto each = [&](auto narrowed) {
+      for (int64_t at = 0; at < count; ++at) {
+        auto value = narrowed(widen(origin + at * static_cast<int64_t>(width)));
+        memcpy(line + at * static_cast<int64_t>(sizeof value), &value, sizeof value);
+      }
+    };
+    if (target.type == ACL_FLOAT)
+      each([](float value) { return value; });
+    else if (target.type == ACL_BF16)
+      each(to_bfloat);
+    else
+      each(to_half);
+  };
+  if (source.type == ACL_FLOAT)
+    convert(load_raw<float>);
+  else if (source.type == ACL_BF16)
+    convert([](const char *at) { return from_bfloat(load_raw<uint16_t>(at)); });
+  else
+    convert([](const char *at) { return from_half(load_raw<uint16_t>(at)); });
+}
+
 inline void copy(const aclTensor &target, const aclTensor &source) {
   if (!small(target) || !addressable(target) || !addressable(source) ||
       !broadcasts_to(source, target.shape))
@@ -167,6 +217,16 @@ inline void copy(const aclTensor &target, const aclTensor &source) {
     return;
   }
   if (!is_plain(target.type) || !is_plain(source.type)) return;
+  int64_t line = line_length(target, source);
+  bool same = target.type == source.type;
+  if (line > 1 && (same || (is_short_float(target.type) && is_short_float(source.type)))) {
+    aclTensor to = target, from = source;
+    to.shape.back() = from.shape.back() = 1;
+    walk(to.shape, {&to, &from}, [&](auto &, int64_t *index) {
+      (same ? copy_line : convert_line)(target, index[0], source, index[1], line);
+    });
+    return;
+  }
   bool from_float = !is_integer(source.type);
   walk(target.shape, {&target, &source}, [&](auto &, int64_t *index) {
     Value value = value_at(source, index[1]);
