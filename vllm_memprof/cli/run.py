@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +35,6 @@ if TYPE_CHECKING:
     from vllm_memprof.launch.run import Job, RunOutcome
     from vllm_memprof.record.schema import RunInfo
     from vllm_memprof.sim.runtime import SimRuntime
-
-#: Imported while the engine starts.
-_REPORT_MODULES = (
-    "vllm_memprof.sources",
-    "vllm_memprof.report.files",
-    "vllm_memprof.logs.to_record",
-)
 
 
 def request(mode: str, ctx: typer.Context, **own: Any) -> LaunchRequest:
@@ -72,9 +64,10 @@ def request(mode: str, ctx: typer.Context, **own: Any) -> LaunchRequest:
 
 
 def import_report() -> None:
-    """Import what a report is made with."""
-    for name in _REPORT_MODULES:
-        import_module(name)
+    """Import what a report is made with, while the engine starts."""
+    import vllm_memprof.logs.to_record
+    import vllm_memprof.report.files
+    import vllm_memprof.sources  # noqa: F401
 
 
 def run(ctx: typer.Context, request: LaunchRequest, exporter: Exporter | None = None) -> None:

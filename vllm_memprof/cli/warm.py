@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-
-import pydantic  # noqa: F401  # as Typer does, for the first option
+from contextlib import suppress
 
 import vllm_memprof.cli.commands.plan
 import vllm_memprof.launch.prepare
-import vllm_memprof.report.documents
+import vllm_memprof.report.table
 import vllm_memprof.sim.presets  # noqa: F401
 from vllm_memprof.cli import main
-from vllm_memprof.cli.run import import_report
+from vllm_memprof.cli.run import import_report as import_ahead  # noqa: F401
 
-import_ahead = import_report
+with suppress(ImportError):  # Typer 0.29 imports it for the first option
+    import pydantic  # noqa: F401
 
 
-def main_in_fork(argv: Sequence[str]) -> int:
+def main_in_fork(argv: list[str]) -> int:
     """Run one command with the arguments of ``memprof``, its reports aside; returns the status."""
     sys.argv[1:] = argv
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return main(list(argv))
+    return main()

@@ -43,8 +43,7 @@ _SLEPT = ("sleep_freed_bytes", "sleep_in_use_bytes")
 #: Figures of which the least of several workers counts.
 _LEAST_OF_PLANS = ("tokens", "max_concurrency", "blocks", "fitting_blocks")
 
-#: Lines of a log that are searched for a word of a failure: those of an excerpt.
-_FIRST_LINES = 2000
+#: Words of a failure; the lines of an excerpt are searched for them, not those of a long log.
 _TELLS = re.compile(
     r"(?i)error|exception|fail|fatal|abort|denied|refused|timed? ?out|not set|报错|失败"
 )
@@ -102,7 +101,7 @@ class StartSorter:
     def read(self, line: ParsedLine) -> None:
         """Read one line."""
         self.lines += 1
-        if self.lines <= _FIRST_LINES and _TELLS.search(line.text):
+        if self.lines <= 2000 and _TELLS.search(line.text):
             self.telling = f"line {line.line} may tell of one: {line.text.strip()[:300]}"
         found = self._reader.read(line.text)
         if found is not None:

@@ -97,13 +97,16 @@ def read_log(path: str) -> list[Run]:
             runs += to_runs(sorter, plain(inner), failures)
             if read:
                 check_limit("workers", sum(len(run.processes) for run in runs), f"{name} has")
-            read, lines, telling = read + 1, lines + sorter.lines, sorter.telling or telling
+            read, lines, telling = read + 1, lines + sorter.lines, sorter.telling
     if not runs:
         where = name if read == 1 else f"any of the {read} files in {name}"
-        why = f"; looked for {LOOKED_FOR}" if lines else ": it is empty"
         raise NoMemoryLines(
             f"no line about memory in {where}"
-            + (f", and no failure that memprof knows; {plain(telling)}" if telling else why),
+            + (
+                f", and no failure that memprof knows; {plain(telling)}"
+                if telling
+                else (f"; looked for {LOOKED_FOR}" if lines else ": it is empty")
+            ),
             hint="give the log of the engine's start-up, at level INFO or DEBUG:"
             " later lines have no values",
         )

@@ -45,8 +45,6 @@ from vllm_memprof.plans.store import (
     write_row,
 )
 
-#: ``memprof`` as the fork of a warm process.
-_FORKED = "vllm_memprof.cli.warm"
 #: Seconds beyond the engine's own deadline, for the start and the end of ``memprof plan``.
 GRACE_S = 90.0
 #: Seconds between two signals to a plan that is to end, and how many ask before it is killed.
@@ -114,11 +112,11 @@ class PlanProcess:
         command = task.plan.command(task.run_dir)
         with output_of(task.run_dir).open("wb") as output:
             if task.environ is None and task.plan.device.simulated and warm.is_wanted(os.environ):
-                as_fork = [command[0], "-m", _FORKED, *command[3:]]
-                forked = warm.start(as_fork, os.environ, output.fileno())
+                fork = [command[0], "-m", "vllm_memprof.cli.warm", *command[3:]]
+                forked = warm.start(fork, os.environ, output.fileno())
             self._process = forked or subprocess.Popen(
                 command,
-                env=task.environ or os.environ,
+                env=task.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ast
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
+from vllm_memprof.sim.folders import new_folder
 from vllm_memprof.sim.stacks import StandIn
 
 #: Folder of a stack's prefix.
@@ -126,10 +126,9 @@ def write_stand_ins(
     Raises:
         SetupError: the importing package is not installed, or nothing imports the package.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     counts = {}
-    try:
+    shutil.rmtree(target, ignore_errors=True)
+    with new_folder(target) as temporary:
         shutil.copyfile(BODIES_DIR / "absent.py", temporary / f"{ABSENT}.py")
         for each in stand_ins:
             names = imported_names(site_packages / each.imported_by, each.package)
@@ -143,9 +142,4 @@ def write_stand_ins(
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(module_text(module, found), encoding="utf-8")
             counts[each.package] = sum(map(len, names.values()))
-        temporary.chmod(0o755)
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return counts

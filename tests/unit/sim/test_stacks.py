@@ -70,7 +70,7 @@ def test_the_stack_of_sglang_holds_what_the_release_names_but_for_torch():
     "name", ["triton", "triton-ascend", "cmake", "nvidia-cudnn-cu12", "sentry-sdk"]
 )
 def test_what_the_engine_does_not_need_is_left_out(name):
-    assert load_stack().version_of(name) is None
+    assert version_of(load_stack(), name) is None
 
 
 def test_build_requirements_come_before_the_build():

@@ -9,8 +9,8 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
-import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,11 +24,11 @@ Replacement = tuple[Any, str, Any]
 _INSPECTS = "_run_in_subprocess"
 _INDUCTOR_PATTERNS = "torch_npu._inductor.npu_fusion_attention_graph"
 _ASCEND_IMPORT = "vllm_ascend.patch.worker.patch_weight_utils"
-#: Functions of the host: module, class or "", name.
+#: Functions of the host: module or class, name.
 _OF_THE_HOST = (
-    ("torch._dynamo.convert_frame", "", "fullgraph_capture"),
-    ("torch.fx._graph_pickler", "GraphPickler", "dumps"),
-    ("torch.fx._graph_pickler", "GraphPickler", "loads"),
+    ("torch._dynamo.convert_frame", "fullgraph_capture"),
+    ("torch.fx._graph_pickler:GraphPickler", "dumps"),
+    ("torch.fx._graph_pickler:GraphPickler", "loads"),
 )
 
 
@@ -214,10 +214,9 @@ def _without_needless_work() -> Iterator[Replacement]:
     dropped, and torch builds each of them before it asks which to keep: a twentieth of a large
     model's trace.
     """
-    for module, cls, name in _OF_THE_HOST:
+    for place, name in _OF_THE_HOST:
         with suppress(ImportError, AttributeError):
-            owner = importlib.import_module(module)
-            owner = getattr(owner, cls) if cls else owner
+            owner = pkgutil.resolve_name(place)
             yield owner, name, staticmethod(uncollected(getattr(owner, name)))
     with suppress(ImportError):
         from torch._dynamo.convert_frame import GraphCaptureOutput
