@@ -278,7 +278,8 @@ def lock_text(roots: Report, others: Report) -> str:
 def toml_text(like: Stack, name: str, release: str, roots: Report) -> str:
     """Return the other file of a stack: that of a stack like it, with the new versions."""
     text = like.sources[0].read_text(encoding="utf-8")
-    old_vllm, vllm = str(like.version_of("vllm")), str(roots["vllm"]["version"])
+    old = dict(re.findall(r"(\w+) ([\w.]+)", like.title))
+    old_vllm, vllm = old["vLLM"], str(roots["vllm"]["version"])
     text = text.replace(like.name, name)
     text = text.replace(f"vllm-ascend {like.engine_version}", f"vllm-ascend {release}")
     for package in ("vllm", "vllm_ascend"):
@@ -288,7 +289,7 @@ def toml_text(like: Stack, name: str, release: str, roots: Report) -> str:
         text = text.replace(f"{before}{old_vllm}", f"{before}{vllm}")
     for package in ("torch", "torch_npu"):
         version = str(roots[normalize(package)]["version"]).split("+")[0]
-        text = text.replace(f"{package} {like.version_of(package)}", f"{package} {version}")
+        text = text.replace(f"{package} {old[package]}", f"{package} {version}")
     return text.replace(f"{old_vllm}+empty", f"{vllm}+empty")
 
 

@@ -122,6 +122,7 @@ HEADLESS = {"Qwen/Qwen3-Embedding-8B": 151_665 * 4096, "Qwen/Qwen2.5-Math-RM-72B
 #: tower; all-MiniLM: 33.4 M without the pooling layer. Qwen3-ASR: the 1.7 B of its name and an encoder
 #: of 0.3 B.
 BILLIONS = {
+    "Qwen/Qwen3-0.6B-Base": 0.6,
     "baichuan-inc/Baichuan2-13B-Chat": 13.9,
     "deepseek-ai/DeepSeek-OCR-2": 3.4,
     "deepseek-ai/DeepSeek-V2.5": 236,
