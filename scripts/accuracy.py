@@ -184,11 +184,9 @@ def _weights(engine: str, rank: dict[str, Any]) -> int | None:
     printed: int | None = rank["figures"].get("weights_bytes")
     if engine != "sglang":
         return printed
-    fell: int | None = None
     loads = [each["delta"] for each in rank["phases"] if each["phase"] == "weight_load"]
-    if loads and all(loads):
-        fell = -sum(each["device_free_bytes"] for each in loads)
-    return fell
+    known = loads and all(loads)
+    return -sum(each["device_free_bytes"] for each in loads) if known else None
 
 
 def in_equation(equation: str, run_dir: Path, which: int) -> dict[str, float | None]:

@@ -21,7 +21,7 @@ from vllm_memprof.text import text
 from vllm_memprof.units import only_known
 
 #: A line that tells of a failure contains one of these, or stands near one that does.
-SIGNALS = ("rror", "RROR", "ailed", "illed", "xception")
+SIGNALS = ("rror", "RROR", "ailed", "illed", "xception", "not set correctly", "报错", "失败")
 #: Lines that are kept of one start, characters of a line, lines kept before and after one that may
 #: tell of a failure.
 _MOST_LINES, _MOST_CHARACTERS, _BEFORE, _AFTER = 4000, 2000, 3, 12
@@ -96,6 +96,7 @@ class CauseReader:
     def __init__(self, words: Words) -> None:
         self._words = words
         self._starts = [_Start()]
+        self.telling = ""  # the last line that contains a signal, told
         self._after = 0
         self._before: list[tuple[int, str]] = []
         kept = read_book().words
@@ -118,6 +119,8 @@ class CauseReader:
                 start.keep(*each)
             self._before.clear()
             self._after = _AFTER + 1
+            if _has(line, SIGNALS):
+                self.telling = f"line {number} may tell of one: {line.strip()[:300]}"
         self._after -= 1
         if self._after >= 0 or _has(line, self._doing):
             start.keep(number, line)

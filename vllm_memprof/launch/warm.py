@@ -31,7 +31,7 @@ ENV_NO_WARM = "MEMPROF_NO_WARM"
 MODULE = "vllm_memprof.engines.warm"
 #: Seconds without a plan after which a warm process ends.
 IDLE_S = 300
-#: Warm processes of one user; each holds about a gigabyte.
+#: Warm processes of one user; one of an engine holds about a gigabyte.
 MOST = 3
 
 #: Variables of a run, which its fork gets.

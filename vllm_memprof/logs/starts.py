@@ -43,10 +43,6 @@ _SLEPT = ("sleep_freed_bytes", "sleep_in_use_bytes")
 #: Figures of which the least of several workers counts.
 _LEAST_OF_PLANS = ("tokens", "max_concurrency", "blocks", "fitting_blocks")
 
-#: Words of a failure; the lines of an excerpt are searched for them, not those of a long log.
-_TELLS = re.compile(
-    r"(?i)error|exception|fail|fatal|abort|denied|refused|timed? ?out|not set|报错|失败"
-)
 _LOADS = re.compile(r"Starting to load model (?P<model>\S+?)(?:\.\.\.|\s|$)")
 _RANK_LINE = re.compile(
     r"rank (?P<rank>\d+) in world size \d+ is assigned as DP rank (?P<dp>\d+),"
@@ -61,7 +57,7 @@ class StartSorter:
         self.starts: list[EngineStart] = []
         self.left_out = 0  # starts beyond MAX_STARTS
         self.lines = 0
-        self.telling = ""  # the last of the first lines that may tell of a failure
+        self.telling = ""  # the last line that may tell of a failure
         self.spoken: set[str] = set()  # engines that have a line of their own
         self.newest_first = False  # the lines were turned round before they were read
         self.smi = NpuSmi()
@@ -101,8 +97,6 @@ class StartSorter:
     def read(self, line: ParsedLine) -> None:
         """Read one line."""
         self.lines += 1
-        if self.lines <= 2000 and _TELLS.search(line.text):
-            self.telling = f"line {line.line} may tell of one: {line.text.strip()[:300]}"
         found = self._reader.read(line.text)
         if found is not None:
             self._configure(found, line.prefix)
@@ -350,14 +344,15 @@ class StartSorter:
             else:
                 key = label = prefix.short or by_pid
                 dims = prefix.dims
-                # torch names a worker by its rank, vLLM by its place
-                for worker in start.workers.values() if prefix.label.startswith("rank_") else ():
-                    rank = worker.dims.get("rank")
-                    if rank is None and not {"dp", "pp", "pcp"} & worker.dims.keys():
-                        rank = worker.dims.get("tp")
-                    if rank == dims["rank"]:
-                        key, label, dims = worker.key, worker.label, worker.dims
-                        break
+                if prefix.label.startswith("rank_"):
+                    # torch names a worker by its rank, vLLM by its place
+                    for worker in start.workers.values():
+                        rank = worker.dims.get("rank")
+                        if rank is None and not {"dp", "pp", "pcp"} & worker.dims.keys():
+                            rank = worker.dims.get("tp")
+                        if rank == dims["rank"]:
+                            key, label, dims = worker.key, worker.label, worker.dims
+                            break
         elif prefix is not None and prefix.replica is not None:
             # with one worker per engine core, the core prints the worker's lines
             key = label = f"DP{prefix.replica}"

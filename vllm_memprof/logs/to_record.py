@@ -105,7 +105,9 @@ def read_log(path: str) -> list[Run]:
             + (
                 f", and no failure that memprof knows; {plain(telling)}"
                 if telling
-                else (f"; looked for {LOOKED_FOR}" if lines else ": it is empty")
+                else f"; looked for {LOOKED_FOR}"
+                if lines
+                else ": it is empty"
             ),
             hint="give the log of the engine's start-up, at level INFO or DEBUG:"
             " later lines have no values",
@@ -126,7 +128,7 @@ def sorted_lines(
             yield line
 
     sorter = StartSorter().sort(watched())
-    sorter.newest_first = newest_first
+    sorter.newest_first, sorter.telling = newest_first, reader.telling
     return sorter, reader.finish()
 
 

@@ -127,7 +127,6 @@ def write_stand_ins(
         SetupError: the importing package is not installed, or nothing imports the package.
     """
     counts = {}
-    shutil.rmtree(target, ignore_errors=True)
     with new_folder(target) as temporary:
         shutil.copyfile(BODIES_DIR / "absent.py", temporary / f"{ABSENT}.py")
         for each in stand_ins:
@@ -142,4 +141,5 @@ def write_stand_ins(
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(module_text(module, found), encoding="utf-8")
             counts[each.package] = sum(map(len, names.values()))
+        shutil.rmtree(target, ignore_errors=True)
     return counts
