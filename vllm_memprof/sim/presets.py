@@ -47,7 +47,7 @@ from vllm_memprof.sim.tokenizers import (
 
 PRESETS_DIR = Path(__file__).parent / "data/presets"
 #: Part of the key of a generated folder; raise it when the generator writes something else.
-GENERATOR = 3
+GENERATOR = 4
 #: A folder of the cache is complete: nothing is asked of a hub.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
 #: A draft's output head is the model's in the checkpoint (DeepSeek-V3, README_WEIGHTS.md) and in
@@ -56,6 +56,8 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSC
 _ALIKE = {ENV_ALIKE: "1"}
 #: Names of models whose weights msmodelslim has quantized.
 QUANTIZED = re.compile("w([48])a8", re.IGNORECASE)
+#: What msmodelslim's quantization adds to a name in lower case.
+_QUANTIZING = re.compile("-(w[48]a8|bf16)(mix)?(-(float)?(mtp|rot|quarot))*$")
 #: Keys of a preprocessor -> keys of the vision encoder's configuration that give their values.
 _OF_THE_ENCODER = {
     "patch_size": "patch_size",
@@ -150,10 +152,24 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_preset(name: str) -> Preset | None:
-    """Return the preset of that name, in any case; None where there is none."""
-    asked = name.lower()
-    named = (each for each in list_presets() if asked in map(str.lower, (each.name, *each.also)))
-    return next(named, None)
+    """Return the preset of that name, in any case, or that which a folder is named after.
+
+    Of ``/models/Qwen3_32B-w8a8`` the owner does not count, nor how the words are joined, nor how
+    msmodelslim quantized the weights; None where there is none.
+    """
+    asked, presets = name.lower(), _by_name()
+    alike = _words(asked)
+    return presets.get(asked) or presets.get(alike) or presets.get(_QUANTIZING.sub("", alike))
+
+
+@cache
+def _by_name() -> dict[str, Preset]:
+    named = {n.lower(): each for each in list_presets() for n in (each.name, *each.also)}
+    return {_words(name): preset for name, preset in named.items()} | named
+
+
+def _words(name: str) -> str:
+    return re.sub("[^a-z0-9]+", "-", Path(name).name)
 
 
 def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> ResolvedModel:
@@ -193,6 +209,8 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
             if named and "--quantization" not in given:
                 quantized, dummy = True, [*dummy, "--quantization", method]
             stand_ins += [f"{preset.name}: {preset.note}"] if preset.note else []
+            if model.lower() not in map(str.lower, (preset.name, *preset.also)):
+                stand_ins.append(f"{model} is not on this machine: {preset.name} by its name")
     if folder is None:
         names = [name for each in list_presets() for name in (each.name, *each.also)]
         near = nearest(model, names, 3) or nearest(f"Qwen/{model}", names, 3)

@@ -1,7 +1,8 @@
 """Synthetic tokenizers: bytes as tokens, and the special tokens of the real one at their real ids.
 
 In: a table of ``data/presets/tokenizers``, or a model's configuration alone. Out: files of Hugging
-Face's tokenizers. Text is one token per byte.
+Face's tokenizers. Text is one token per byte. Parsers of reasoning and of tool calls find their
+marks (``data/tokenizer.json``), which no text becomes, at some id.
 """
 
 from __future__ import annotations
@@ -71,10 +72,12 @@ def tokenizer_files(table: TokenizerTable) -> JsonFiles:
     # byte-level BPE: a byte is its own character, or one from U+0100 on if it does not print
     hidden = [*range(33), *range(127, 161), 173]
     plain = [chr(256 + hidden.index(b) if b in hidden else b) for b in range(_BYTES)]
-    plain += [f"<unused{index}>" for index in range(_BYTES, table["plain_tokens"])]
+    tokenizer = json.loads((_DATA / "tokenizer.json").read_text("utf-8"))
+    marks = [text for text in tokenizer["model"]["vocab"] if text not in numbered.values()]
+    plain += marks[: table["plain_tokens"] - _BYTES]
+    plain += [f"<unused{index}>" for index in range(len(plain), table["plain_tokens"])]
     # the library wants the ids of first tokens in the model too: it numbers from 0 without a hole
     vocabulary = {text: number for number, text in enumerate([*before, *plain])}
-    tokenizer = json.loads((_DATA / "tokenizer.json").read_text("utf-8"))
     tokenizer["added_tokens"] = [{"id": number, **token} for number, token in added.items()]
     tokenizer["model"]["vocab"] = vocabulary
     said = table["message"]

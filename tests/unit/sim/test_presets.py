@@ -284,7 +284,7 @@ def test_a_modelscope_cache_wins_over_a_preset(tmp_path, monkeypatch):
     [
         ("someone/some-model", "`memprof sim list` has the presets"),
         ("Qwen/Qwen3-14", "nearest: Qwen/Qwen3-14B, "),
-        ("qwen3-32b", "nearest: Qwen/Qwen3-32B, "),
+        ("qwen3-33b", "nearest: Qwen/Qwen3-32B, "),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest_preset(name, hint):
@@ -298,6 +298,33 @@ def test_an_unknown_name_is_answered_with_the_nearest_preset(name, hint):
 def test_a_preset_file_has_the_keys_of_a_family(path):
     known = {"note", "source", "files", "tokenizer", "models"}
     assert set(json.loads(path.read_text())) <= known
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("/data/Qwen3-32B", "Qwen/Qwen3-32B"),
+        ("path/to/Qwen2.5-72B-Instruct/", "Qwen/Qwen2.5-72B-Instruct"),
+        ("/hub/Qwen/Qwen2___5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+        ("/weights/DeepSeek-V3.1_w8a8mix_mtp", "deepseek-ai/DeepSeek-V3.1"),
+        ("/weights/Qwen3-235B-A22B-w8a8-rot", "Qwen/Qwen3-235B-A22B"),
+        ("someone/gpt-oss-20b-BF16", "openai/gpt-oss-20b"),
+    ],
+)
+def test_a_folder_that_is_elsewhere_is_planned_as_the_preset_that_it_is_named_after(folder, name):
+    model = resolve_model(folder, [])
+    assert is_preset(model)
+    assert presets.Path(model.path).name.startswith(name.replace("/", "--"))
+    assert model.stand_ins[-1 - ("w8a8" in folder)].endswith(f": {name} by its name")
+    assert ("--quantization" in model.extra_args) == ("w8a8" in folder)
+
+
+@pytest.mark.parametrize(
+    "folder", ["/data/Qwen3-32B-AWQ", "/data/Qwen3-32B-w8a8c8", "/data/Qwen3-52B", "Qwen3-32B-w4a4"]
+)
+def test_a_folder_of_another_format_or_model_is_none_of_a_preset(folder):
+    with pytest.raises(UsageError, match="no preset for"):
+        resolve_model(folder, [])
 
 
 def test_names_are_found_in_any_case():

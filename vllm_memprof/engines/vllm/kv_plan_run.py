@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import sys
 import traceback
 from functools import partial
@@ -47,7 +48,8 @@ def run(vllm_config: Any, options: Options) -> int:
     Raises:
         OptionError: these ranks cannot be run.
     """
-    choice = choose(world_of(vllm_config), options, free_host_bytes())
+    cores = len(os.sched_getaffinity(0))
+    choice = choose(world_of(vllm_config), options, free_host_bytes(), cores)
     if options.until == "ready" and choice.mode == "one" and choice.world.pipeline > 1:
         # the launcher refuses ``edges``
         raise OptionError("--until ready: a pipeline stage alone gets no batch from the one before:"

@@ -20,6 +20,9 @@ from vllm_memprof.record.schema import HoldsMore, PlannedRanks
 #: Host memory of one worker process on a simulated device, as measured with vllm-ascend 0.23.0:
 #: about 1.2 GiB.
 WORKER_HOST_BYTES = 1_288_490_189
+#: Simulated workers of one core of the host that a plan waits for: a compiled model takes each of
+#: them about 20 seconds of its core.
+WORKERS_PER_CORE = 4
 #: How the kind of a layer with experts ends.
 EXPERTS = "/experts"
 #: Ranks of a replica that are run -> those of it that they answer for, themselves included.
@@ -147,13 +150,14 @@ class Choice:
         return replace(self, alike=alike, not_run=not_run, crowded=crowded)
 
 
-def choose(world: World, options: Options, host_bytes: int | None) -> Choice:
+def choose(world: World, options: Options, host_bytes: int | None, cores: int) -> Choice:
     """Return the ranks to run.
 
     Args:
         world: sizes of the run.
         options: ``ranks``, ``rank``, and ``devices``, which are not known on real hardware.
         host_bytes: host memory that is free; None: not known.
+        cores: of the host.
 
     Raises:
         OptionError: there is no such rank, or a rank with a mode that chooses for itself.
@@ -172,6 +176,8 @@ def choose(world: World, options: Options, host_bytes: int | None) -> Choice:
             if host_bytes is not None and world.size * WORKER_HOST_BYTES > host_bytes:
                 free = f"{host_bytes / (1 << 30):.1f} GiB of host memory are free"
                 mode, why = "one", f"{world.size} processes of about 1.2 GiB each, and {free}"
+            elif options.devices is not None and world.size > WORKERS_PER_CORE * cores:
+                mode, why = "one", f"{world.size} processes, and this machine has {cores} cores"
     ranks = range(world.replica_size)
     if mode == "all" or world.size == 1:
         every = {replica: {each: [each] for each in ranks} for replica in range(world.data)}

@@ -28,8 +28,9 @@ def pick(
     rank: int | None = None,
     devices: int | None = 8,
     host: int | None = FREE,
+    cores: int = 16,
 ) -> Choice:
-    return choose(world, Options("m", ranks=mode, rank=rank, devices=devices), host)
+    return choose(world, Options("m", ranks=mode, rank=rank, devices=devices), host, cores)
 
 
 def test_auto_runs_every_rank_where_they_fit():
@@ -52,8 +53,15 @@ def test_auto_runs_one_rank_beyond_the_host_memory():
     assert choice.why == "4 processes of about 1.2 GiB each, and 4.8 GiB of host memory are free"
 
 
+def test_auto_runs_one_rank_where_all_would_wait_for_few_cores():
+    assert pick(World(tensor=8), "auto", cores=2).mode == "all"
+    choice = pick(World(tensor=8, data=2), "auto", devices=16, cores=2)
+    assert (choice.mode, choice.why) == ("one", "16 processes, and this machine has 2 cores")
+    assert pick(World(tensor=8, data=2), "all", devices=16, cores=2).mode == "all"
+
+
 def test_on_hardware_every_rank_runs():
-    assert pick(World(tensor=16), "auto", devices=None, host=None).mode == "all"
+    assert pick(World(tensor=16), "auto", devices=None, host=None, cores=1).mode == "all"
 
 
 def test_a_rank_is_picked_by_its_number_over_all_replicas():
