@@ -289,20 +289,24 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
 
 
 def with_draft(user_args: list[str], model: str) -> tuple[list[str], list[str]]:
-    """Return the arguments, and notes: a draft of EAGLE-3 that is not there is generated.
+    """Return the arguments, and notes: a draft model that is not there is a preset, or generated.
 
-    Such a draft is one layer with the shapes of the model that it drafts for.
+    Generated are those of EAGLE-3: one layer with the shapes of the model that it drafts for.
     """
     name = value_of(user_args, "--speculative-config.model", "--speculative-draft-model-path") or ""
-    path = Path(model, "config.json")
-    there = Path(name).is_dir() or hubs.cached_folder(name) or not path.is_file()
-    if there or "eagle3" not in str(user_args).lower():
+    path, preset = Path(model, "config.json"), find_preset(name)
+    if Path(name).is_dir() or hubs.cached_folder(name) or not path.is_file():
         return user_args, []
-    own = text_config(json.loads(path.read_text("utf-8")))
-    config = {key: own[key] for key in own if _SHAPES.match(key)} | _DRAFT
-    folder = str(write_folder(_cached("eagle3", config), {"config.json": config}))
-    note = f"{name}: a draft model was generated, with the shapes that those of EAGLE-3 have"
-    return [each.replace(name, folder) for each in user_args], [note]
+    if preset:
+        folder, note = generate_model(preset), f"the draft model is {preset.name}"
+    elif "eagle3" in str(user_args).lower():
+        own = text_config(json.loads(path.read_text("utf-8")))
+        config = {key: own[key] for key in own if _SHAPES.match(key)} | _DRAFT
+        folder = write_folder(_cached("eagle3", config), {"config.json": config})
+        note = "a draft model was generated, with the shapes that those of EAGLE-3 have"
+    else:
+        return user_args, []
+    return [each.replace(name, str(folder)) for each in user_args], [f"{name}: {note}"]
 
 
 def _missing_code(folder: Path, config: ModelConfig) -> dict[str, str]:

@@ -225,6 +225,15 @@ def test_a_draft_model_of_eagle3_is_generated(given):
     assert {"hidden_size", "intermediate_size", "head_dim", "rope_theta"} <= config.keys()
 
 
+def test_a_draft_that_is_a_whole_model_is_a_preset():
+    path = resolve_model("Qwen/Qwen3-32B", []).path
+    given = ["--speculative-config", '{"model": "/data/Qwen3-0.6B", "method": "draft_model"}']
+    args, notes = with_draft(given, path)
+    assert notes == ["/data/Qwen3-0.6B: the draft model is Qwen/Qwen3-0.6B"]
+    folder = value_of(args, "--speculative-config.model")
+    assert presets.Path(folder) == find_preset("Qwen/Qwen3-0.6B").folder
+
+
 def test_drafts_that_are_there_stay(tmp_path):
     path = resolve_model("Qwen/Qwen3-14B", []).path
     own = ["--speculative-config", json.dumps({"method": "eagle3", "model": str(tmp_path)})]
