@@ -72,7 +72,7 @@ def prepare_job(
     if profile is None:
         require_device(request.device, request.stack)
     else:
-        from vllm_memprof.sim.presets import resolve_model, with_draft
+        from vllm_memprof.sim.presets import fit_args, resolve_model
         from vllm_memprof.sim.runtime import ENV_STATE, own_state_file, prepare_runtime
 
         runtime = prepare_runtime(profile, request.stack or row.stack)
@@ -85,7 +85,7 @@ def prepare_job(
             )
         model = resolve_model(request.model, list(request.engine_args), row.quantization)
         model_path, model_args = model.path, model.extra_args
-        engine_args, drafts = with_draft(request.engine_args, model_path)
+        engine_args, drafts = fit_args(request.engine_args, model)
         request = replace(request, engine_args=engine_args)
         extra |= {**runtime.env, **model.env}
         if not request.share_device:

@@ -24,7 +24,7 @@ from typing import Any
 
 from vllm_memprof.errors import UsageError, nearest
 from vllm_memprof.layout import ModelConfig, text_config
-from vllm_memprof.options import given_options, value_of
+from vllm_memprof.options import given_options, options, value_of
 from vllm_memprof.sim import hubs
 from vllm_memprof.sim.folders import (
     PROCESSORS,
@@ -65,6 +65,8 @@ _OF_THE_ENCODER = {
     "merge_size": "spatial_merge_size",
 }
 
+#: How weights are read; the loader of dummy ones refuses it.
+_LOADER = "--model-loader-extra-config"
 #: What a draft model of EAGLE-3 has of the model that it drafts for, and what is its own.
 _SHAPES = re.compile("(hidden|intermediate|vocab)_size|num_.*_heads|head_dim|max_pos|rope|rms")
 _DRAFT = {
@@ -288,13 +290,17 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
     return ResolvedModel(str(path), extra, env | OFFLINE, tuple(stand_ins))
 
 
-def with_draft(user_args: list[str], model: str) -> tuple[list[str], list[str]]:
-    """Return the arguments, and notes: a draft model that is not there is a preset, or generated.
+def fit_args(user_args: list[str], model: ResolvedModel) -> tuple[list[str], list[str]]:
+    """Return the arguments that fit a model without weights, and notes.
 
-    Generated are those of EAGLE-3: one layer with the shapes of the model that it drafts for.
+    The loader of dummy weights takes no options. A draft model that is not there is a preset, or
+    generated: those of EAGLE-3 are one layer with the shapes of the model that they draft for.
     """
+    if "dummy" in model.extra_args:
+        given = options(user_args)
+        user_args = [word for name, held in given if name != _LOADER for word in held]
     name = value_of(user_args, "--speculative-config.model", "--speculative-draft-model-path") or ""
-    path, preset = Path(model, "config.json"), find_preset(name)
+    path, preset = Path(model.path, "config.json"), find_preset(name)
     if Path(name).is_dir() or hubs.cached_folder(name) or not path.is_file():
         return user_args, []
     if preset:

@@ -18,10 +18,10 @@ from vllm_memprof.sim import hubs, presets
 from vllm_memprof.sim.hubs import hub_answers
 from vllm_memprof.sim.presets import (
     find_preset,
+    fit_args,
     generate_model,
     list_presets,
     resolve_model,
-    with_draft,
 )
 from vllm_memprof.sim.tokenizers import tokenizer_files
 
@@ -211,7 +211,7 @@ def test_what_the_user_gave_is_not_overridden(given):
 )
 def test_a_draft_model_of_eagle3_is_generated(given):
     """One layer of the model's own shapes; what a draft is named does not matter."""
-    args, [note] = with_draft(["--seed", "1", *given], resolve_model("Qwen/Qwen3-14B", []).path)
+    args, [note] = fit_args(["--seed", "1", *given], resolve_model("Qwen/Qwen3-14B", []))
     name = value_of(given, "--speculative-config.model", "--speculative-draft-model-path")
     folder = value_of(args, "--speculative-config.model", "--speculative-draft-model-path")
     assert note.startswith(f"{name}: a draft model was generated")
@@ -226,20 +226,39 @@ def test_a_draft_model_of_eagle3_is_generated(given):
 
 
 def test_a_draft_that_is_a_whole_model_is_a_preset():
-    path = resolve_model("Qwen/Qwen3-32B", []).path
+    model = resolve_model("Qwen/Qwen3-32B", [])
     given = ["--speculative-config", '{"model": "/data/Qwen3-0.6B", "method": "draft_model"}']
-    args, notes = with_draft(given, path)
+    args, notes = fit_args(given, model)
     assert notes == ["/data/Qwen3-0.6B: the draft model is Qwen/Qwen3-0.6B"]
     folder = value_of(args, "--speculative-config.model")
     assert presets.Path(folder) == find_preset("Qwen/Qwen3-0.6B").folder
 
 
+def test_dummy_weights_have_no_options_of_a_loader(tmp_path):
+    given = [
+        "--seed",
+        "1",
+        "--model_loader_extra_config",
+        '{"enable_multithread_load": true}',
+        "-q",
+    ]
+    assert fit_args(given, resolve_model("Qwen/Qwen3-14B", []))[0] == ["--seed", "1", "-q"]
+    folder = write_config(tmp_path / "own")
+    (folder / "model.safetensors").touch()
+    assert fit_args(given, resolve_model(str(folder), []))[0] == given
+
+
 def test_drafts_that_are_there_stay(tmp_path):
-    path = resolve_model("Qwen/Qwen3-14B", []).path
+    model = resolve_model("Qwen/Qwen3-14B", [])
     own = ["--speculative-config", json.dumps({"method": "eagle3", "model": str(tmp_path)})]
     for given in ([], own, ["--speculative-config", '{"method": "mtp"}']):
-        assert with_draft(given, path) == (given, [])
-    assert with_draft(["--speculative-config.model=x/eagle3"], "on/a-hub")[1] == []
+        assert fit_args(given, model) == (given, [])
+    assert (
+        fit_args(
+            ["--speculative-config.model=x/eagle3"], presets.ResolvedModel("on/a-hub", [], {})
+        )[1]
+        == []
+    )
 
 
 def test_a_local_folder_wins(tmp_path, monkeypatch):

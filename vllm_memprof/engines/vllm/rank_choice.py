@@ -22,7 +22,7 @@ from vllm_memprof.record.schema import HoldsMore, PlannedRanks
 WORKER_HOST_BYTES = 1_288_490_189
 #: Simulated workers of one core of the host that a plan waits for: a compiled model takes each of
 #: them about 20 seconds of its core.
-WORKERS_PER_CORE = 4
+WORKERS_PER_CORE = 2
 #: How the kind of a layer with experts ends.
 EXPERTS = "/experts"
 #: Ranks of a replica that are run -> those of it that they answer for, themselves included.

@@ -54,7 +54,7 @@ def test_auto_runs_one_rank_beyond_the_host_memory():
 
 
 def test_auto_runs_one_rank_where_all_would_wait_for_few_cores():
-    assert pick(World(tensor=8), "auto", cores=2).mode == "all"
+    assert pick(World(tensor=4), "auto", cores=2).mode == "all"
     choice = pick(World(tensor=8, data=2), "auto", devices=16, cores=2)
     assert (choice.mode, choice.why) == ("one", "16 processes, and this machine has 2 cores")
     assert pick(World(tensor=8, data=2), "all", devices=16, cores=2).mode == "all"
