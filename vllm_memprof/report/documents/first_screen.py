@@ -313,7 +313,7 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
         }
         yield Line("", sentences_of("asked", asked, ", "))
     elif failure is not None and run.exit_reason and not run.evidence.partial:
-        yield Line("", cut(run.exit_reason, width))
+        yield Line("", cut(run.exit_reason, 2 * width))
     if least_grant(report.ranks) is not None:
         yield Line("", _granted(report))
     for view in finding_views(report):
