@@ -405,11 +405,17 @@ def _owners(divided: DividedDevice) -> list[ItemPart]:
 def _outside(divided: DividedDevice) -> Text:
     """Return what non-torch memory is, the largest first."""
     sizes: Counter[str] = Counter()
-    for part in [] if divided.memory is None else divided.memory.rows:
+    memory, unnamed = divided.memory, "communicators_unnamed"
+    parts = [] if memory is None else [each for each in memory.parts if each.component == unnamed]
+    for part in [] if memory is None else [*memory.rows, *parts]:
         name = part.component.partition(":")[0]
         if name not in ("allocated", "reserved_not_allocated", "free", "other_processes"):
             sizes[name] += part.bytes or 0
-    titles = {**OWNER_TITLES, "graph": text("graphs outside torch")}
+    titles = {
+        **OWNER_TITLES,
+        "graph": text("graphs outside torch"),
+        unnamed: text("other HCCL memory"),
+    }
     return join(
         ", ",
         (
