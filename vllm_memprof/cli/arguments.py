@@ -82,7 +82,11 @@ def _normalise(name: str) -> str:
 
 
 def take_model(engine: list[str]) -> tuple[str | None, list[str]]:
-    """Return MODEL and the rest: the first token, or ``--model X`` wherever it stands."""
+    """Return MODEL and the rest: the first token, or ``--model X`` wherever it stands.
+
+    A command that was pasted whole begins with ``vllm serve``.
+    """
+    engine = engine[2:] if engine[:2] == ["vllm", "serve"] else engine
     if engine and not engine[0].startswith("-"):
         return engine[0], engine[1:]
     for index, token in enumerate(engine):
