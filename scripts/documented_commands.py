@@ -5,7 +5,7 @@
 block sets, and plans it: host and port aside, eagerly unless ``--graphs``. Nothing of a page is
 run. ``tests/data/documented_commands.json`` keeps what came out: page, line, model, outcome and its
 reason; a command that it has is planned again with ``--again`` alone. A model that is only named by
-a placeholder, and one without a preset, is not planned and counted as such.
+a placeholder, one without a preset, and a device without a profile are counted as such.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_memprof.options import options
@@ -34,6 +34,9 @@ TIMEOUT_S = 420.0
 #: Where a command ends and the shell goes on.
 _ENDS = re.compile(r"[|&;]|\d?>|<<")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+_TAB = re.compile(r"\s*:{3,}\s*(?:\{tab-item\}\s*(.*))?$")
+#: Words of a page's path, or of the tab that a command stands under -> profile; "" is none.
+_DEVICES = ((r"950|\bA5\b", ""), ("310|300I", "310p"), (r"\bA2\b|910B", "910b"), ("", "a3"))
 _ASSIGNED = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 #: What a page leaves to its reader, and what does not bear on memory.
@@ -55,6 +58,13 @@ class Command:
     line: int
     words: tuple[str, ...]
     env: Mapping[str, str]
+    tab: str = ""
+
+    @property
+    def device(self) -> str:
+        """The device profile; "" for a device that has none."""
+        where = f"{self.page} {self.tab}"
+        return next(profile for words, profile in _DEVICES if re.search(words, where))
 
     @property
     def model(self) -> str:
@@ -68,17 +78,19 @@ class Command:
 def commands_of(page: str, text: str) -> Iterator[Command]:
     """Yield the commands of a page."""
     block: list[str] | None = None
-    begin, fence, indent = 0, "", 0
+    begin, fence, indent, tab = 0, "", 0, ""
     for number, line in enumerate(text.splitlines(), 1):
         match = _FENCE.match(line)
         if match and block is None:
             block, begin, fence = [], number, match[1]
             indent = len(line) - len(line.lstrip())
         elif match and line.strip() == fence and block is not None:
-            yield from _of_block(page, begin + 1, block)
+            yield from (replace(each, tab=tab) for each in _of_block(page, begin + 1, block))
             block = None
         elif block is not None:
             block.append(line[indent:])
+        elif named := _TAB.match(line):
+            tab = named[1] or ""
 
 
 def _of_block(page: str, first: int, lines: Iterable[str]) -> Iterator[Command]:
@@ -114,11 +126,10 @@ def _set(word: str, env: dict[str, str]) -> bool:
 def plan(command: Command, stack: str, extra: Iterable[str] = ()) -> dict[str, str]:
     """Plan a command; return its outcome and the reason: planned, or how it failed."""
     given = [w for name, held in options(command.words) if name not in _ASIDE for w in held]
-    device = "310p" if "310" in command.page else "a3"
     env = {name: value for name, value in command.env.items() if not _LEFT_OUT.match(name)}
     with tempfile.TemporaryDirectory(prefix="memprof-documented-") as folder:
         run_dir = Path(folder, "run")
-        own = ["--device", f"sim:{device}", "--stack", stack, "--run-dir", str(run_dir)]
+        own = ["--device", f"sim:{command.device}", "--stack", stack, "--run-dir", str(run_dir)]
         argv = [sys.executable, "-m", "vllm_memprof", "plan", *own, *given, *extra]
         try:
             done = subprocess.run(
@@ -144,6 +155,8 @@ def outcome_of(command: Command, stack: str, extra: Iterable[str]) -> dict[str, 
     open_words = (word for _, held in given for word in held if word.startswith(("$", "<")))
     if _PLACEHOLDER.search(command.model) or any(empty) or any(open_words):
         return {"outcome": "placeholder", "reason": ""}
+    if not command.device:
+        return {"outcome": "no device profile", "reason": ""}
     if find_preset(command.model) is None:
         return {"outcome": "no preset", "reason": ""}
     return plan(command, stack, extra)

@@ -23,10 +23,12 @@ PAGE = """\
 
 vllm serve Not/A-Command
 
+::::{tab-item} A2 series
 ~~~shell
 echo 0 > /proc/sys/vm/nr_hugepages
 python -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-8B --seed 1 | tee log
 ~~~
+::::
 """
 
 
@@ -37,7 +39,8 @@ def test_commands_have_their_variables_and_end_where_the_shell_goes_on():
     assert json.loads(first.words[4]) == {"a": True, "b": [1, 2]}
     assert first.words[-2:] == ("--max-model-len", "4096")
     assert first.env == {"HCCL_BUFFSIZE": "512", "MODEL": "/data/Qwen3-32B"}
-    assert (second.line, second.model) == (16, "Qwen/Qwen3-8B")
+    assert (first.device, second.device) == ("a3", "910b")
+    assert (second.line, second.model) == (17, "Qwen/Qwen3-8B")
     assert second.words == ("--model", "Qwen/Qwen3-8B", "--seed", "1")
 
 
@@ -59,6 +62,11 @@ def test_what_a_page_leaves_open_is_not_planned(monkeypatch, words, outcome):
     assert outcome_of(command, "stack", ())["outcome"] == outcome
 
 
+def test_a_device_without_a_profile_is_told():
+    command = Command("a.md", 1, ("Qwen/Qwen3-8B",), {}, "Ascend 950DT series")
+    assert outcome_of(command, "stack", ())["outcome"] == "no device profile"
+
+
 def test_the_table_keeps_what_was_planned(monkeypatch, tmp_path, capsys):
     (tmp_path / "a.md").write_text(PAGE)
     monkeypatch.setattr(documented_commands, "TABLE", tmp_path / "table.json")
@@ -73,7 +81,7 @@ def test_the_table_keeps_what_was_planned(monkeypatch, tmp_path, capsys):
         assert main([str(tmp_path), "--jobs", "1"]) == 0
     assert asked == [(name, ("--enforce-eager",)) for name in ("/data/Qwen3-32B", "Qwen/Qwen3-8B")]
     rows = json.loads((tmp_path / "table.json").read_text())
-    assert [(row["page"], row["line"]) for row in rows] == [("a.md", 6), ("a.md", 16)]
+    assert [(row["page"], row["line"]) for row in rows] == [("a.md", 6), ("a.md", 17)]
     assert "2 planned" in capsys.readouterr().out
     main([str(tmp_path), "--only", "Qwen3-8B", "--again", "--graphs"])
     assert asked[2:] == [("Qwen/Qwen3-8B", ())]
