@@ -2,7 +2,7 @@
 
 ``python -m scripts.documented_commands DOCS`` reads the pages of a folder (vllm-ascend's is
 ``docs/source``), takes each ``vllm serve`` of their blocks of code with the variables that the
-block sets, and plans it: host and port aside, eagerly unless ``--graphs``. Nothing of a page is
+block sets, and plans a rank of it: host and port aside, eagerly unless ``--graphs``. Nothing of a page is
 run. ``tests/data/documented_commands.json`` keeps what came out: page, line, model, outcome and its
 reason; a command that it has is planned again with ``--again`` alone. A model that is only named by
 a placeholder, one without a preset, and a device without a profile are counted as such.
@@ -129,8 +129,18 @@ def plan(command: Command, stack: str, extra: Iterable[str] = ()) -> dict[str, s
     env = {name: value for name, value in command.env.items() if not _LEFT_OUT.match(name)}
     with tempfile.TemporaryDirectory(prefix="memprof-documented-") as folder:
         run_dir = Path(folder, "run")
-        own = ["--device", f"sim:{command.device}", "--stack", stack, "--run-dir", str(run_dir)]
-        argv = [sys.executable, "-m", "vllm_memprof", "plan", *own, *given, *extra]
+        own = ["--device", f"sim:{command.device}", "--stack", stack, "--ranks", "one"]
+        argv = [
+            sys.executable,
+            "-m",
+            "vllm_memprof",
+            "plan",
+            *own,
+            "--run-dir",
+            str(run_dir),
+            *given,
+            *extra,
+        ]
         try:
             done = subprocess.run(
                 argv, env={**os.environ, **env}, capture_output=True, text=True, timeout=TIMEOUT_S
