@@ -2,10 +2,10 @@
 
 ``python -m scripts.documented_commands DOCS`` reads the pages of a folder (vllm-ascend's is
 ``docs/source``), takes each ``vllm serve`` of their blocks of code with the variables that the
-block sets, and plans a rank of it: host and port aside, eagerly unless ``--graphs``. Nothing of a page is
-run. ``tests/data/documented_commands.json`` keeps what came out: page, line, model, outcome and its
-reason; a command that it has is planned again with ``--again`` alone. A model that is only named by
-a placeholder, one without a preset, and a device without a profile are counted as such.
+block sets, and plans a rank of it: host and port aside, eagerly unless ``--graphs``. Nothing of a
+page is run. ``tests/data/documented_commands.json`` keeps what came out: page, line, model, outcome
+and its reason; a command that it has is planned again with ``--again`` alone. A model that is only
+named by a placeholder, one without a preset, and a device without a profile are counted as such.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TIMEOUT_S = 420.0
 _ENDS = re.compile(r"[|&;]|\d?>|<<")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 _TAB = re.compile(r"\s*:{3,}\s*(?:\{tab-item\}\s*(.*))?$")
-#: Words of a page's path, or of the tab that a command stands under -> profile; "" is none.
+#: Words of a page's path, or of the heading and tab above a command -> profile; "" is none.
 _DEVICES = ((r"950|\bA5\b", ""), ("310|300I", "310p"), (r"\bA2\b|910B", "910b"), ("", "a3"))
 _ASSIGNED = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -58,12 +58,12 @@ class Command:
     line: int
     words: tuple[str, ...]
     env: Mapping[str, str]
-    tab: str = ""
+    under: str = ""  # heading and tab
 
     @property
     def device(self) -> str:
         """The device profile; "" for a device that has none."""
-        where = f"{self.page} {self.tab}"
+        where = f"{self.page} {self.under}"
         return next(profile for words, profile in _DEVICES if re.search(words, where))
 
     @property
@@ -78,17 +78,20 @@ class Command:
 def commands_of(page: str, text: str) -> Iterator[Command]:
     """Yield the commands of a page."""
     block: list[str] | None = None
-    begin, fence, indent, tab = 0, "", 0, ""
+    begin, fence, indent, heading, tab = 0, "", 0, "", ""
     for number, line in enumerate(text.splitlines(), 1):
         match = _FENCE.match(line)
         if match and block is None:
             block, begin, fence = [], number, match[1]
             indent = len(line) - len(line.lstrip())
         elif match and line.strip() == fence and block is not None:
-            yield from (replace(each, tab=tab) for each in _of_block(page, begin + 1, block))
+            under = f"{heading} {tab}"
+            yield from (replace(each, under=under) for each in _of_block(page, begin + 1, block))
             block = None
         elif block is not None:
             block.append(line[indent:])
+        elif line.startswith("#"):
+            heading = line
         elif named := _TAB.match(line):
             tab = named[1] or ""
 
