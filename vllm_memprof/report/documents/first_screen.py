@@ -43,8 +43,6 @@ from vllm_memprof.report.documents.report import (
 )
 from vllm_memprof.report.sections.audit import audited
 from vllm_memprof.report.sections.base import (
-    Paper,
-    Values,
     columns_of,
     least_grant,
     sentences_of,
@@ -59,6 +57,8 @@ from vllm_memprof.tables import (
     UNKNOWN,
     Column,
     Look,
+    Paper,
+    Values,
     bar_of,
     fold,
     foremost,
