@@ -20,7 +20,14 @@ from typing import Any, NamedTuple, TypeVar
 from vllm_memprof.document import PLAIN, Head, Row, Section
 from vllm_memprof.files import read_own
 from vllm_memprof.text import Text, said, sentences, text, titled
-from vllm_memprof.units import format_bytes, format_gib, format_ms, format_rate, largest
+from vllm_memprof.units import (
+    format_bytes,
+    format_gib,
+    format_ms,
+    format_rate,
+    format_signed_gib,
+    largest,
+)
 
 #: Groups of ranks that get a table of their own; the rest is in report.json.
 SHOWN_GROUPS = 4
@@ -83,6 +90,7 @@ UNITS: Mapping[str, Unit] = {
     "gib": GIB,
     "gib3": GIB3,
     "gib4": GIB4,
+    "signed gib4": format_signed_gib,
     "mib": MIB,
     "rate": RATE,
     "ms": MS,

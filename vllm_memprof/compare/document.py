@@ -60,7 +60,7 @@ from vllm_memprof.tables import (
     table,
 )
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import GIB, Amount, format_bytes, format_gib, minus
+from vllm_memprof.units import GIB, Amount, format_bytes, format_gib, format_signed_gib, minus
 
 #: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.
 _OF_OWNERS = {"initial_non_torch", "non_torch"}
@@ -118,7 +118,7 @@ def diff_document(diff: Diff, width: int) -> Document:
         sizes = [cause.bytes for cause in causes if cause.kind == kind and cause.bytes]
         size = sum(sizes)
         if sizes and abs(size) >= GIB // 200:
-            parts.append(text("{title} {gib} GiB", title=title, gib=_signed_gib(size)))
+            parts.append(text("{title} {gib} GiB", title=title, gib=format_signed_gib(size, 2)))
         elif sizes:
             parts.append(text("{title} {size:+,} bytes", title=title, size=size))
     if parts:
@@ -190,7 +190,7 @@ def verdict(diff: Diff) -> Text:
 def _difference(size: int) -> Text:
     """Return GiB where they show anything, and bytes."""
     if abs(size) >= GIB // 200:
-        return text("{gib} GiB ({size:+,} bytes)", gib=_signed_gib(size), size=size)
+        return text("{gib} GiB ({size:+,} bytes)", gib=format_signed_gib(size, 2), size=size)
     return text("{size:+,} bytes", size=size)
 
 
@@ -253,7 +253,7 @@ def _cause_section(
         title = modelled(cause.title, diff.simulated and any(map(is_device_wide, cause.names)))
         if cause.kind == UNKNOWN:
             title = text("unknown: {title}", title=title)
-        sizes = (_signed_gib(cause.bytes, 4), signed(cause.bytes))
+        sizes = (format_signed_gib(cause.bytes), signed(cause.bytes))
         size, base = cause.bytes, rank.a_granted
         return _CauseRow(
             title,
@@ -277,7 +277,7 @@ def _cause_section(
         good = size == causes
         added_up = _CauseRow(
             text("B - A = sum of the causes"),
-            _signed_gib(size, 4),
+            format_signed_gib(size),
             signed(size),
             style=GOOD if good else BAD,
             mark="✓" if good else "✗",
@@ -469,7 +469,7 @@ def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
         a, b = sizes
         if a is None or b is None:
             return f"{format_gib(a)} → {format_gib(b)}" if wide or b is None else format_gib(b)
-        change = "=" if a == b else _signed_gib(b - a)
+        change = "=" if a == b else format_signed_gib(b - a, 2)
         shown = f"{format_gib(b)} {change:>6}"
         return f"{format_gib(a)} → {shown}" if wide else shown
 
@@ -545,9 +545,3 @@ def _kv_section(diff: Diff) -> list[Section]:
         return TOTAL if row.name == "tokens" else PLAIN
 
     return [table(text("KV cache"), columns, rows, look=look)] if rows else []
-
-
-def _signed_gib(value: int | float | None, digits: int = 2) -> str:
-    if value is None:
-        return "-"
-    return f"{'+' if value > 0 else ''}{format_gib(value, digits)}"

@@ -124,8 +124,8 @@ def every_template() -> list[Template]:
     said += [row["title"] for row in TABLES["curves"].values()]
     said += [*TABLES["owner_changes"].values(), *TABLES["problems"].values()]
     found += [Template("plans: tables.toml", words, None) for words in said]
-    for layer in ("report", "holders"):
-        words = read_table(PACKAGE / layer / "tables.toml")
+    for name in ("report/tables", "holders/tables", "plans/documents"):
+        words = read_table(PACKAGE / f"{name}.toml")
         rows = [
             part
             for row in words["tables"].values()
@@ -134,7 +134,7 @@ def every_template() -> list[Template]:
         rows += [part for row in words["sentences"].values() for part in row]
         heads = [head for row in words["tables"].values() for head in row.get("columns", ())]
         rows += [title for head in heads for title in (head["title"], head.get("narrow")) if title]
-        found += in_table(f"{layer}: tables.toml", rows)
+        found += in_table(f"{name}.toml", rows)
     for parts in read_table(PACKAGE / "launch" / "words.toml").values():
         found += in_table("launch: words.toml", parts)
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
