@@ -266,6 +266,10 @@ class TableFile:
         parts = self.content["sentences"][name]
         return sentences(parts, figures, mark)
 
+    def said(self, name: str, figures: Figures) -> list[Text]:
+        """Return sentences that can be said of some figures, one by one."""
+        return said(self.content["sentences"][name], figures)
+
     def columns(
         self, name: str, figures: Figures = NO_FIGURES, /, **values: Values
     ) -> list[Column]:

@@ -124,7 +124,7 @@ def every_template() -> list[Template]:
     said += [row["title"] for row in TABLES["curves"].values()]
     said += [*TABLES["owner_changes"].values(), *TABLES["problems"].values()]
     found += [Template("plans: tables.toml", words, None) for words in said]
-    for name in ("report/tables", "holders/tables", "plans/documents"):
+    for name in ("report/tables", "compare/tables", "holders/tables", "plans/documents"):
         words = read_table(PACKAGE / f"{name}.toml")
         rows = [
             part
