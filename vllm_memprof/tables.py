@@ -12,14 +12,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
-from itertools import groupby
 from operator import itemgetter
-from string import digits
 from typing import Any, NamedTuple, TypeVar
 
 from vllm_memprof.document import PLAIN, Head, Row, Section
 from vllm_memprof.files import read_own
-from vllm_memprof.text import Text, said, sentences, text, titled
+from vllm_memprof.text import Text, fold, said, sentences, text, titled
 from vllm_memprof.units import (
     format_bytes,
     format_gib,
@@ -373,22 +371,6 @@ def fold_rows(columns: Sequence[Column], per_rank: Mapping[str, Iterable[Any]]) 
     rows = [(label, row) for label, rows in per_rank.items() for row in rows]
     groups = group_ranks(rows, lambda entry: tuple(column.cell(entry[1]) for column in read))
     return [Folded(*map(list, zip(*members, strict=True))) for members in groups]
-
-
-def fold(labels: Sequence[str]) -> str:
-    """Return ``TP0, TP1, TP2, TP5`` as ``TP0-TP2, TP5``."""
-
-    def run(entry: tuple[int, str]) -> Hashable:
-        """Return what labels that follow each other have in common."""
-        place, label = entry
-        prefix = label.rstrip(digits)
-        own = label.removeprefix(prefix)
-        return (prefix, int(own) - place) if own else place
-
-    runs = [[label for _, label in members] for _, members in groupby(enumerate(labels), run)]
-    return ", ".join(
-        own[0] if len(own) == 1 else f"{own[0]}-{own[-1].split(' ')[-1]}" for own in runs
-    )
 
 
 def modelled(title: S, mark: bool) -> S | Text:

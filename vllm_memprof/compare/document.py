@@ -52,7 +52,6 @@ from vllm_memprof.tables import (
     Column,
     Look,
     Paper,
-    fold,
     group_ranks,
     modelled,
     more_groups,
@@ -60,7 +59,7 @@ from vllm_memprof.tables import (
     signed,
     table,
 )
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, fold, join, text
 from vllm_memprof.units import GIB, Amount, format_bytes, format_gib, format_signed_gib, minus
 
 #: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.

@@ -60,14 +60,13 @@ from vllm_memprof.tables import (
     Paper,
     Values,
     bar_of,
-    fold,
     foremost,
     group_ranks,
     modelled,
     number,
     table,
 )
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, fold, join, text
 from vllm_memprof.units import GIB, MIB, either, format_gib, format_size, one_line
 
 #: Less is left out.

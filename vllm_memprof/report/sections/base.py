@@ -10,8 +10,8 @@ from typing import Any
 from vllm_memprof.accounting.evidence import Evidence
 from vllm_memprof.accounting.model import Check, RankReport, Report
 from vllm_memprof.document import Section
-from vllm_memprof.tables import SHOWN_GROUPS, Paper, TableFile, fold, more_groups
-from vllm_memprof.text import text
+from vllm_memprof.tables import SHOWN_GROUPS, Paper, TableFile, more_groups
+from vllm_memprof.text import fold, text
 
 _WORDS = TableFile(str(Path(__file__).parent))
 draw, columns_of, sentences_of = _WORDS.draw, _WORDS.columns, _WORDS.say
