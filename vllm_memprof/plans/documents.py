@@ -26,7 +26,7 @@ from vllm_memprof.document import (
 from vllm_memprof.plans.calibrated import Calibrated
 from vllm_memprof.plans.corrections import OWNERS, ProfileCorrection
 from vllm_memprof.plans.curves import curves
-from vllm_memprof.plans.model import READY, Fit, PlanRow, Sweep, Try
+from vllm_memprof.plans.model import DOCUMENTS, READY, Fit, PlanRow, Sweep, Try
 from vllm_memprof.plans.share import DeviceShare, InstanceStart, SharingPlan, SoloPlan
 from vllm_memprof.plans.wants import misses
 from vllm_memprof.record.spans import MODELLED
@@ -35,14 +35,12 @@ from vllm_memprof.tables import (
     Column,
     Figures,
     Paper,
-    TableFile,
     group_ranks,
     modelled,
 )
 from vllm_memprof.text import Text, csv_cell, join, text, titled
 from vllm_memprof.units import format_signed_gib, one_line
 
-_TABLES = TableFile(__file__, "documents.toml")
 #: From these widths on the tables have all their columns, and all names in one line.
 _WIDE, _PAGE = 100, 200
 #: Characters of an option's name in a narrower table, and of a reason below any table.
@@ -105,7 +103,7 @@ def fit_document(fit: Fit, width: int) -> Document:
         cached=cached,
         seconds=fit.seconds or 0,
     )
-    answer = _TABLES.say("answer", vars(fit))
+    answer = DOCUMENTS.say("answer", vars(fit))
     tail = [Line(text("tried"), tried), Line(text("answer"), answer, TOTAL)]
     if fit.flag is not None:
         tail.append(Line(text("use"), fit.flag, CODE))
@@ -172,7 +170,7 @@ def _plans(
     length = text("{tokens:,} tokens", tokens=lengths[0]) if lengths else "max_model_len"
     paper = Paper(width >= _WIDE, any(each.plan.simulated for each in tries))
     planned = all(each.plan.until != READY for each in tries)
-    return _TABLES.draw(
+    return DOCUMENTS.draw(
         paper,
         "plans",
         tries,
@@ -234,7 +232,7 @@ def share_document(share: DeviceShare, width: int) -> Document:
         _MODELLED,
     ]
     sections = [
-        _TABLES.draw(
+        DOCUMENTS.draw(
             Paper(width >= _WIDE, True),
             "alone",
             share.instances,
@@ -267,7 +265,7 @@ def share_document(share: DeviceShare, width: int) -> Document:
 
 def _title(way: SharingPlan) -> Text:
     names = None if way.order is None else ", ".join(way.order)
-    return _TABLES.say("way", {"names": names, way.name: True})
+    return DOCUMENTS.say("way", {"names": names, way.name: True})
 
 
 class _StartRow(NamedTuple):
@@ -279,7 +277,7 @@ class _StartRow(NamedTuple):
 
 def _of_way(way: SharingPlan) -> list[Section]:
     """Return the table of the flags of a way to share, and that of its starts, if there are any."""
-    sections = [_TABLES.draw(Paper(), "way", way.flags, vars(way) | {"title": _title(way)})]
+    sections = [DOCUMENTS.draw(Paper(), "way", way.flags, vars(way) | {"title": _title(way)})]
     if not way.starts:
         return sections
     rows = [_StartRow(start, result) for start in way.starts for result in start.results]
@@ -293,7 +291,7 @@ def _of_way(way: SharingPlan) -> list[Section]:
         for start, result in rows
         if result.missing
     ]
-    started = _TABLES.draw(
+    started = DOCUMENTS.draw(
         Paper(),
         "starts",
         rows,
@@ -344,7 +342,7 @@ def calibrated_document(found: Calibrated, width: int) -> Document:
             Line(text("simulated"), found.stack or "-"),
         ],
         sections=[
-            _TABLES.draw(
+            DOCUMENTS.draw(
                 Paper(width >= _WIDE, True),
                 "corrections",
                 found.corrections,
