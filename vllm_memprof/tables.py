@@ -1,8 +1,9 @@
 """Tables as data: columns over rows, and what draws them. Open to every layer.
 
 A ``Column`` says what a cell shows of a row, in which unit, and when the column is there. ``table``
-makes a ``Section`` of columns and rows for every renderer and language; ``fold_rows`` puts rows of
-several ranks together whose cells are alike.
+makes a ``Section`` of columns and rows for every renderer and language; a ``TableFile`` has tables
+and sentences of a file; ``fold_rows`` puts rows of several ranks together whose cells are
+alike.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
-from itertools import groupby
 from operator import itemgetter
-from string import digits
 from typing import Any, NamedTuple, TypeVar
 
 from vllm_memprof.document import PLAIN, Head, Row, Section
-from vllm_memprof.text import Text, text, titled
-from vllm_memprof.units import format_bytes, format_gib, format_ms, format_rate, largest
+from vllm_memprof.files import read_own
+from vllm_memprof.text import Text, fold, said, sentences, text, titled
+from vllm_memprof.units import (
+    format_bytes,
+    format_gib,
+    format_ms,
+    format_rate,
+    format_signed_gib,
+    largest,
+)
 
 #: Groups of ranks that get a table of their own; the rest is in report.json.
 SHOWN_GROUPS = 4
@@ -81,10 +88,12 @@ UNITS: Mapping[str, Unit] = {
     "gib": GIB,
     "gib3": GIB3,
     "gib4": GIB4,
+    "signed gib4": format_signed_gib,
     "mib": MIB,
     "rate": RATE,
     "ms": MS,
     "seconds": SECONDS,
+    "decimals": partial(number, spec=",.2f"),
 }
 WHENS: Mapping[str, When] = {
     "wide": wide_only,
@@ -225,6 +234,92 @@ def table(
     return Section(title, heads, [*map(draw, drawn)], said)
 
 
+@dataclass(frozen=True)
+class Paper:
+    """What a table is laid out for."""
+
+    wide: bool = True
+    simulated: bool = False
+
+
+#: Figures by name, and what columns show that is no attribute of a row.
+Figures = Mapping[str, object]
+Values = Callable[[Any], Any]
+NO_FIGURES: Figures = {}
+
+
+class TableFile:
+    """Tables and sentences of a file; ``report/tables.toml`` says what it holds.
+
+    Args:
+        module: beside which it stands, its ``__file__``.
+        name: of the file.
+    """
+
+    def __init__(self, module: str, name: str = "tables.toml") -> None:
+        self.content = read_own(module, name)
+
+    def say(self, name: str, figures: Figures, mark: str = "; ") -> Text:
+        """Return sentences that can be said of some figures, a mark between them."""
+        parts = self.content["sentences"][name]
+        return sentences(parts, figures, mark)
+
+    def said(self, name: str, figures: Figures) -> list[Text]:
+        """Return sentences that can be said of some figures, one by one."""
+        return said(self.content["sentences"][name], figures)
+
+    def columns(
+        self, name: str, figures: Figures = NO_FIGURES, /, **values: Values
+    ) -> list[Column]:
+        """Return the columns of a table.
+
+        Args:
+            name: of the table.
+            figures: those that a column is there for.
+            values: what columns show that is no attribute of a row.
+        """
+
+        def column(value: str, unit: str = "word", when: str = "", **more: Any) -> Column:
+            shown = WHENS.get(when) or (not when or bool(figures.get(when)))
+            return Column(value=values.get(value, value), unit=UNITS[unit], when=shown, **more)
+
+        rows = self.content["tables"][name].get("columns")
+        return list(SIZES) if rows is None else [column(**row) for row in rows]
+
+    def draw(
+        self,
+        on: Paper,
+        name: str,
+        rows: Iterable[Any],
+        /,
+        figures: Figures = NO_FIGURES,
+        notes: Notes = (),
+        look: Callable[[Any], str | Look] | None = None,
+        most: int | None = None,
+        columns: Iterable[Column] = (),
+        before: Iterable[Column] = (),
+        **values: Values,
+    ) -> Section:
+        """Return a table.
+
+        Args:
+            on: what it is laid out and marked for.
+            name: of the table.
+            rows, look, most: as of ``table``.
+            figures: that title, columns and notes name.
+            notes: further ones.
+            columns, before: further ones, behind and before its own.
+            values: as of ``columns``.
+        """
+        words, known = self.content["tables"][name], {"simulated": on.simulated, **figures}
+        shown = [*before, *self.columns(name, known, **values), *columns]
+        told = [*said(words.get("notes", ()), known), *notes]
+        title = words["title"]
+        return table(
+            sentences([title], known), shown, rows, told, on.wide, on.simulated, look, most
+        )
+
+
 #: What tables of phases show of the device at an edge, in a report and in a comparison; those that
 #: neither shows are in the DataFrame.
 PHASE_COLUMNS = (
@@ -276,22 +371,6 @@ def fold_rows(columns: Sequence[Column], per_rank: Mapping[str, Iterable[Any]]) 
     rows = [(label, row) for label, rows in per_rank.items() for row in rows]
     groups = group_ranks(rows, lambda entry: tuple(column.cell(entry[1]) for column in read))
     return [Folded(*map(list, zip(*members, strict=True))) for members in groups]
-
-
-def fold(labels: Sequence[str]) -> str:
-    """Return ``TP0, TP1, TP2, TP5`` as ``TP0-TP2, TP5``."""
-
-    def run(entry: tuple[int, str]) -> Hashable:
-        """Return what labels that follow each other have in common."""
-        place, label = entry
-        prefix = label.rstrip(digits)
-        own = label.removeprefix(prefix)
-        return (prefix, int(own) - place) if own else place
-
-    runs = [[label for _, label in members] for _, members in groupby(enumerate(labels), run)]
-    return ", ".join(
-        own[0] if len(own) == 1 else f"{own[0]}-{own[-1].split(' ')[-1]}" for own in runs
-    )
 
 
 def modelled(title: S, mark: bool) -> S | Text:

@@ -8,10 +8,10 @@ a ``Text`` is somebody's own word, a name or a figure, and stays as it is in eve
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from string import Formatter
+from string import Formatter, digits
 from typing import Any
 
 from vllm_memprof.units import format_bytes, format_gib, format_ms, format_rate, format_size
@@ -181,10 +181,22 @@ def translate(value: str, catalogue: Mapping[str, str]) -> str:
     return fill(catalogue.get(value.template, value.template), params)
 
 
+def fold(labels: Sequence[str]) -> str:
+    """Return ``TP0, TP1, TP2, TP5`` as ``TP0-TP2, TP5``."""
+
+    def run(entry: tuple[int, str]) -> Hashable:
+        """Return what labels that follow each other have in common."""
+        place, label = entry
+        prefix = label.rstrip(digits)
+        own = label.removeprefix(prefix)
+        return (prefix, int(own) - place) if own else place
+
+    runs = [[label for _, label in members] for _, members in groupby(enumerate(labels), run)]
+    return ", ".join(
+        own[0] if len(own) == 1 else f"{own[0]}-{own[-1].split(' ')[-1]}" for own in runs
+    )
+
+
 def spans(numbers: Iterable[int]) -> str:
     """Write numbers as ranges: ``0, 2-5`` for 0, 2, 3, 4, 5."""
-    found = []
-    for _, each in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in each]
-        found.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ", ".join(found)
+    return fold([str(number) for number in sorted(numbers)])

@@ -29,6 +29,12 @@ def format_gib(size_bytes: int | float | None, digits: int = 2) -> str:
     return f"{size_bytes / GIB:,.{digits}f}"
 
 
+def format_signed_gib(size_bytes: int | float | None, digits: int = 4) -> str:
+    """Return a difference as GiB text with its sign."""
+    sign = "+" if size_bytes and size_bytes > 0 else ""
+    return sign + format_gib(size_bytes, digits)
+
+
 def format_size(size_bytes: int | float | None) -> str:
     """Return bytes for a sentence: ``44.05 GiB``, ``22 MiB`` below 0.1 GiB, ``-`` if unknown."""
     if size_bytes is None:

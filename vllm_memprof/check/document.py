@@ -22,8 +22,8 @@ from vllm_memprof.document import (
     note_lines,
 )
 from vllm_memprof.record.spans import MODELLED
-from vllm_memprof.tables import SHOWN_GROUPS, WIDE, fold, group_ranks, modelled, signed
-from vllm_memprof.text import Text, join, text, titled
+from vllm_memprof.tables import SHOWN_GROUPS, WIDE, group_ranks, modelled, signed
+from vllm_memprof.text import Text, fold, join, text, titled
 from vllm_memprof.units import format_bytes, format_gib
 
 #: Unit of what is not counted -> what a rank has that holds, has that fails, has to have.

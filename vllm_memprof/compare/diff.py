@@ -17,9 +17,11 @@ from vllm_memprof.compare.changes import Change, changes
 from vllm_memprof.compare.phases import OwnerDiff, PhaseDiff, owner_diffs, phase_diffs
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.codec import computed
+from vllm_memprof.tables import TableFile
 from vllm_memprof.text import Text, text, titled
 from vllm_memprof.units import Amount, minus, sum_or_none
 
+TABLES = TableFile(__file__)
 DIFF_SCHEMA = "memprof.diff/3"
 
 #: Figures of the KV cache that are compared, by their names in ``Kv``.
@@ -224,77 +226,40 @@ def _notes(
     a: Report, b: Report, least_a: RankReport | None, least_b: RankReport | None, matched: bool
 ) -> list[Text]:
     """Say where the two runs are not alike, and what could not be compared."""
-    notes: list[Text] = []
-    if a.run.model != b.run.model and "unknown" not in (a.run.model, b.run.model):
-        notes.append(
-            text(
-                "different models: weights, activations and the layout of the KV cache differ "
-                "with them"
-            )
-        )
+    models = a.run.model != b.run.model and "unknown" not in (a.run.model, b.run.model)
+    notes = TABLES.said("models", {"models": models})
     rows = [row_of_run(report.run.engine) for report in (a, b)]
     if rows[0] != rows[1] and None not in (a.run.engine, b.run.engine):
         notes += [titled(row.compared) for row in rows if row.compared is not None]
     from_log = "log" in (a.run.source, b.run.source)
     simulated = not from_log and a.run.simulated != b.run.simulated
-    if simulated or (a.run.device != b.run.device and None not in (a.run.device, b.run.device)):
-        notes.append(text("different devices"))
-    if a.world_size != b.world_size and not from_log:  # a log need not print every rank
-        notes.append(
-            text(
-                "different world sizes: {a} and {b} ranks, each with a different share",
-                a=a.world_size,
-                b=b.world_size,
-            )
-        )
+    known = None not in (a.run.device, b.run.device)
     labels = [{rank.label for rank in report.ranks} for report in (a, b)]
-    for name, lone in (("A", labels[0] - labels[1]), ("B", labels[1] - labels[0])):
-        if lone and matched:
-            notes.append(
-                text(
-                    "ranks of {run} without a counterpart, not compared one by one: {count}",
-                    run=name,
-                    count=len(lone),
-                )
-            )
-    if not matched and least_a is not None and least_b is not None:
-        notes.append(
-            text(
-                "no rank has the same name in both: {a} of A is compared with {b} of B",
-                a=least_a.label,
-                b=least_b.label,
-            )
-        )
+    unlike: dict[str, object] = {"devices": simulated or (known and a.run.device != b.run.device)}
+    if a.world_size != b.world_size and not from_log:  # a log need not print every rank
+        unlike |= {"a_ranks": a.world_size, "b_ranks": b.world_size}
+    if matched:
+        lone = labels[0] - labels[1], labels[1] - labels[0]
+        unlike |= {"a_lone": len(lone[0]) or None, "b_lone": len(lone[1]) or None}
+    elif least_a is not None and least_b is not None:
+        unlike |= {"a_least": least_a.label, "b_least": least_b.label}
+    notes += TABLES.said("unlike", unlike)
     return [*notes, *_run_notes("A", a, least_a), *_run_notes("B", b, least_b)]
 
 
 def _run_notes(run: str, report: Report, least: RankReport | None) -> list[Text]:
-    notes = []
-    status, why = report.run.status, report.run.exit_reason
-    if status not in ("ok", "running"):
-        ended = text("{run} ended as {status}", run=run, status=status)
-        notes.append(text("{ended}: {reason}", ended=ended, reason=why) if why else ended)
-    if least is None:
-        notes.append(text("{run} has no worker: nothing to compare", run=run))
-    elif granted_bytes(least) is None:
-        notes.append(
-            text("{run}: no KV cache was sized, so there is no difference to explain", run=run)
-        )
-    elif least.budget.engine_kv_cache_bytes is None:
-        notes.append(
-            text(
-                "{run}: the engine's figure is unknown, its equation's result stands in for it",
-                run=run,
-            )
-        )
-    elif least.budget.balanced is False:
-        notes.append(
-            text(
-                "{run}: the engine's figure is not what its equation gives; the residual is a "
-                "cause",
-                run=run,
-            )
-        )
+    status, budget = report.run.status, None if least is None else least.budget
+    ended = status not in ("ok", "running")
+    known = {
+        "run": run,
+        "ended": ended and text("{run} ended as {status}", run=run, status=status),
+        "reason": report.run.exit_reason,
+        "no_worker": least is None,
+        "unsized": least is not None and granted_bytes(least) is None,
+        "unknown": budget is not None and budget.engine_kv_cache_bytes is None,
+        "differs": budget is not None and budget.balanced is False,
+    }
+    notes = TABLES.said("run", known)
     for quantity, left, read in decompose(least).differing if least is not None else ():
         notes.append(
             text(

@@ -29,8 +29,8 @@ from vllm_memprof.compare.causes import (
     CausePart,
 )
 from vllm_memprof.compare.changes import Change
-from vllm_memprof.compare.diff import Diff, RankDiff, TermDiff
-from vllm_memprof.compare.phases import LOADED, OwnerDiff, PhaseDiff
+from vllm_memprof.compare.diff import TABLES, Diff, RankDiff, TermDiff
+from vllm_memprof.compare.phases import OwnerDiff, PhaseDiff
 from vllm_memprof.document import (
     BAD,
     GOOD,
@@ -51,7 +51,7 @@ from vllm_memprof.tables import (
     WIDE,
     Column,
     Look,
-    fold,
+    Paper,
     group_ranks,
     modelled,
     more_groups,
@@ -59,8 +59,8 @@ from vllm_memprof.tables import (
     signed,
     table,
 )
-from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import GIB, Amount, format_bytes, format_gib, minus
+from vllm_memprof.text import Text, fold, join, text
+from vllm_memprof.units import GIB, Amount, format_bytes, format_gib, format_signed_gib, minus
 
 #: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.
 _OF_OWNERS = {"initial_non_torch", "non_torch"}
@@ -116,11 +116,8 @@ def diff_document(diff: Diff, width: int) -> Document:
     parts, causes = [], [] if served is None else served.causes
     for kind, title in TITLES["causes"].items():
         sizes = [cause.bytes for cause in causes if cause.kind == kind and cause.bytes]
-        size = sum(sizes)
-        if sizes and abs(size) >= GIB // 200:
-            parts.append(text("{title} {gib} GiB", title=title, gib=_signed_gib(size)))
-        elif sizes:
-            parts.append(text("{title} {size:+,} bytes", title=title, size=size))
+        if sizes:
+            parts.append(TABLES.say("cause", {"title": title, **_size(sum(sizes))}))
     if parts:
         head.append(Line(text("causes"), join("; ", parts)))
     head += note_lines(diff.notes)
@@ -164,34 +161,26 @@ def verdict(diff: Diff) -> Text:
     size = None if served is None else served.difference_bytes
     if served is None or size is None:
         return text("no difference of KV cache to explain")
-    told = text("the same KV cache")
-    if size:
-        told = text("KV cache differs by {difference}", difference=_difference(size))
-    if diff.difference_tokens is not None:
-        tokens = signed(diff.difference_tokens)
-        told = text("{difference}, {tokens} tokens", difference=told, tokens=tokens)
+    tokens = diff.difference_tokens
     unknown = sum(cause.bytes or 0 for cause in served.causes if cause.kind == UNKNOWN)
-    if served.causes_bytes != size:
-        rest = text("the causes do not add up to it")
-    elif unknown:
-        rest = text("of it unexplained: {difference}", difference=_difference(unknown))
-    elif "log" not in (diff.a.source, diff.b.source):
-        rest = text("the causes add up to it to the byte")
-    elif served.tolerance_bytes:
-        rest = text(
-            "the causes add up to it within the printed digits, ±{tolerance:,} bytes",
-            tolerance=served.tolerance_bytes,
-        )
-    else:
-        rest = text("the causes add up to it within the printed digits")
-    return join("; ", [told, rest])
+    known = {
+        "difference": TABLES.say("differs", {"difference": size != 0 and _difference(size)}),
+        "tokens": None if tokens is None else signed(tokens),
+        "broken": served.causes_bytes != size,
+        "unexplained": unknown != 0 and _difference(unknown),
+        "exact": "log" not in (diff.a.source, diff.b.source),
+        "tolerance": served.tolerance_bytes or None,
+    }
+    return TABLES.say("verdict", known)
+
+
+def _size(size: int) -> dict[str, object]:
+    """Return bytes, and GiB where they show anything."""
+    return {"size": size, "gib": abs(size) >= GIB // 200 and format_signed_gib(size, 2)}
 
 
 def _difference(size: int) -> Text:
-    """Return GiB where they show anything, and bytes."""
-    if abs(size) >= GIB // 200:
-        return text("{gib} GiB ({size:+,} bytes)", gib=_signed_gib(size), size=size)
-    return text("{size:+,} bytes", size=size)
+    return TABLES.say("difference", _size(size))
 
 
 def _run(run: RunSummary, granted: Amount, tokens: Amount) -> Text:
@@ -253,7 +242,7 @@ def _cause_section(
         title = modelled(cause.title, diff.simulated and any(map(is_device_wide, cause.names)))
         if cause.kind == UNKNOWN:
             title = text("unknown: {title}", title=title)
-        sizes = (_signed_gib(cause.bytes, 4), signed(cause.bytes))
+        sizes = (format_signed_gib(cause.bytes), signed(cause.bytes))
         size, base = cause.bytes, rank.a_granted
         return _CauseRow(
             title,
@@ -270,68 +259,44 @@ def _cause_section(
     shown = [cause for cause in rank.causes if cause.bytes != 0 or cause.kind == BLOCKS]
     largest = max((abs(cause.bytes or 0) for cause in shown), default=0)
     size, causes = rank.difference_bytes, rank.causes_bytes
+    good = size == causes
+    figures: dict[str, object] = {
+        "labels": label,
+        "with_bytes": width >= WITH_BYTES,
+        "with_bars": width >= WITH_BARS,
+        "priced": any(cause.kv_tokens is not None for cause in rank.causes),
+    }
     if size is None or causes is None:
         added_up = _CauseRow(text("B - A = sum of the causes: unknown"), style=MUTED)
-        title = text("KV cache sizes compared, {labels}", labels=label)
     else:
-        good = size == causes
         added_up = _CauseRow(
             text("B - A = sum of the causes"),
-            _signed_gib(size, 4),
+            format_signed_gib(size),
             signed(size),
             style=GOOD if good else BAD,
             mark="✓" if good else "✗",
         )
         what = text("KV cache budget") if others else text("KV cache")
-        known = {"what": what, "difference": _difference(size), "labels": label}
-        title = (
-            text(
-                "{what} differs by {difference}, {labels}. Causes, largest first; they add up "
-                "to it.",
-                **known,
-            )
-            if good
-            else text(
-                "{what} differs by {difference}, {labels}. Causes, largest first; they do not add "
-                "up to it.",
-                **known,
-            )
-        )
+        figures |= {"what": what, "difference": _difference(size), "good": good}
     rows = [
         total(text("KV cache of A"), rank.a_granted, diff.a_kv_tokens, ""),
         *map(cause_row, shown),
         total(text("KV cache of B"), rank.b_granted, diff.b_kv_tokens, "="),
         added_up,
     ]
-    priced = any(cause.kv_tokens is not None for cause in rank.causes)
-    columns = (
-        Column("", "title"),
-        Column("A uses", "a", right=True),
-        Column("B uses", "b", right=True),
-        Column("GiB", "gib", right=True),
-        Column("KV cache, bytes", "bytes", when=width >= WITH_BYTES, right=True),
-        Column("tokens", "tokens", when=priced, right=True),
-        Column("%", "percent", right=True),
-        Column("", "bar", when=width >= WITH_BARS),
-        Column("Why", "why", when=width >= WIDE),
-    )
-    return table(title, columns, rows, _cause_notes(rank, shown, brief=others))
+    figures |= _cause_figures(rank, shown, brief=others)
+    return TABLES.draw(Paper(width >= WIDE), "causes", rows, figures)
 
 
-def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[str]:
-    notes: list[str] = []
+def _cause_figures(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> dict[str, object]:
+    """Return what the notes below a table of causes name."""
     sides = [side for cause in shown for side in (cause.a, cause.b)]
-    if not brief and any(not side.subtracts and side.held_bytes is not None for side in sides):
-        notes.append(text("GiB; in brackets: in use, not subtracted by that run's equation"))
     same: list[str] = [
         cause.title for cause in rank.causes if cause.bytes == 0 and cause.kind == STATE
     ]
     if any(cause.kind == REQUEST and cause.bytes == 0 for cause in rank.causes):
         same.append(text("requested"))
-    if same:
-        notes.append(text("the same in both, to the byte: {titles}", titles=join(", ", same)))
-    if any(cause.kind == UNKNOWN for cause in rank.causes) and rank.difference_bytes is not None:
-        notes.append(text("unknown: not recorded by a run; what the available KV cache leaves"))
+    unknown = any(cause.kind == UNKNOWN for cause in rank.causes)
     # the owners of non-torch memory, where counters of the device name them
     owners = [
         owner
@@ -344,21 +309,15 @@ def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[st
         if owner.a is not None and owner.b is not None and owner.a != owner.b
     ]
     differ = any(set(cause.names) & _OF_OWNERS for cause in rank.causes if cause.bytes)
-    divided = bool({owner.component for owner in owners} - {"npu_workspace", UNEXPLAINED})
-    if differ and parts and divided:
-        told = text(
-            "non-torch memory after profile_run by owner, B - A, bytes: {owners}",
-            owners=", ".join(parts),
-        )
-        notes.append(told)
-    if rank.tolerance_bytes:
-        notes.append(
-            text(
-                "from printed digits: the difference is known to ±{tolerance:,} bytes",
-                tolerance=rank.tolerance_bytes,
-            )
-        )
-    return notes
+    divided = {owner.component for owner in owners} - {"npu_workspace", UNEXPLAINED}
+    return {
+        "bracketed": not brief
+        and any(not side.subtracts and side.held_bytes is not None for side in sides),
+        "titles": join(", ", same),
+        "unknown": unknown and rank.difference_bytes is not None,
+        "owners": differ and divided and ", ".join(parts),
+        "tolerance": rank.tolerance_bytes or None,
+    }
 
 
 def _held(cause: Cause, side: CausePart) -> str:
@@ -394,8 +353,6 @@ def _why(rank: RankDiff, cause: Cause) -> str:
 
 
 def _changed_section(diff: Diff) -> Section:
-    if not diff.changed:
-        return Section(text("Inputs that differ: none in the records"), [], [])
     rows: list[Row | Change] = []
     kinds: set[str] = set()
     for change in diff.changed:
@@ -403,12 +360,15 @@ def _changed_section(diff: Diff) -> Section:
             rows.append(Row([TITLES["changes"].get(change.kind, change.kind), "", ""], style=MUTED))
         kinds.add(change.kind)
         rows.append(change)
-    columns = (
-        Column("", "name"),
-        Column("A", lambda change: _given(change.a, change.b)[0]),
-        Column("B", lambda change: _given(change.a, change.b)[1]),
+    return TABLES.draw(
+        Paper(),
+        "changes",
+        rows,
+        {"changed": rows},
+        look=lambda _: Look(indent=1),
+        given_a=lambda change: _given(change.a, change.b)[0],
+        given_b=lambda change: _given(change.a, change.b)[1],
     )
-    return table(text("Inputs that differ"), columns, rows, look=lambda _: Look(indent=1))
 
 
 def _given(a: str | None, b: str | None) -> tuple[str, str]:
@@ -432,9 +392,16 @@ def _term_section(diff: Diff, rank: RankDiff) -> Section:
     rows = [term_row(term) for term in rank.terms if (term.a, term.b) != (None, None)]
     formulas = [("A", rank.a_equation, rank.a_formula), ("B", rank.b_equation, rank.b_formula)]
     notes = [f"{run}, {equation}: {formula}" for run, equation, formula in formulas if formula]
-    title = text("Budget equations, term by term, {labels}", labels=_pair(rank))
-    columns = (Column("", lambda term: _term(diff, term)[1]), *_SIDES)
-    return table(title, columns, rows, notes, look=look)
+    return TABLES.draw(
+        Paper(),
+        "terms",
+        rows,
+        {"labels": _pair(rank)},
+        notes,
+        look,
+        columns=_SIDES,
+        term=lambda term: _term(diff, term)[1],
+    )
 
 
 def _term(diff: Diff, term: TermDiff) -> tuple[str, str]:
@@ -469,29 +436,26 @@ def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
         a, b = sizes
         if a is None or b is None:
             return f"{format_gib(a)} → {format_gib(b)}" if wide or b is None else format_gib(b)
-        change = "=" if a == b else _signed_gib(b - a)
+        change = "=" if a == b else format_signed_gib(b - a, 2)
         shown = f"{format_gib(b)} {change:>6}"
         return f"{format_gib(a)} → {shown}" if wide else shown
 
-    columns = [Column("Phase", phase), Column("s", seconds, when=wide, right=True)]
+    columns = []
     for each in PHASE_COLUMNS:
         if each.shown([], width >= 160):
             values = methodcaller("values", each.value)
             marked = each.value == "non_torch_bytes"
             columns.append(replace(each, value=values, unit=after, when=True, marked=marked))
-    pair = _pair(rank)
-    title = (
-        text("Phases, GiB after each: A → B and the difference, {labels}", labels=pair)
-        if wide
-        else text("Phases, GiB after each: B and its difference to A, {labels}", labels=pair)
-    )
     return [
-        table(
-            title,
-            columns,
+        TABLES.draw(
+            Paper(wide, diff.simulated),
+            "phases",
             shown,
-            simulated=diff.simulated,
+            {"wide": wide, "labels": _pair(rank)},
             look=lambda row: Look(indent=len(row.path) - 1),
+            columns=columns,
+            phase=phase,
+            seconds=seconds,
         )
     ]
 
@@ -511,15 +475,10 @@ def _owner_sections(rank: RankDiff) -> list[Section]:
             if (row.phase, row.edge) == (phase, edge)
             and (row.a or row.b or row.component == UNEXPLAINED)
         ]
-        labels = _pair(rank)
-        title = (
-            text("Device memory before {phase}, {labels}", phase=phase, labels=labels)
-            if edge == "before"
-            else text("Device memory after {phase}, {labels}", phase=phase, labels=labels)
+        figures = {edge: True, "phase": phase, "labels": _pair(rank)}
+        found.append(
+            TABLES.draw(Paper(), "owners", rows, figures, look=look, columns=_SIDES, owner=owner)
         )
-        if edge == LOADED:
-            title = text("Weights by class, {labels}", labels=labels)
-        found.append(table(title, (Column("Owner", owner), *_SIDES), rows, look=look))
     return found
 
 
@@ -534,20 +493,21 @@ def _kv_section(diff: Diff) -> list[Section]:
         return f"{less:+.2f}" if isinstance(less, float) else signed(less)
 
     rows = [row for row in diff.kv if (row.a, row.b) != (None, None)]
-    columns = (
-        Column("", lambda row: TITLES["kv"][row.name]),
-        Column("A", lambda row: value(row, row.a), right=True),
-        Column("B", lambda row: value(row, row.b), right=True),
-        Column("B - A", change, right=True),
-    )
 
     def look(row: TermDiff) -> str:
         return TOTAL if row.name == "tokens" else PLAIN
 
-    return [table(text("KV cache"), columns, rows, look=look)] if rows else []
-
-
-def _signed_gib(value: int | float | None, digits: int = 2) -> str:
-    if value is None:
-        return "-"
-    return f"{'+' if value > 0 else ''}{format_gib(value, digits)}"
+    if not rows:
+        return []
+    return [
+        TABLES.draw(
+            Paper(),
+            "kv",
+            rows,
+            look=look,
+            titled=lambda row: TITLES["kv"][row.name],
+            of_a=lambda row: value(row, row.a),
+            of_b=lambda row: value(row, row.b),
+            change=change,
+        )
+    ]

@@ -65,6 +65,10 @@ class DeviceRow:
     driver_base_bytes: int | None = None
     reasons: list[str] = field(default_factory=list)  # why something is unknown
 
+    @property
+    def process_count(self) -> int | None:
+        return None if self.processes is None else len(self.processes)
+
 
 @dataclass(frozen=True)
 class WaitRow:

@@ -6,8 +6,8 @@ import contextlib
 import math
 
 from vllm_memprof.document import Curve, CurveFigure, CurveLine, Curves, Marks
-from vllm_memprof.plans.model import TABLES, Knob, PlanRow, Sweep
-from vllm_memprof.text import join, text, titled
+from vllm_memprof.plans.model import DOCUMENTS, TABLES, Knob, PlanRow, Sweep
+from vllm_memprof.text import titled
 
 #: More lines than these have no legend: a browser would draw it for seconds, and nobody reads it.
 MOST_NAMED = 24
@@ -54,23 +54,15 @@ def _curve(sweep: Sweep, knob: Knob) -> Curve:
             for figure in FIGURES
         }
         lines.append(CurveLine(name, [places[value] for value in values], values, figures))
-    parts: list[str] = []
-    if others:
-        parts.append(
-            text(
-                "{count} lines, one for each combination of {options}; lines that agree cover each "
-                "other",
-                count=len(lines),
-                options=", ".join(others),
-            )
-        )
     named = len(lines) <= MOST_NAMED
-    if not named:
-        parts.append(text("no legend for so many: a point says its plan when it is pointed at"))
-    parts.append(text("points are plans, what is between them was not planned"))
-    if failed.places:
-        parts.append(
-            text("red crosses below: {count} plans that did not come up", count=len(failed.places))
-        )
+    told = DOCUMENTS.say(
+        "curve",
+        {
+            "lines": others and len(lines),
+            "options": ", ".join(others),
+            "unnamed": not named,
+            "failed": len(failed.places) or None,
+        },
+    )
     ticks = sorted((place, value) for value, place in places.items())
-    return Curve(knob.name, ticks, len(others), lines, failed, join("; ", parts), named)
+    return Curve(knob.name, ticks, len(others), lines, failed, told, named)

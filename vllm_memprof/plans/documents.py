@@ -7,7 +7,6 @@ import io
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from functools import partial
 from typing import NamedTuple
 
 from vllm_memprof.accounting.summary import engine_name
@@ -27,25 +26,20 @@ from vllm_memprof.document import (
 from vllm_memprof.plans.calibrated import Calibrated
 from vllm_memprof.plans.corrections import OWNERS, ProfileCorrection
 from vllm_memprof.plans.curves import curves
-from vllm_memprof.plans.model import READY, Fit, PlanRow, Sweep, Try
+from vllm_memprof.plans.model import DOCUMENTS, READY, Fit, PlanRow, Sweep, Try
 from vllm_memprof.plans.share import DeviceShare, InstanceStart, SharingPlan, SoloPlan
 from vllm_memprof.plans.wants import misses
 from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.tables import (
-    COUNT,
-    GIB,
     GIB4,
     Column,
+    Figures,
+    Paper,
     group_ranks,
     modelled,
-    number,
-    table,
-    where_known,
-    wide_only,
 )
 from vllm_memprof.text import Text, csv_cell, join, text, titled
-from vllm_memprof.units import GIB as GIB_BYTES
-from vllm_memprof.units import one_line
+from vllm_memprof.units import format_signed_gib, one_line
 
 #: From these widths on the tables have all their columns, and all names in one line.
 _WIDE, _PAGE = 100, 200
@@ -53,7 +47,6 @@ _WIDE, _PAGE = 100, 200
 _NARROW_COLUMN, _REASON = 11, 200
 #: Owners that grew which are shown below a search.
 _GROWN = 3
-_STATUS = Column("Status", lambda each: TITLES["statuses"][each.plan.status])
 _MODELLED = text("(m): with non-torch memory set by the profile of a simulated device")
 
 #: Columns of the csv behind one for each option that was varied, which bear the options' own
@@ -96,7 +89,6 @@ def sweep_document(sweep: Sweep, width: int) -> Document:
 
 def fit_document(fit: Fit, width: int) -> Document:
     """Return a row per plan, in the order in which they were tried; the answer below them."""
-    title = text("{goal} {knob} of {model}, tried from {low} to {high}", fit)
 
     def look(each: Try) -> str:
         if each.value == fit.answer:
@@ -111,9 +103,7 @@ def fit_document(fit: Fit, width: int) -> Document:
         cached=cached,
         seconds=fit.seconds or 0,
     )
-    answer = text("none")
-    if fit.answer is not None:
-        answer = text("{goal} {knob} {answer} ({step})", fit)
+    answer = DOCUMENTS.say("answer", vars(fit))
     tail = [Line(text("tried"), tried), Line(text("answer"), answer, TOTAL)]
     if fit.flag is not None:
         tail.append(Line(text("use"), fit.flag, CODE))
@@ -125,27 +115,20 @@ def fit_document(fit: Fit, width: int) -> Document:
                 "{title} {growth} GiB to {beyond_bytes:gib4}",
                 row,
                 title=modelled(row.title, row.how == MODELLED),
-                growth=f"{row.difference_bytes / GIB_BYTES:+,.4f}",
+                growth=format_signed_gib(row.difference_bytes),
             )
             for row in fit.beyond.owners[:_GROWN]
             if row.difference_bytes > 0
         ]
         if grown:
             tail.append(Line(text("grew most"), join("; ", grown)))
+    holds = Column("Passes", lambda each: text("yes") if each.holds else text("no"))
+    plans = _plans(vars(fit), [fit.knob], fit.tries, holds, width, look)
     return Document(
         kind="fit",
-        title=title,
+        title=plans.title,
         head=[Line(text("wanted"), join("; ", fit.wanted))],
-        sections=[
-            _plans(
-                title,
-                [fit.knob],
-                fit.tries,
-                Column("Passes", lambda each: text("yes") if each.holds else text("no")),
-                width,
-                look,
-            )
-        ],
+        sections=[plans],
         tail=[*tail, *note_lines(fit.notes)],
         whole="fit.json",
         simulated=any(each.plan.simulated for each in fit.tries),
@@ -155,12 +138,16 @@ def fit_document(fit: Fit, width: int) -> Document:
 def _rows(model: str, options: Iterable[str], rows: Iterable[PlanRow], width: int) -> Section:
     """Return the table of plans that nothing is wanted of."""
     tries = [Try("", row, misses(row, [])) for row in rows]
-    title = text("Plans of {model}", model=model)
-    return _plans(title, options, tries, _STATUS, width, lambda each: PLAIN if each.holds else BAD)
+    status, figures = Column("Status", _status), {"model": model}
+    return _plans(figures, options, tries, status, width, lambda each: PLAIN if each.holds else BAD)
+
+
+def _status(each: Try | SoloPlan) -> str:
+    return TITLES["statuses"][each.plan.status]
 
 
 def _plans(
-    title: str,
+    figures: Figures,
     options: Iterable[str],
     tries: Sequence[Try],
     verdict: Column,
@@ -181,47 +168,31 @@ def _plans(
 
     lengths = [length for each in tries for length in each.plan.concurrency_at]
     length = text("{tokens:,} tokens", tokens=lengths[0]) if lengths else "max_model_len"
-    simulated = any(each.plan.simulated for each in tries)
-    notes = [
-        text(
-            "requests: number of requests of {length} that fit into the KV cache at once",
-            length=length,
-        ),
-        text(
-            "headroom: device total - all memory in use at the serving peak, with the available KV "
-            "cache in use"
-        ),
-        all(each.plan.until != READY for each in tries)
-        and text("graph memory and all else after the KV plan is not in the headroom"),
-        simulated and _MODELLED,
-        *(
+    paper = Paper(width >= _WIDE, any(each.plan.simulated for each in tries))
+    planned = all(each.plan.until != READY for each in tries)
+    return DOCUMENTS.draw(
+        paper,
+        "plans",
+        tries,
+        {**figures, "length": length, "planned": planned},
+        [
             text("{plan}: {reason}", plan=named(alike), reason=_lacking(alike[0]))
             for alike in group_ranks(tries, _lacking)
             if alike[0].missing
+        ],
+        look,
+        columns=[verdict],
+        before=map(of_option, options),
+        requests=lambda each: next(
+            iter(each.plan.concurrency_at.values()), each.plan.max_concurrency
         ),
-    ]
-    columns = [*map(of_option, options), *_FIGURES, verdict]
-    return table(title, columns, tries, notes, width >= _WIDE, simulated, look)
+    )
 
 
 def _lacking(each: Try) -> str:
     """Return what a plan lacks, in at most ``_REASON`` characters."""
     said = join("; ", [miss.text for miss in each.missing])
     return said if len(said) <= _REASON else one_line(said, _REASON)
-
-
-_FIGURES = (
-    Column("KV, GiB", "plan.kv_cache_bytes", GIB),
-    Column("Tokens", "plan.tokens", COUNT),
-    Column(
-        "Requests",
-        lambda each: next(iter(each.plan.concurrency_at.values()), each.plan.max_concurrency),
-        partial(number, spec=",.2f"),
-    ),
-    Column("Fits request,\nGiB", "plan.fits_request_bytes", GIB, wide_only),
-    Column("Fits device,\nGiB", "plan.fits_device_bytes", GIB, wide_only, marked=True),
-    Column("Headroom,\nGiB", "plan.headroom_bytes", GIB, marked=True),
-)
 
 
 def render_sweep_csv(sweep: Sweep) -> str:
@@ -260,16 +231,14 @@ def share_document(share: DeviceShare, width: int) -> Document:
         text("needs: KV cache for a request of max_model_len, and for what is wanted"),
         _MODELLED,
     ]
-    wide = width >= _WIDE
     sections = [
-        table(
-            text("Each alone"),
-            _ALONE,
+        DOCUMENTS.draw(
+            Paper(width >= _WIDE, True),
+            "alone",
             share.instances,
-            notes,
-            wide,
-            True,
-            lambda each: PLAIN if each.plan.ok else BAD,
+            notes=notes,
+            look=lambda each: PLAIN if each.plan.ok else BAD,
+            status=_status,
         )
     ]
     for way in share.ways:
@@ -294,36 +263,9 @@ def share_document(share: DeviceShare, width: int) -> Document:
     )
 
 
-def _figure(name: str) -> Callable[[SoloPlan], int | None]:
-    return lambda row: getattr(row.figures, name, None)
-
-
-_ALONE = (
-    Column("Instance", "name", right=True),
-    Column("Model", "model", when=wide_only),
-    Column("Subtracted,\nGiB", _figure("subtracted_bytes"), GIB, marked=True),
-    Column("In use when\nready, GiB", _figure("ready_bytes"), GIB, marked=True),
-    Column("In use at the\npeak, GiB", _figure("peak_bytes"), GIB, marked=True),
-    Column("Needs,\nGiB", _figure("need_bytes"), GIB4),
-    _STATUS,
-)
-
-
 def _title(way: SharingPlan) -> Text:
-    if way.order is not None:
-        return text("By utilization, started in the order {names}", names=", ".join(way.order))
-    if way.name == "blocks":
-        return text("By number of blocks, in any order of starting")
-    return text("By utilization, in any order of starting")
-
-
-_WAY = (
-    Column("Instance", "name", right=True),
-    Column("gpu-memory-\nutilization", "gpu_memory_utilization", partial(number, spec=".2f")),
-    Column("num-gpu-blocks-\noverride", "num_gpu_blocks_override", COUNT, where_known),
-    Column("KV, GiB", "kv_cache_bytes", GIB),
-    Column("Tokens", "tokens", COUNT),
-)
+    names = None if way.order is None else ", ".join(way.order)
+    return DOCUMENTS.say("way", {"names": names, way.name: True})
 
 
 class _StartRow(NamedTuple):
@@ -333,34 +275,13 @@ class _StartRow(NamedTuple):
     result: Try
 
 
-_STARTS = (
-    Column("Order", lambda row: ", ".join(row.start.order)),
-    Column(
-        "Those before",
-        lambda row: text("were ready") if row.start.neighbours == READY else text("had served"),
-    ),
-    Column("Instance", "result.value", right=True),
-    Column("Status", lambda row: TITLES["statuses"][row.result.plan.status]),
-    Column("KV, GiB", "result.plan.kv_cache_bytes", GIB),
-    Column("Tokens", "result.plan.tokens", COUNT),
-    Column("Least free,\nGiB", "start.least_free_bytes", GIB),
-)
-
-
 def _of_way(way: SharingPlan) -> list[Section]:
     """Return the table of the flags of a way to share, and that of its starts, if there are any."""
-    if not way.flags:
-        sections = [Section(_title(way), [], [], [text("none: {why_none}", way)])]
-    else:
-        note = text(
-            "computed from the plans alone and the engine's equation: the least in the orders of "
-            "starting; the starts below are observed"
-        )
-        sections = [table(_title(way), _WAY, way.flags, [note])]
+    sections = [DOCUMENTS.draw(Paper(), "way", way.flags, vars(way) | {"title": _title(way)})]
     if not way.starts:
         return sections
     rows = [_StartRow(start, result) for start in way.starts for result in start.results]
-    notes: list[str] = [
+    notes = [
         text(
             "{order}: {value}: {reason}",
             result,
@@ -370,14 +291,18 @@ def _of_way(way: SharingPlan) -> list[Section]:
         for start, result in rows
         if result.missing
     ]
-    if not notes:
-        notes = [text("each start: all came up and served their largest batches")]
-    started = table(
-        text("Starts"),
-        _STARTS,
+    started = DOCUMENTS.draw(
+        Paper(),
+        "starts",
         rows,
+        {"passed": not notes},
         notes,
-        look=lambda row: PLAIN if row.result.holds else BAD,
+        lambda row: PLAIN if row.result.holds else BAD,
+        order=lambda row: ", ".join(row.start.order),
+        neighbours=lambda row: (
+            text("were ready") if row.start.neighbours == READY else text("had served")
+        ),
+        status=lambda row: _status(row.result),
     )
     return [*sections, started]
 
@@ -404,8 +329,8 @@ def calibrated_document(found: Calibrated, width: int) -> Document:
         plans.insert(0, found.own)
     change = text(
         "KV cache {kv} GiB, headroom {headroom} GiB",
-        kv=_signed(found.kv_cache_change_bytes),
-        headroom=_signed(found.headroom_change_bytes),
+        kv=format_signed_gib(found.kv_cache_change_bytes),
+        headroom=format_signed_gib(found.headroom_change_bytes),
     )
     return Document(
         kind="calibrated",
@@ -417,14 +342,16 @@ def calibrated_document(found: Calibrated, width: int) -> Document:
             Line(text("simulated"), found.stack or "-"),
         ],
         sections=[
-            table(
-                text("Corrections of modelled memory"),
-                _CORRECTIONS,
+            DOCUMENTS.draw(
+                Paper(width >= _WIDE, True),
+                "corrections",
                 found.corrections,
-                notes,
-                width >= _WIDE,
-                True,
-                lambda each: PLAIN if each.applied_bytes else MUTED,
+                notes=notes,
+                look=lambda each: PLAIN if each.applied_bytes else MUTED,
+                owner=_owner,
+                hardware=_hardware,
+                corrected=lambda each: each.applied_bytes or None,
+                figure=_figure,
             ),
             _rows(found.model, ["plan"], plans, width),
         ],
@@ -450,22 +377,8 @@ def _hardware(each: ProfileCorrection) -> str:
     return f"{GIB4(figure.bytes)} ±{GIB4(figure.half_unit_bytes)}"
 
 
-def _signed(size: int | None) -> str:
-    return number(None if size is None else size / GIB_BYTES, "+.4f")
-
-
-_CORRECTIONS = (
-    Column("Owner", _owner),
-    Column("Hardware", _hardware, right=True),
-    Column("Simulated", lambda each: each.simulated and each.simulated.bytes, GIB4, marked=True),
-    Column("Difference", "difference_bytes", _signed),
-    Column("Corrected by", lambda each: each.applied_bytes or None, _signed),
-    Column(
-        "Hardware's figure",
-        lambda each: (
-            each.hardware
-            and text("{source}; {known}", each.hardware, known=TITLES["how"][each.hardware.how])
-        ),
-        when=wide_only,
-    ),
-)
+def _figure(each: ProfileCorrection) -> Text | None:
+    figure = each.hardware
+    if figure is None:
+        return None
+    return text("{source}; {known}", figure, known=TITLES["how"][figure.how])

@@ -25,6 +25,7 @@ from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import FullStep
 from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.redact import redact_value
+from vllm_memprof.tables import TableFile
 from vllm_memprof.units import Amount, one_line, only_known
 
 #: Options of memprof that a sweep may vary as well.
@@ -126,6 +127,7 @@ def folder_name(number: int, plan: Plan, width: int = 2) -> str:
 
 #: Names, figures, patterns and words that plans are told by.
 TABLES = read_own(__file__, "tables.toml")
+DOCUMENTS = TableFile(__file__, "documents.toml")
 #: Where a plan stops: at the KV plan; or it goes on, and runs its largest batches.
 KV, READY = "kv", "ready"
 #: Figures of a row that the budget of the rank with the least KV cache has, that its KV cache has,

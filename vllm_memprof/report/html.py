@@ -32,9 +32,9 @@ from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.first_screen import FirstScreen, Opening, opening_of
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
-from vllm_memprof.report.sections.base import Paper, draw, sentences_of
+from vllm_memprof.report.sections.base import draw, sentences_of
 from vllm_memprof.report.sections.starts import starts_section
-from vllm_memprof.tables import GIB4, Column, modelled
+from vllm_memprof.tables import GIB4, Column, Paper, modelled
 from vllm_memprof.text import fill, join, plain, text
 from vllm_memprof.units import GIB as GIB_BYTES
 from vllm_memprof.units import largest, smallest

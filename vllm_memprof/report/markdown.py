@@ -24,8 +24,7 @@ from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.sections.starts import starts_section
-from vllm_memprof.tables import fold
-from vllm_memprof.text import text
+from vllm_memprof.text import fold, text
 
 #: Characters a line of the widest layout has: GitHub scrolls tables sideways.
 _WIDE = 200

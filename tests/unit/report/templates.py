@@ -124,14 +124,17 @@ def every_template() -> list[Template]:
     said += [row["title"] for row in TABLES["curves"].values()]
     said += [*TABLES["owner_changes"].values(), *TABLES["problems"].values()]
     found += [Template("plans: tables.toml", words, None) for words in said]
-    words = read_table(PACKAGE / "report" / "tables.toml")
-    rows = [
-        part for row in words["tables"].values() for part in (row["title"], *row.get("notes", ()))
-    ]
-    rows += [part for row in words["sentences"].values() for part in row]
-    heads = [head for row in words["tables"].values() for head in row.get("columns", ())]
-    rows += [title for head in heads for title in (head["title"], head.get("narrow")) if title]
-    found += in_table("tables.toml", rows)
+    for name in ("report/tables", "compare/tables", "holders/tables", "plans/documents"):
+        words = read_table(PACKAGE / f"{name}.toml")
+        rows = [
+            part
+            for row in words["tables"].values()
+            for part in (row["title"], *row.get("notes", ()))
+        ]
+        rows += [part for row in words["sentences"].values() for part in row]
+        heads = [head for row in words["tables"].values() for head in row.get("columns", ())]
+        rows += [title for head in heads for title in (head["title"], head.get("narrow")) if title]
+        found += in_table(f"{name}.toml", rows)
     for parts in read_table(PACKAGE / "launch" / "words.toml").values():
         found += in_table("launch: words.toml", parts)
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):

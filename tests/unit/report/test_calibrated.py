@@ -82,7 +82,7 @@ def test_each_correction_has_both_sides_and_the_answer_both_profiles(width: int)
     assert max(map(len, text.splitlines())) <= width
     joined = " ".join(text.split())
     assert "non-torch as one 0.5600 ±0.0050 0.4648 +0.0952 +0.0952" in joined
-    assert "context 0.3500 ±0.0050 0.3500 +0.0000 -" in joined
+    assert "context 0.3500 ±0.0050 0.3500 0.0000 -" in joined
     assert "kernels_bytes 0 -> 102,173,245; per process and device" in joined
     assert "own 44.00 640,796" in joined
     assert "without 40.00 582,542" in joined

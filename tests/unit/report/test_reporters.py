@@ -36,7 +36,7 @@ from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape, render_markdown
 from vllm_memprof.report.table import render_table
 from vllm_memprof.report.trace import report_trace
-from vllm_memprof.tables import fold
+from vllm_memprof.text import fold
 
 WIDTHS = (80, 120, 200)
 

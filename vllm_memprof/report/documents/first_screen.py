@@ -43,8 +43,6 @@ from vllm_memprof.report.documents.report import (
 )
 from vllm_memprof.report.sections.audit import audited
 from vllm_memprof.report.sections.base import (
-    Paper,
-    Values,
     columns_of,
     least_grant,
     sentences_of,
@@ -59,15 +57,16 @@ from vllm_memprof.tables import (
     UNKNOWN,
     Column,
     Look,
+    Paper,
+    Values,
     bar_of,
-    fold,
     foremost,
     group_ranks,
     modelled,
     number,
     table,
 )
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, fold, join, text
 from vllm_memprof.units import GIB, MIB, either, format_gib, format_size, one_line
 
 #: Less is left out.

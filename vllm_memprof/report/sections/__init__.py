@@ -23,6 +23,7 @@ from vllm_memprof.report.sections import (
     weights,
 )
 from vllm_memprof.report.sections.base import Draw, Sheet, per_rank
+from vllm_memprof.tables import WIDE
 
 #: Name for ``--section`` -> the tables, in the order in which they are read.
 SECTIONS: dict[str, tuple[Draw, ...]] = {
@@ -84,5 +85,5 @@ def sections(report: Report, width: int, names: Iterable[str] = SECTIONS) -> lis
         width: characters that a line has; from ``tables.WIDE`` on, tables gain columns.
         names: of ``SECTIONS``; all by default.
     """
-    sheet = Sheet(report, width)
+    sheet = Sheet(width >= WIDE, report.run.simulated, report=report, width=width)
     return [section for name in names for draw in SECTIONS[name] for section in draw(sheet)]

@@ -9,8 +9,8 @@ from vllm_memprof.accounting.readings.quantities import QUANTITIES
 from vllm_memprof.document import BAD, MUTED, PLAIN, TOTAL, Section
 from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.report.sections.base import Sheet, draw
-from vllm_memprof.tables import Look, fold, modelled
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.tables import Look, modelled
+from vllm_memprof.text import Text, fold, join, text
 from vllm_memprof.units import only_known
 
 

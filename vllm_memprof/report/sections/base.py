@@ -3,111 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm_memprof.accounting.evidence import Evidence
 from vllm_memprof.accounting.model import Check, RankReport, Report
 from vllm_memprof.document import Section
-from vllm_memprof.files import read_table
-from vllm_memprof.tables import (
-    SHOWN_GROUPS,
-    SIZES,
-    UNITS,
-    WHENS,
-    WIDE,
-    Column,
-    Look,
-    fold,
-    more_groups,
-    table,
-)
-from vllm_memprof.text import Text, said, sentences, text
+from vllm_memprof.tables import SHOWN_GROUPS, Paper, TableFile, more_groups
+from vllm_memprof.text import fold, text
 
-_WORDS = read_table(Path(__file__).parents[1] / "tables.toml")
-Figures = Mapping[str, object]
-Values = Callable[[Any], Any]
-NO_FIGURES: Figures = {}
+_WORDS = TableFile(str(Path(__file__).parent))
+draw, columns_of, sentences_of = _WORDS.draw, _WORDS.columns, _WORDS.say
 
 
-def sentences_of(name: str, figures: Figures, mark: str = "; ") -> Text:
-    """Return sentences of ``tables.toml`` that can be said of some figures, a mark between them."""
-    parts = _WORDS["sentences"][name]
-    return sentences(parts, figures, mark)
-
-
-def columns_of(name: str, figures: Figures = NO_FIGURES, /, **values: Values) -> list[Column]:
-    """Return the columns of a table of ``tables.toml``.
-
-    Args:
-        name: of the table.
-        figures: those that a column is there for.
-        values: what columns show that is no attribute of a row.
-    """
-
-    def column(value: str, unit: str = "word", when: str = "", **more: Any) -> Column:
-        shown = WHENS.get(when) or (not when or bool(figures.get(when)))
-        return Column(value=values.get(value, value), unit=UNITS[unit], when=shown, **more)
-
-    rows = _WORDS["tables"][name].get("columns")
-    return list(SIZES) if rows is None else [column(**row) for row in rows]
-
-
-class Paper(NamedTuple):
-    """What a table is laid out for."""
-
-    wide: bool = True
-    simulated: bool = False
-
-
-class Sheet(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Sheet(Paper):
     """A report, and how many characters the lines have that its tables are laid out for."""
 
     report: Report
     width: int
 
     @property
-    def wide(self) -> bool:
-        return self.width >= WIDE
-
-    @property
-    def simulated(self) -> bool:
-        return self.report.run.simulated
-
-    @property
     def evidence(self) -> Evidence:
         return self.report.run.evidence
-
-
-def draw(
-    on: Sheet | Paper,
-    name: str,
-    rows: Iterable[Any],
-    /,
-    figures: Figures = NO_FIGURES,
-    notes: Iterable[str] = (),
-    look: Callable[[Any], str | Look] | None = None,
-    most: int | None = None,
-    columns: Iterable[Column] = (),
-    **values: Values,
-) -> Section:
-    """Return a table of ``tables.toml``.
-
-    Args:
-        on: what it is laid out and marked for.
-        name: of the table.
-        rows, look, most: as of ``tables.table``.
-        figures: that title, columns and notes name.
-        notes: further ones.
-        columns: further ones.
-        values: as of ``columns_of``.
-    """
-    words, known = _WORDS["tables"][name], {"simulated": on.simulated, **figures}
-    title, sayable = words["title"], words.get("notes", ())
-    shown = [*columns_of(name, known, **values), *columns]
-    told = [*said(sayable, known), *notes]
-    return table(sentences([title], known), shown, rows, told, on.wide, on.simulated, look, most)
 
 
 #: What draws tables of a report, and of one rank.

@@ -24,14 +24,8 @@ from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, MUTED, PLAIN, Row, Section
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.report.sections.base import Sheet, draw, fitting, sentences_of
-from vllm_memprof.tables import (
-    UNKNOWN,
-    Column,
-    fold,
-    foremost,
-    modelled,
-)
-from vllm_memprof.text import Text, text
+from vllm_memprof.tables import UNKNOWN, Column, foremost, modelled
+from vllm_memprof.text import Text, fold, text
 from vllm_memprof.units import smallest
 
 #: Rows that a table has, of ranks, hosts and engine cores; of owners.

@@ -10,14 +10,8 @@ from vllm_memprof.accounting.model import MEMPROF, EmptyCacheCall, RankReport, R
 from vllm_memprof.accounting.readings.counters import APP
 from vllm_memprof.document import MUTED, PLAIN, Row, Section
 from vllm_memprof.report.sections.base import Sheet, columns_of, draw, labels_of, sentences_of
-from vllm_memprof.tables import (
-    SHOWN_GROUPS,
-    UNKNOWN,
-    fold,
-    fold_rows,
-    group_ranks,
-)
-from vllm_memprof.text import join, text
+from vllm_memprof.tables import SHOWN_GROUPS, UNKNOWN, fold_rows, group_ranks
+from vllm_memprof.text import fold, join, text
 from vllm_memprof.units import largest, minus, sum_or_none
 
 

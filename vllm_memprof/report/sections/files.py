@@ -10,8 +10,8 @@ from vllm_memprof.accounting.readings.counters import APP
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import Section
 from vllm_memprof.record.memory_files import FileRow
-from vllm_memprof.report.sections.base import Paper, Sheet, draw, sentences_of
-from vllm_memprof.tables import UNKNOWN
+from vllm_memprof.report.sections.base import draw, sentences_of
+from vllm_memprof.tables import UNKNOWN, Paper
 from vllm_memprof.text import Text
 from vllm_memprof.units import known_items
 
@@ -22,7 +22,7 @@ _ENGINES_OWN = {"weights": "weights_bytes", "kv_cache": "kv_cache_bytes", "graph
 
 
 def memory_files(
-    sheet: Sheet | Paper, rank: RankReport, most: int = 12, names: Iterable[str] = TABLES
+    sheet: Paper, rank: RankReport, most: int = 12, names: Iterable[str] = TABLES
 ) -> Iterator[Section]:
     """Return the tables of each file of these names, ``most`` rows of each."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from vllm_memprof.accounting.model import Finding, Report
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import FindingView
-from vllm_memprof.tables import fold, group_ranks
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.tables import group_ranks
+from vllm_memprof.text import Text, fold, join, text
 from vllm_memprof.units import only_known
 
 

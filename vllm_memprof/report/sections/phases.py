@@ -20,12 +20,11 @@ from vllm_memprof.tables import (
     SHOWN_GROUPS,
     Column,
     Folded,
-    fold,
     fold_rows,
     foremost,
     merged_order,
 )
-from vllm_memprof.text import Text, text
+from vllm_memprof.text import Text, fold, text
 from vllm_memprof.units import GIB, format_gib, only_known, sum_or_none
 
 #: Passages through the same place that are still listed one by one.

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.document import BAD, PLAIN, Document, Section
-from vllm_memprof.report.sections.base import Paper, draw, least_grant
+from vllm_memprof.report.sections.base import draw, least_grant
+from vllm_memprof.tables import Paper
 from vllm_memprof.text import text
 
 #: Starts that have a row.
