@@ -46,7 +46,8 @@ def list_weights(config: ModelConfig, draft: bool = False) -> Shapes | None:
     for index in range(layers):
         weights |= _expand(row["layer"], sizes_of(text, index), f"{prefix}{index}.")
     for kind in {"vision", "audio"} & row.keys():
-        weights |= _expand(row[kind], sizes_of(text[f"{kind}_config"], 0))
+        sizes = {"text_hidden_size": text["hidden_size"], **text[f"{kind}_config"]}
+        weights |= _expand(row[kind], sizes_of(sizes, 0))
     if draft and "draft" in row:
         of_layer, beside, line = row["draft"]
         count = text.get("num_nextn_predict_layers", 0) if "{layer}" in of_layer else 1
@@ -61,7 +62,7 @@ def list_weights(config: ModelConfig, draft: bool = False) -> Shapes | None:
 def text_config(config: ModelConfig) -> dict[str, Any]:
     """Return the configuration of the text model, which may be a table of its own."""
     outer = config.get("thinker_config", config)
-    return {**outer, **known_items(outer.get("text_config", {}))}
+    return {**outer, **known_items(outer.get("text_config", outer.get("llm_config", {})))}
 
 
 def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from vllm_memprof.sim.tokenizers import (
 
 PRESETS_DIR = Path(__file__).parent / "data/presets"
 #: Part of the key of a generated folder; raise it when the generator writes something else.
-GENERATOR = 3
+GENERATOR = 4
 #: A folder of the cache is complete: nothing is asked of a hub.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
 #: A draft's output head is the model's in the checkpoint (DeepSeek-V3, README_WEIGHTS.md) and in
@@ -72,15 +72,26 @@ _DRAFT = {
     "draft_vocab_size": 32000,
 }
 
-#: A class of a model's configuration that has the fields of config.json and no defaults.
+#: A class of a model's configuration that has the fields of config.json and no defaults. A part of
+#: it is of its own type: of an encoder of images, or of that name, or with its fields alone.
 _CONFIGURATION = """\
-from transformers import PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig
+
+
+def part(value):
+    if not isinstance(value, dict) or "model_type" not in value:
+        return value
+    kind = value["model_type"]
+    names = (kind + "_vision_model", kind, None)
+    found = next(name for name in names if name in CONFIG_MAPPING or name is None)
+    return (CONFIG_MAPPING[found] if found else PretrainedConfig)(**value)
 
 
 class {name}(PretrainedConfig):
     model_type = {model_type!r}
 
     def __init__(self, **fields):
+        fields = {{key: part(value) for key, value in fields.items()}}
         self.__dict__.update(fields)  # the base class reads some of them
         super().__init__(**fields)
 """
