@@ -119,6 +119,7 @@ def _a2(
     return Case(model, {"910b": parallel}, page, quantized, also, more, stacks)
 
 
+_ONE_IMAGE = '--limit-mm-per-prompt \'{"image":1,"video":0}\''
 _DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3.1")
 #: How vllm-ascend's pages start models that embed and rank texts.
 _POOLING = "--runner pooling"
@@ -289,4 +290,17 @@ CASES = (
     _first("zai-org/GLM-4.6V", "TP8 EP", more="--mm-encoder-tp-mode data"),
     _first("zai-org/GLM-4.1V-9B-Thinking"),
     _first("zai-org/GLM-4.6V-Flash"),
+    _first("OpenGVLab/InternVL3_5-8B", page="InternVL3.5"),
+    _first("OpenGVLab/InternVL3_5-38B", "TP4", "InternVL3.5"),
+    _first("OpenGVLab/InternVL3_5-38B", "TP4", "InternVL3.5", quantized=True),
+    _first("OpenGVLab/InternVL3_5-241B-A28B", "DP2 TP4 EP", "InternVL3.5", quantized=True),
+    _first("OpenGVLab/InternVL3_5-241B-A28B-HF", "TP16 EP", "InternVL3.5"),
+    Case(
+        "MiniMaxAI/MiniMax-M3",
+        {"910b": "TP8 EP", "a3": "DP4 TP4 EP"},
+        "MiniMax-M3",
+        True,
+        more=_ONE_IMAGE,
+        stacks=STACKS[1:],
+    ),
 )
