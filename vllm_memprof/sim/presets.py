@@ -100,10 +100,7 @@ _PROCESSORS = {
     "kimi_k25": {
         "kimi_k25_vision_processing.py": "from memprof_processors import KimiK25VisionProcessor\n"
     },
-    "minicpmv": {
-        "processing_minicpmv.py": "from memprof_processors import "
-        "MiniCPMVImageProcessor, MiniCPMVProcessor\n"
-    },
+    "minicpmv": {"processing_minicpmv.py": "from memprof_processors import *\n"},
 }
 
 
