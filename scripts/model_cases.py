@@ -305,6 +305,6 @@ CASES = (
     ),
     _both("Qwen/Qwen3.8-2.4T-A95B", "DP4 TP16 EP", "Qwen3.8-2.4T-A95B", True, stacks=STACKS[1:]),
     _both("zai-org/GLM-5.3-Flash", "TP8 EP", quantized=True, stacks=STACKS[1:]),
-    _first("openbmb/MiniCPM-V-4_5"),
+    _first("openbmb/MiniCPM-V-4_5", more="--skip-mm-profiling"),
     _first("rednote-hilab/dots.llm1.inst", "TP8 EP"),
 )

@@ -115,8 +115,10 @@ class MiniCPMVImageProcessor(BaseImageProcessor):
     def preprocess(self, images, max_slice_nums=None, return_tensors=None, **_):
         """Return patches without content of each image of each prompt, and their numbers."""
         found = {"pixel_values": [], "image_sizes": [], "tgt_sizes": []}
-        for prompt in images if isinstance(images[0], (list, tuple)) else [images]:
-            sizes = [image.size for image in prompt]
+        each = images[0]  # images of a prompt, frames of a video, or an image
+        many = isinstance(each, (list, tuple)) or getattr(each, "ndim", 3) == 4
+        for prompt in images if many else [images]:
+            sizes = [i.shape[1::-1] if hasattr(i, "shape") else i.size for i in prompt]
             grids = [grid for size in sizes for grid in self._sizes(size, max_slice_nums)]
             side = self.patch_size
             patches = [torch.zeros(3, side, rows * columns * side) for rows, columns in grids]
