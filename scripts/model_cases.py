@@ -307,4 +307,10 @@ CASES = (
     _both("zai-org/GLM-5.3-Flash", "TP8 EP", quantized=True, stacks=STACKS[1:]),
     _first("openbmb/MiniCPM-V-4_5", more="--skip-mm-profiling"),
     _first("rednote-hilab/dots.llm1.inst", "TP8 EP"),
+    Case(
+        "Eco-Tech/Kimi-K3-w4a8",
+        {"910b": "DP8 TP8 EP", "a3": "DP4 TP16 EP"},
+        "Kimi-K3",
+        stacks=STACKS[1:],
+    ),
 )

@@ -189,6 +189,8 @@ WITH_COPIES = {
 WITH_SCALES = {"deepseek-ai/DeepSeek-V3.2": 685_396_921_376}
 #: In billions, with the scales of experts of 4 bits, one for 32 values.
 WITH_GROUPS = {"moonshotai/Kimi-K2.5": 1058.59, "Eco-Tech/Kimi-K2.5-W4A8": 1058.59}
+#: With those scales, and two of the experts' weights in one number.
+PACKED = {"Eco-Tech/Kimi-K3-w4a8": 1_503_647_073_024}
 
 
 @pytest.mark.parametrize(
@@ -202,10 +204,14 @@ def test_parameters_are_the_published_ones(name):
         decimals = len(str(BILLIONS[name]).partition(".")[2])
         digits = {1600: -2, 300: -1}.get(BILLIONS[name], decimals)
         assert round(preset.parameters / 1e9, digits) == BILLIONS[name]
-    elif name in WITH_GROUPS:
+    elif name in WITH_GROUPS | PACKED:
         sizes = {key: math.prod(shape) for key, shape in list_weights(preset.config).items()}
         experts = sum(size for key, size in sizes.items() if ".experts." in key)
-        assert round((preset.parameters + experts / 32) / 1e9, 2) == WITH_GROUPS[name]
+        numbers = preset.parameters + experts // 32
+        if name in WITH_GROUPS:
+            assert round(numbers / 1e9, 2) == WITH_GROUPS[name]
+        else:
+            assert numbers - experts // 2 == PACKED[name]
     elif name in WITH_COPIES | WITH_SCALES:
         copies = 2 * preset.config["vocab_size"] * preset.config["hidden_size"]
         whole = count_parameters(preset.config, draft=True) + copies

@@ -95,11 +95,11 @@ class {name}(PretrainedConfig):
         self.__dict__.update(fields)  # the base class reads some of them
         super().__init__(**fields)
 """
+_KIMI = {"kimi_k25_vision_processing.py": "from memprof_processors import KimiK25VisionProcessor\n"}
 #: By model_type: the module of a class that vLLM asks how large images are.
 _PROCESSORS = {
-    "kimi_k25": {
-        "kimi_k25_vision_processing.py": "from memprof_processors import KimiK25VisionProcessor\n"
-    },
+    "kimi_k25": _KIMI,
+    "kimi_k3": _KIMI,
     "minicpmv": {"processing_minicpmv.py": "from memprof_processors import *\n"},
 }
 
