@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.layout import text_config
 from vllm_memprof.options import value_of
 from vllm_memprof.sim import hubs, presets
 from vllm_memprof.sim.hubs import hub_answers
@@ -86,9 +87,7 @@ def _flat(value):
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_in_the_configuration_are_those_of_the_tokenizer(name):
     preset = find_preset(name)
-    # of a model that thinks and talks: the part that is loaded
-    outer = preset.config.get("thinker_config", preset.config)
-    text = {**outer, **outer.get("text_config", {})}
+    text = text_config(preset.config)  # of a model that thinks and talks: the part that is loaded
     generation = preset.files["generation_config.json"]
     ids = added_ids(
         files_of(
