@@ -32,9 +32,11 @@ SHORTER = {
     "baichuan-inc/Baichuan2-7B-Chat": 4096,
     "cross-encoder/ms-marco-MiniLM-L6-v2": 512,
     "deepseek-ai/DeepSeek-OCR-2": 8192,
+    "facebook/opt-125m": 2048,
     "intfloat/multilingual-e5-small": 512,
     "meta-llama/Llama-2-7b-hf": 4096,
     "meta-llama/Llama-2-13b-hf": 4096,
+    "microsoft/Phi-3-mini-4k-instruct": 4096,
     "nvidia/Minitron-8B-Base": 4096,
     "openai/whisper-large-v3-turbo": 448,
     "openbmb/MiniCPM-2B-sft-bf16": 4096,
@@ -117,6 +119,7 @@ def _a2(
     return Case(model, {"910b": parallel}, page, quantized, also, more, stacks)
 
 
+_ONE_IMAGE = '--limit-mm-per-prompt \'{"image":1,"video":0}\''
 _DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3.1")
 #: How vllm-ascend's pages start models that embed and rank texts.
 _POOLING = "--runner pooling"
@@ -281,4 +284,33 @@ CASES = (
     _first("intfloat/multilingual-e5-small", page="(tests/e2e)", more=_POOLING),
     _first("cross-encoder/ms-marco-MiniLM-L6-v2", page="(tests/e2e)", more=_POOLING),
     _first("openai/whisper-large-v3-turbo", page="(tests/e2e)"),
+    _first("facebook/opt-125m", page="(tests/e2e)"),
+    _first("microsoft/Phi-3-mini-4k-instruct"),
+    _first("Qwen/QVQ-72B-Preview", "TP4"),
+    _first("zai-org/GLM-4.6V", "TP8 EP", more="--mm-encoder-tp-mode data"),
+    _first("zai-org/GLM-4.1V-9B-Thinking"),
+    _first("zai-org/GLM-4.6V-Flash"),
+    _first("OpenGVLab/InternVL3_5-8B", page="InternVL3.5"),
+    _first("OpenGVLab/InternVL3_5-38B", "TP4", "InternVL3.5"),
+    _first("OpenGVLab/InternVL3_5-38B", "TP4", "InternVL3.5", quantized=True),
+    _first("OpenGVLab/InternVL3_5-241B-A28B", "DP2 TP4 EP", "InternVL3.5", quantized=True),
+    _first("OpenGVLab/InternVL3_5-241B-A28B-HF", "TP16 EP", "InternVL3.5"),
+    Case(
+        "MiniMaxAI/MiniMax-M3",
+        {"910b": "TP8 EP", "a3": "DP4 TP4 EP"},
+        "MiniMax-M3",
+        True,
+        more=_ONE_IMAGE,
+        stacks=STACKS[1:],
+    ),
+    _both("Qwen/Qwen3.8-2.4T-A95B", "DP4 TP16 EP", "Qwen3.8-2.4T-A95B", True, stacks=STACKS[1:]),
+    _both("zai-org/GLM-5.3-Flash", "TP8 EP", quantized=True, stacks=STACKS[1:]),
+    _first("openbmb/MiniCPM-V-4_5", more="--skip-mm-profiling"),
+    _first("rednote-hilab/dots.llm1.inst", "TP8 EP"),
+    Case(
+        "Eco-Tech/Kimi-K3-w4a8",
+        {"910b": "DP8 TP8 EP", "a3": "DP4 TP16 EP"},
+        "Kimi-K3",
+        stacks=STACKS[1:],
+    ),
 )

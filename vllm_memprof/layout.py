@@ -46,7 +46,8 @@ def list_weights(config: ModelConfig, draft: bool = False) -> Shapes | None:
     for index in range(layers):
         weights |= _expand(row["layer"], sizes_of(text, index), f"{prefix}{index}.")
     for kind in {"vision", "audio"} & row.keys():
-        weights |= _expand(row[kind], sizes_of(text[f"{kind}_config"], 0))
+        sizes = {"text_hidden_size": text["hidden_size"]}
+        weights |= _expand(row[kind], sizes | sizes_of(text[f"{kind}_config"], 0))
     if draft and "draft" in row:
         of_layer, beside, line = row["draft"]
         count = text.get("num_nextn_predict_layers", 0) if "{layer}" in of_layer else 1
@@ -60,8 +61,10 @@ def list_weights(config: ModelConfig, draft: bool = False) -> Shapes | None:
 
 def text_config(config: ModelConfig) -> dict[str, Any]:
     """Return the configuration of the text model, which may be a table of its own."""
-    outer = config.get("thinker_config", config)
-    return {**outer, **known_items(outer.get("text_config", {}))}
+    found = dict(config)
+    for part in ("thinker_config", "text_config", "llm_config"):
+        found |= known_items(found.get(part, {}))
+    return found
 
 
 def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
@@ -84,15 +87,12 @@ def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
         and (layer + 1) % get("full_attention_interval", 1) == 0,
         "dense": layer < get("first_k_dense_replace", 0)
         or layer in get("mlp_only_layers", ())
-        or (layer + 1) % get("decoder_sparse_step", 1) != 0,
-        "delta_keys": get("linear_num_key_heads", 0) * get("linear_key_head_dim", 0),
-        "delta_values": get("linear_num_value_heads", 0) * get("linear_value_head_dim", 0),
+        or (layer + 1) % get("decoder_sparse_step", 1),
         "ratio": ratio,
         "overlapping": ratio == 4,
         "windows": 1 + (ratio == 4),
         "group_width": heads * head // get("o_groups", 1),
         "hashed": layer < get("num_hash_layers", 0),
-        "channels": get("in_chans", get("in_channels")),
         "merged": hidden * get("spatial_merge_size", 1) ** 2,
         # some layers choose tokens as the layer before does
         "indexed": "shared" not in get("indexer_types", ())[layer : layer + 1],

@@ -35,6 +35,7 @@ PUBLISHED = {
     "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
     "deepseek-ai/DeepSeek-V3": 671_026_419_200,
     "deepseek-ai/DeepSeek-V3.1": 671_026_419_200,
+    "facebook/opt-125m": 125_239_296,
     "google/gemma-2-27b-it": 27_227_128_320,
     "google/gemma-2-2b-it": 2_614_341_888,
     "google/gemma-2-9b-it": 9_241_705_984,
@@ -54,18 +55,23 @@ PUBLISHED = {
     "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
     "meta-llama/Meta-Llama-3-70B-Instruct": 70_553_706_496,
     "meta-llama/Meta-Llama-3-8B-Instruct": 8_030_261_248,
+    "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
     "microsoft/Phi-3.5-mini-instruct": 3_821_079_552,
     "microsoft/phi-4": 14_659_507_200,
     "microsoft/Phi-4-mini-instruct": 3_836_021_760,
     "MiniMaxAI/MiniMax-M2.5": 228_689_764_864,
     "MiniMaxAI/MiniMax-M2.7": 228_689_764_864,
+    "MiniMaxAI/MiniMax-M3": 427_040_140_160,
     "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 24_011_361_280,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "openai/gpt-oss-120b": 116_829_156_672,
     "openai/gpt-oss-20b": 20_914_757_184,
     "openai/whisper-large-v3-turbo": 808_878_080,
+    "openbmb/MiniCPM-V-4_5": 8_695_895_280,
+    "OpenGVLab/InternVL3_5-8B": 8_528_318_464,
     "OpenGVLab/InternVL3_5-8B-HF": 8_528_318_464,
+    "Qwen/QVQ-72B-Preview": 73_405_560_320,
     "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
     "Qwen/Qwen2-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2-VL-2B-Instruct": 2_208_985_600,
@@ -111,9 +117,12 @@ PUBLISHED = {
     "Qwen/Qwen3-VL-4B-Instruct": 4_437_815_808,
     "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
     "Qwen/QwQ-32B": 32_763_876_352,
+    "rednote-hilab/dots.llm1.inst": 142_774_381_696,
     "tencent/Hunyuan-A13B-Instruct": 80_393_183_232,
     "zai-org/GLM-4-32B-0414": 32_566_081_536,
     "zai-org/GLM-4.5V": 107_710_933_120,
+    "zai-org/GLM-4.6V": 107_710_933_120,
+    "zai-org/GLM-4.6V-Flash": 10_292_777_472,
 }
 #: A model that embeds texts has no output head: parameters of one.
 HEADLESS = {"Qwen/Qwen3-Embedding-8B": 151_665 * 4096, "Qwen/Qwen2.5-Math-RM-72B": 152_064 * 8192}
@@ -143,16 +152,22 @@ BILLIONS = {
     "baidu/ERNIE-4.5-21B-A3B-PT": 21.83,
     "baidu/ERNIE-4.5-300B-A47B-PT": 300,
     "moonshotai/Kimi-K2-Thinking": 1026.41,
+    "OpenGVLab/InternVL3_5-38B": 38.4,
     "OpenGVLab/InternVL3_5-38B-HF": 38.4,
+    "OpenGVLab/InternVL3_5-241B-A28B": 240.7,
+    "OpenGVLab/InternVL3_5-241B-A28B-HF": 240.7,
     "PaddlePaddle/PaddleOCR-VL": 0.9,
     "moonshotai/Kimi-K2-Instruct-0905": 1026.41,
     "openbmb/MiniCPM3-4B": 4,
+    "zai-org/GLM-4.1V-9B-Thinking": 10,
     "zai-org/GLM-5": 744,
     "zai-org/GLM-5.1": 744,
 }
 #: With the layer for multi-token prediction, which only speculative decoding loads.
 WITH_DRAFT = {
     "zai-org/GLM-5.2": 753_329_940_480,
+    "zai-org/GLM-5.3-Flash": 321_323_031_390,
+    "Qwen/Qwen3.8-2.4T-A95B": 2_446_182_725_504,
     "Qwen/Qwen3.5-0.8B": 873_438_784,
     "Qwen/Qwen3.5-2B": 2_274_069_824,
     "Qwen/Qwen3.5-4B": 4_659_865_088,
@@ -174,6 +189,8 @@ WITH_COPIES = {
 WITH_SCALES = {"deepseek-ai/DeepSeek-V3.2": 685_396_921_376}
 #: In billions, with the scales of experts of 4 bits, one for 32 values.
 WITH_GROUPS = {"moonshotai/Kimi-K2.5": 1058.59, "Eco-Tech/Kimi-K2.5-W4A8": 1058.59}
+#: With those scales, and two of the experts' weights in one number.
+PACKED = {"Eco-Tech/Kimi-K3-w4a8": 1_503_647_073_024}
 
 
 @pytest.mark.parametrize(
@@ -187,10 +204,14 @@ def test_parameters_are_the_published_ones(name):
         decimals = len(str(BILLIONS[name]).partition(".")[2])
         digits = {1600: -2, 300: -1}.get(BILLIONS[name], decimals)
         assert round(preset.parameters / 1e9, digits) == BILLIONS[name]
-    elif name in WITH_GROUPS:
+    elif name in WITH_GROUPS | PACKED:
         sizes = {key: math.prod(shape) for key, shape in list_weights(preset.config).items()}
         experts = sum(size for key, size in sizes.items() if ".experts." in key)
-        assert round((preset.parameters + experts / 32) / 1e9, 2) == WITH_GROUPS[name]
+        numbers = preset.parameters + experts // 32
+        if name in WITH_GROUPS:
+            assert round(numbers / 1e9, 2) == WITH_GROUPS[name]
+        else:
+            assert numbers - experts // 2 == PACKED[name]
     elif name in WITH_COPIES | WITH_SCALES:
         copies = 2 * preset.config["vocab_size"] * preset.config["hidden_size"]
         whole = count_parameters(preset.config, draft=True) + copies

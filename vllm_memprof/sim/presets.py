@@ -76,23 +76,35 @@ _DRAFT = {
     "draft_vocab_size": 32000,
 }
 
-#: A class of a model's configuration that has the fields of config.json and no defaults.
+#: A class of a model's configuration that has the fields of config.json and no defaults. A part of
+#: it is of its own type: of an encoder of images, or of that name, or with its fields alone.
 _CONFIGURATION = """\
-from transformers import PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig
+
+
+def part(value):
+    if not isinstance(value, dict) or "model_type" not in value:
+        return value
+    kind = value["model_type"]
+    names = (kind + "_vision_model", kind, None)
+    found = next(name for name in names if name in CONFIG_MAPPING or name is None)
+    return (CONFIG_MAPPING[found] if found else PretrainedConfig)(**value)
 
 
 class {name}(PretrainedConfig):
     model_type = {model_type!r}
 
     def __init__(self, **fields):
+        fields = {{key: part(value) for key, value in fields.items()}}
         self.__dict__.update(fields)  # the base class reads some of them
         super().__init__(**fields)
 """
+_KIMI = {"kimi_k25_vision_processing.py": "from memprof_processors import KimiK25VisionProcessor\n"}
 #: By model_type: the module of a class that vLLM asks how large images are.
 _PROCESSORS = {
-    "kimi_k25": {
-        "kimi_k25_vision_processing.py": "from memprof_processors import KimiK25VisionProcessor\n"
-    }
+    "kimi_k25": _KIMI,
+    "kimi_k3": _KIMI,
+    "minicpmv": {"processing_minicpmv.py": "from memprof_processors import *\n"},
 }
 
 

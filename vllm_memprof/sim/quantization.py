@@ -30,10 +30,11 @@ FILE_NAME = "quant_model_description.json"
 RULES: dict[str, dict[str, str]] = {
     kind: QUANTIZED[row["quantized"]] for kind, row in ARCHITECTURES.items() if "quantized" in row
 }
-#: A weight of the text model's layers; DeepSeek-V4's layer for drafts is quantized as well.
+#: A weight of the text model's layers; DeepSeek-V4's layer for drafts and InternVL's encoder are
+#: quantized as well.
 _LAYER = re.compile(
-    r"(?:(?:(?:language_model\.)?model\.(?:language_model\.)?)?layers\.(?P<layer>\d+)|mtp\.0)\."
-    r"(?P<rest>.+)\.(?:weight|bias)"
+    r"(?:(?:(?:language_model\.)?model\.(?:language_model\.)?|vision_model\.encoder\.)?"
+    r"layers\.(?P<layer>\d+)|mtp\.0)\.(?P<rest>.+)\.(?:weight|bias)"
 )
 
 
@@ -53,7 +54,7 @@ def describe(config: ModelConfig, four_bits: bool = False) -> dict[str, object] 
     for name in list_weights(config, draft=True) or ():
         if re.search(r"\.experts\.[1-9]\d*\.", name):
             continue
-        types[name] = "FLOAT"  # only layers of the text model are quantized
+        types[name] = "FLOAT"
         match = _LAYER.fullmatch(name)
         if match and (draft or int(match["layer"] or 0) < layers):
             types[name] = next(

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.layout import text_config
 from vllm_memprof.options import value_of
 from vllm_memprof.sim import hubs, presets
 from vllm_memprof.sim.hubs import hub_answers
@@ -86,9 +87,7 @@ def _flat(value):
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_in_the_configuration_are_those_of_the_tokenizer(name):
     preset = find_preset(name)
-    # of a model that thinks and talks: the part that is loaded
-    outer = preset.config.get("thinker_config", preset.config)
-    text = {**outer, **outer.get("text_config", {})}
+    text = text_config(preset.config)  # of a model that thinks and talks: the part that is loaded
     generation = preset.files["generation_config.json"]
     ids = added_ids(
         files_of(
@@ -447,11 +446,20 @@ def test_a_configuration_class_that_is_not_there_is_generated(tmp_path):
     code = (presets.Path(model.path) / "configuration_mine.py").read_text()
     assert "--trust-remote-code" in model.extra_args
     assert "no defaults of its own" in model.stand_ins[0]
-    base = type("PretrainedConfig", (), {"__init__": lambda self, **fields: None})
-    names = {}
-    exec(code.partition("\n")[2], {"PretrainedConfig": base}, names)
-    assert names["Mine"](hidden_size=8).hidden_size == 8
+    base = type(
+        "PretrainedConfig", (), {"__init__": lambda self, **fields: vars(self).update(fields)}
+    )
+    of_type = {kind: type(kind, (base,), {}) for kind in ("siglip_vision_model", "siglip", "qwen3")}
+    names = {"PretrainedConfig": base, "CONFIG_MAPPING": of_type}
+    exec(code.partition("\n")[2], names)
     assert names["Mine"].model_type == "mine"
+    parts = {"vision_config": "siglip", "llm_config": "qwen3", "audio_config": "another"}
+    fields = {name: {"model_type": kind, "hidden_size": 8} for name, kind in parts.items()}
+    made = names["Mine"](hidden_size=8, quantization_config={"bits": 8}, **fields)
+    assert (made.hidden_size, made.quantization_config) == (8, {"bits": 8})
+    classes = [type(getattr(made, name)).__name__ for name in parts]
+    assert classes == ["siglip_vision_model", "qwen3", "PretrainedConfig"]
+    assert made.vision_config.hidden_size == 8
     # code of the user's is never run without being asked to
     (folder / "configuration_mine.py").write_text("")
     assert "--trust-remote-code" not in resolve_model(str(folder), []).extra_args
