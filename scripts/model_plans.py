@@ -168,9 +168,8 @@ INTRODUCTION = """
 Presets of the models that vllm-ascend's pages name (all, with other names: `memprof sim list`),
 planned by vllm-ascend 0.23.0 on a simulated Ascend 910B, 60.96 GiB: one rank, GiB,
 `--max-model-len 32768`, or what the model has at most, `--enforce-eager`. TP, DP and EP
-(`--enable-expert-parallel`) as those pages recommend them (`scripts/model_cases.py` names the page,
-and the lengths). *checkpoint*: the rank's share of the published weights,
-nothing twice. *weights*: measured; above it are what every rank has whole, scales, tables of
+(`--enable-expert-parallel`) as those pages recommend them. *checkpoint*: the rank's share of the
+published weights. *weights*: measured; above it are what every rank has whole, scales, tables of
 positions and formats of the device. The KV cache contains [modelled
 values](concepts/simulation.md) ([how far off](accuracy.md)); tokens are those of one data-parallel
 replica. \\*: planned with older constants of the device. Made by `python -m scripts.bench_plan
@@ -179,8 +178,6 @@ replica. \\*: planned with older constants of the device. Made by `python -m scr
 NOTES = """
 ## Notes
 
-- Parameters are the published ones, to the last one where the hub counts them
-  (`tests/unit/test_layout.py`).
 - DeepSeek, Kimi-K2-Instruct, MiniMax-M2, gpt-oss: bfloat16, or W8A8 if the table says so. Their
   public checkpoints are FP8 and MXFP4, which vllm-ascend does not take on 910B and A3.
 - W8A8: `--quantization ascend`, or the name of a W8A8 or W4A8 checkpoint. Without weights memprof
@@ -188,7 +185,7 @@ NOTES = """
   yours next to config.json.
 - Kimi-K2-Thinking: `targets` of its quantization are MoE, as vllm-ascend's page asks for.
 - A different model: a folder with its `config.json` is enough; missing files (tokenizer,
-  preprocessor) are generated.
+  preprocessor) are generated. A folder that is elsewhere is planned as the preset of its name.
 - Qwen2.5-Omni and Qwen3-Omni: the thinker, which is what vLLM loads.
 - Tokens of a hybrid model (Qwen3-Next, Qwen3.5) are the engine's value: concurrency × length.
 """
