@@ -77,7 +77,9 @@ class Case:
     @property
     def name(self) -> str:
         """Name in the page."""
-        return ", ".join([self.model, *self.also, *(["W8A8"] if self.quantized else [])])
+        named = [self.model, *self.also, *(["W8A8"] if self.quantized else [])]
+        first = self.stacks[0]
+        return ", ".join(named + [first.removeprefix("vllm-ascend-")] * (first != STACKS[0]))
 
 
 def _both(
