@@ -77,7 +77,10 @@ class Case:
     @property
     def name(self) -> str:
         """Name in the page."""
-        return ", ".join([self.model, *self.also, *(["W8A8"] if self.quantized else [])])
+        named = [self.model, *self.also, *(["W8A8"] if self.quantized else [])]
+        named += ["no images"] * ("--skip-mm-profiling" in self.more)
+        first = self.stacks[0]
+        return ", ".join(named + [first.removeprefix("vllm-ascend-")] * (first != STACKS[0]))
 
 
 def _both(
@@ -307,10 +310,5 @@ CASES = (
     _both("zai-org/GLM-5.3-Flash", "TP8 EP", quantized=True, stacks=STACKS[1:]),
     _first("openbmb/MiniCPM-V-4_5", more="--skip-mm-profiling"),
     _first("rednote-hilab/dots.llm1.inst", "TP8 EP"),
-    Case(
-        "Eco-Tech/Kimi-K3-w4a8",
-        {"910b": "DP8 TP8 EP", "a3": "DP4 TP16 EP"},
-        "Kimi-K3",
-        stacks=STACKS[1:],
-    ),
+    _a2("Eco-Tech/Kimi-K3-w4a8", "DP8 TP8 EP", "Kimi-K3", stacks=STACKS[1:]),
 )

@@ -166,14 +166,14 @@ INTRODUCTION = """
 # Models without weights
 
 Presets of the models that vllm-ascend's pages name (all, with other names: `memprof sim list`),
-planned by vllm-ascend 0.23.0 on a simulated Ascend 910B, 60.96 GiB: one rank, GiB,
-`--max-model-len 32768`, or what the model has at most, `--enforce-eager`. TP, DP and EP
-(`--enable-expert-parallel`) as those pages recommend them. *checkpoint*: the rank's share of the
+planned by vllm-ascend 0.23.0, or the release a row names, on a simulated Ascend 910B, 60.96 GiB:
+one rank, GiB, `--max-model-len 32768`, or what the model has at most, `--enforce-eager`. TP, DP
+and EP (`--enable-expert-parallel`) as those pages recommend. *checkpoint*: the rank's share of the
 published weights. *weights*: measured; above it are what every rank has whole, scales, tables of
 positions and formats of the device. The KV cache contains [modelled
 values](concepts/simulation.md) ([how far off](accuracy.md)); tokens are those of one data-parallel
-replica. \\*: planned with older constants of the device. Made by `python -m scripts.bench_plan
---models`; [models.json](models.json) has the A3 and 0.30.0rc2 as well.
+replica. \\*: planned with older device constants. Made by `python -m scripts.bench_plan --models`;
+[models.json](models.json): A3 and 0.30.0rc2 as well.
 """
 NOTES = """
 ## Notes

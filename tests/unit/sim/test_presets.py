@@ -470,6 +470,9 @@ def test_a_processor_that_is_code_of_the_model_s_own_is_ours():
     code = (presets.Path(model.path) / "kimi_k25_vision_processing.py").read_text()
     assert code == "from memprof_processors import KimiK25VisionProcessor\n"
     assert "--trust-remote-code" in model.extra_args
+    other = presets.Path(resolve_model("openbmb/MiniCPM-V-4_5", []).path)
+    modules = {path.name for path in other.glob("*.py")}
+    assert modules == {"configuration_minicpm.py", "processing_minicpmv.py"}
     named = resolve_model("Eco-Tech/Kimi-K2.6-W4A8", [])
     types = json.loads((presets.Path(named.path) / "quant_model_description.json").read_text())
     assert types["language_model.model.layers.1.mlp.experts.0.up_proj.weight"] == "W4A8_DYNAMIC"
