@@ -47,7 +47,7 @@ from vllm_memprof.sim.tokenizers import (
 
 PRESETS_DIR = Path(__file__).parent / "data/presets"
 #: Part of the key of a generated folder; raise it when the generator writes something else.
-GENERATOR = 4
+GENERATOR = 5
 #: A folder of the cache is complete: nothing is asked of a hub.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
 #: A draft's output head is the model's in the checkpoint (DeepSeek-V3, README_WEIGHTS.md) and in
