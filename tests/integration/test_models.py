@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
 from pathlib import Path
@@ -309,3 +310,17 @@ def test_an_unknown_kind_is_refused_in_the_engine_s_words(run_memprof, sim_stack
         run.report["failure"]["title"]
         == "this release does not know the model's architecture or model_type"
     )
+
+
+def test_a_command_is_planned_as_its_server_has_it(run_memprof, sim_stack):
+    """Pasted whole: a folder of another machine, how its weights are read, who reads its answers."""
+    typed = """vllm serve /models/vllm-ascend/DeepSeek-V2-Lite_w8a8 --port 8000 --quantization ascend
+        --tensor-parallel-size 16 --enable-expert-parallel --reasoning-parser deepseek_r1
+        --model-loader-extra-config '{"enable_multithread_load": true, "num_threads": 8}'
+        --max-model-len 4096 --enforce-eager"""
+    run = run_memprof("plan", *shlex.split(typed), "--device", "sim:a3")
+    assert_planned(run)
+    named = "/models/vllm-ascend/DeepSeek-V2-Lite_w8a8 is not on this machine"
+    assert f"{named}: deepseek-ai/DeepSeek-V2-Lite by its name" in run.info["notes"]
+    few = len(os.sched_getaffinity(0)) < 8
+    assert run.info["ranks"]["mode"] == ("one" if few else "all")

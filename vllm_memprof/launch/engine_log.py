@@ -35,8 +35,8 @@ _READ_BYTES = 1 << 16
 #: pydantic names the error on one line and says what is wrong on the next: "  Value error, …"; or
 #: the argument on the next, and what is wrong on the one after it: "  Input should be …".
 _ERROR_LINE = re.compile(
-    r"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: |\b(?:Value error|Assertion failed), "
-    r"|^(?:\([^)]*\))?\s*Input should be ",
+    r"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: "
+    r"|\b(?:Value error|Assertion failed), |^(?:\([^)]*\))?\s*Input should be ",
     re.IGNORECASE,
 )
 #: vLLM's warning of a low limit of open files, which quotes an error that it may cause.
