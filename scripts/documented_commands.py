@@ -165,7 +165,7 @@ def outcome_of(command: Command, stack: str, extra: Iterable[str]) -> dict[str, 
     """Return what comes out of a command, without a plan where there is nothing to plan."""
     given = [(n, held) for n, held in options(command.words) if n not in _ASIDE]
     empty = (held == [n] and n.endswith(("-size", "-address", "-rank")) for n, held in given)
-    open_words = (word for _, held in given for word in held if re.search(r"\$\w|^<", word))
+    open_words = (word for _, held in given for word in held if re.search(r"\$[\w{]|^<", word))
     if _PLACEHOLDER.search(command.model) or any(empty) or any(open_words):
         return {"outcome": "placeholder", "reason": ""}
     if not command.device:

@@ -36,12 +36,13 @@ _READ_BYTES = 1 << 16
 #: the argument on the next, and what is wrong on the one after it: "  Input should be …".
 _ERROR_LINE = re.compile(
     r"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: "
-    r"|\b(?:Value error|Assertion failed), |^(?:\([^)]*\))?\s*Input should be ",
+    r"|\b(?:Value error|Assertion failed), "
+    r"|^(?:\([^)]*\))?\s*(?:Input should be|Unexpected keyword) ",
     re.IGNORECASE,
 )
 #: vLLM's warning of a low limit of open files, which quotes an error that it may cause.
 _ADVICE = "Found ulimit of"
-_OF_AN_ARGUMENT = re.compile(r"^(?:\([^)]*\))?\s*(?=Input should be )")
+_OF_AN_ARGUMENT = re.compile(r"^(?:\([^)]*\))?\s*(?=Input should be |Unexpected keyword )")
 _PROCESS = re.compile(r"^\([^)]*\)\s*")
 #: What a collective says when a rank is gone. (gloo/transport/tcp/pair.cc, of torch 2.5 and 2.10)
 _LOST_PEER = re.compile("Connection reset by peer|Connection closed by peer|Broken pipe")

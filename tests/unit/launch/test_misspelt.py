@@ -27,12 +27,19 @@ ASSERTED = """\
 {process}pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
 {process}  Assertion failed, Flash Comm v1 is only supported when tp_size > 1. [type=assertion_error]
 """
+#: As vllm-ascend 0.30.0rc2 refuses a key of --additional-config.
+UNKNOWN_KEY = """\
+{process}pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
+{process}enable_weight_nz_layout
+{process}  Unexpected keyword argument [type=unexpected_keyword_argument, input_value=True]
+"""
 
 
 @pytest.mark.parametrize("process", ["", "(APIServer pid=7) "])
 @pytest.mark.parametrize(
     ("log", "said"),
     [
+        (UNKNOWN_KEY, "enable_weight_nz_layout: Unexpected keyword argument ["),
         (OUT_OF_RANGE, "gpu_memory_utilization: Input should be less than or equal to 1 ["),
         (ASSERTED, "Assertion failed, Flash Comm v1 is only supported when tp_size > 1. ["),
     ],
