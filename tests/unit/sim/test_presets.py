@@ -354,6 +354,14 @@ def test_a_folder_of_another_format_or_model_is_none_of_a_preset(folder):
         resolve_model(folder, [])
 
 
+def test_no_two_presets_have_the_same_name_of_a_folder():
+    named: dict[str, set[str]] = {}
+    for preset in list_presets():
+        for name in (preset.name, *preset.also):
+            named.setdefault(presets._words(name.lower()), set()).add(preset.name)
+    assert {name: found for name, found in named.items() if len(found) > 1} == {}
+
+
 def test_names_are_found_in_any_case():
     assert find_preset("qwen/qwen3-14b").name == "Qwen/Qwen3-14B"
 
