@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vllm_memprof.cli.arguments import take_model
 from vllm_memprof.options import options
 from vllm_memprof.sim.presets import find_preset
 
@@ -69,10 +70,7 @@ class Command:
     @property
     def model(self) -> str:
         """The model, as the page names it."""
-        words = list(self.words)
-        if "--model" in words[:-1]:
-            return words[words.index("--model") + 1]
-        return words[0] if words and not words[0].startswith("-") else ""
+        return take_model(list(self.words))[0] or ""
 
 
 def commands_of(page: str, text: str) -> Iterator[Command]:
@@ -187,17 +185,21 @@ def main(argv: list[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     rows = json.loads(TABLE.read_text("utf-8")) if TABLE.exists() else []
     kept = {(row["stack"], row["page"], row["line"]): row for row in rows}
-    todo: dict[tuple[str, ...], Command] = {}
+    found: dict[tuple[str, ...], Command] = {}  # the same words once, where they stand first
     for path in sorted(asked.docs.rglob("*.md")):
         page = path.relative_to(asked.docs).as_posix()
         for command in commands_of(page, path.read_text("utf-8")):
-            key = (asked.stack, page, command.line)
-            if asked.only.search(f"{page} {command.model}") and (asked.again or key not in kept):
-                todo.setdefault(command.words, command)  # the same words once
+            found.setdefault(command.words, command)
+    todo = [
+        each
+        for each in found.values()
+        if asked.only.search(f"{each.page} {each.model}")
+        and (asked.again or (asked.stack, each.page, each.line) not in kept)
+    ]
     extra = () if asked.graphs else ("--enforce-eager",)
     with ThreadPoolExecutor(asked.jobs) as pool:
-        results = pool.map(lambda each: outcome_of(each, asked.stack, extra), todo.values())
-        for command, result in zip(todo.values(), results, strict=True):
+        results = pool.map(lambda each: outcome_of(each, asked.stack, extra), todo)
+        for command, result in zip(todo, results, strict=True):
             key = (asked.stack, command.page, command.line)
             own = {"stack": key[0], "page": key[1], "line": key[2], "model": command.model}
             kept[key] = {**own, **result}

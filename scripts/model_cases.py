@@ -78,9 +78,11 @@ class Case:
     def name(self) -> str:
         """Name in the page."""
         named = [self.model, *self.also, *(["W8A8"] if self.quantized else [])]
-        named += ["no images"] * ("--skip-mm-profiling" in self.more)
-        first = self.stacks[0]
-        return ", ".join(named + [first.removeprefix("vllm-ascend-")] * (first != STACKS[0]))
+        if "--skip-mm-profiling" in self.more:
+            named.append("no images")
+        if self.stacks[0] != STACKS[0]:
+            named.append(self.stacks[0].removeprefix("vllm-ascend-"))
+        return ", ".join(named)
 
 
 def _both(

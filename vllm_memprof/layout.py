@@ -87,7 +87,7 @@ def sizes_of(config: ModelConfig, layer: int) -> dict[str, Any]:
         and (layer + 1) % get("full_attention_interval", 1) == 0,
         "dense": layer < get("first_k_dense_replace", 0)
         or layer in get("mlp_only_layers", ())
-        or (layer + 1) % get("decoder_sparse_step", 1),
+        or (layer + 1) % get("decoder_sparse_step", 1) != 0,
         "ratio": ratio,
         "overlapping": ratio == 4,
         "windows": 1 + (ratio == 4),

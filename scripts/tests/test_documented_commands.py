@@ -69,6 +69,7 @@ def test_a_device_without_a_profile_is_told():
 
 def test_the_table_keeps_what_was_planned(monkeypatch, tmp_path, capsys):
     (tmp_path / "a.md").write_text(PAGE)
+    (tmp_path / "b.md").write_text(PAGE)  # the same words: not once more, nor in the second run
     monkeypatch.setattr(documented_commands, "TABLE", tmp_path / "table.json")
     asked = []
 

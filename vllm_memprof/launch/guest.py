@@ -95,7 +95,7 @@ def _fill(hub: Path, weights: bool) -> None:
     for folder in hubs.cached_models():
         (hub / folder.name).symlink_to(folder)
     for preset in list_presets():
-        for name in (preset.name, *preset.also):
+        for name in preset.names:
             named = hub / f"models--{name.replace('/', '--')}"
             if named.exists():
                 continue

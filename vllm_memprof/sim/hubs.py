@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import urllib.request
 from pathlib import Path
@@ -42,7 +43,7 @@ def hub_answers(model: str, timeout_s: float = HUB_TIMEOUT_S) -> bool:
     It is not asked where the environment forbids it, nor for what is no name of a hub. The question
     runs in a thread of its own: name resolution knows no time limit.
     """
-    if "/" not in model or _says_yes("HF_HUB_OFFLINE"):
+    if not re.fullmatch("[^/]+/[^/]+", model) or _says_yes("HF_HUB_OFFLINE"):
         return False
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     request = urllib.request.Request(f"{endpoint}/{model}/resolve/main/config.json", method="HEAD")

@@ -132,6 +132,11 @@ class Preset:
     source: str = ""  # of the values of config.json
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Every name by which it is found."""
+        return (self.name, *self.also)
+
+    @property
     def config(self) -> ModelConfig:
         """Content of config.json."""
         return self.files["config.json"]
@@ -178,7 +183,7 @@ def find_preset(name: str) -> Preset | None:
 
 @cache
 def _by_name() -> dict[str, Preset]:
-    named = {n.lower(): each for each in list_presets() for n in (each.name, *each.also)}
+    named = {n.lower(): each for each in list_presets() for n in each.names}
     return {_words(name): preset for name, preset in named.items()} | named
 
 
@@ -223,10 +228,10 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
             if named and "--quantization" not in given:
                 quantized, dummy = True, [*dummy, "--quantization", method]
             stand_ins += [f"{preset.name}: {preset.note}"] if preset.note else []
-            if model.lower() not in map(str.lower, (preset.name, *preset.also)):
+            if model.lower() not in map(str.lower, preset.names):
                 stand_ins.append(f"{model} is not on this machine: {preset.name} by its name")
     if folder is None:
-        names = [name for each in list_presets() for name in (each.name, *each.also)]
+        names = [name for each in list_presets() for name in each.names]
         near = nearest(model, names, 3) or nearest(f"Qwen/{model}", names, 3)
         listed = f"nearest: {', '.join(near)}" if near else "`memprof sim list` has the presets"
         raise UsageError(
@@ -312,10 +317,10 @@ def fit_args(user_args: list[str], model: ResolvedModel) -> tuple[list[str], lis
         given = options(user_args)
         user_args = [word for name, held in given if name != _LOADER for word in held]
     name = value_of(user_args, "--speculative-config.model", "--speculative-draft-model-path") or ""
-    path, preset = Path(model.path, "config.json"), find_preset(name)
+    path = Path(model.path, "config.json")
     if Path(name).is_dir() or hubs.cached_folder(name) or not path.is_file():
         return user_args, []
-    if preset:
+    if preset := find_preset(name):
         folder, note = generate_model(preset), f"the draft model is {preset.name}"
     elif "eagle3" in str(user_args).lower():
         own = text_config(json.loads(path.read_text("utf-8")))
