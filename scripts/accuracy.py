@@ -42,7 +42,7 @@ from vllm_memprof.accuracy.spread import DATA as SPREADS
 from vllm_memprof.engines import engine_row
 from vllm_memprof.options import devices_of
 from vllm_memprof.record.loader import load_run
-from vllm_memprof.sim.profiles import find_profile, load_profile
+from vllm_memprof.sim.profiles import Memory, find_profile, load_profile
 
 ROOT = Path(__file__).parent.parent
 ROWS = ROOT / "tests" / "data" / "hardware_runs.toml"
@@ -59,6 +59,7 @@ CONSTANTS = (
     "graph_capture_bytes",
     "graph_argument_bytes",
     "graph_queue_bytes",
+    "operator_binary_bytes",
 )
 #: Plans of a search for a limit at most; the search ends when two values are so near.
 _TRIES, _NARROW, _STEP = 4, 0.01, 128
@@ -109,6 +110,7 @@ def simulate(
         extra: engine arguments after those of the row.
         keep: a folder for the run folder and the output; default: they are deleted.
     """
+    memory = load_profile(run.device).memory
     with tempfile.TemporaryDirectory(prefix="memprof-accuracy-") as name:
         folder = Path(name)
         command = command_of(run, folder, extra)
@@ -126,21 +128,20 @@ def simulate(
                 os.killpg(engine.pid, signal.SIGKILL)
                 engine.wait()
         seconds = round(time.monotonic() - begin, 1)
-        result = {**_outcome(folder, engine.returncode, run.rank), "seconds": seconds}
+        result = {**_outcome(folder, engine.returncode, run.rank, memory), "seconds": seconds}
         if run.equation is not None and result["status"] == "ok":
             result["figures"] |= in_equation(run.equation, folder / "run", run.rank)
             result["equation"] = run.equation
         if keep is not None:
             shutil.rmtree(keep / run.id, ignore_errors=True)
             shutil.copytree(folder, keep / run.id, symlinks=True)
-    memory = load_profile(run.device).memory
     result["constants"] = {name: getattr(memory, name, 0) for name in CONSTANTS}
     result["stack"] = run.stack
     result["taken"] = taken_from_runs(run)
     return result
 
 
-def _outcome(folder: Path, status: int, which: int) -> dict[str, Any]:
+def _outcome(folder: Path, status: int, which: int, memory: Memory) -> dict[str, Any]:
     """Return the figures of a rank of a run folder; without them why there are none."""
     path = folder / "run" / "report.json"
     if not path.is_file():
@@ -174,6 +175,7 @@ def _outcome(folder: Path, status: int, which: int) -> dict[str, Any]:
         "world_size": (run.get("ranks") or {}).get("world_size", 1),
         "communicators": sum(each["phase"] == "communicator" for each in rank["phases"]),
         "neighbours": _neighbours(rank["phases"]),
+        "binaries": _binaries(rank["budget"]["equation"], rank["phases"], memory),
         "figures": figures,
         "graph_count": _graphs(rank["phases"]),
     }
@@ -212,6 +214,25 @@ def _neighbours(phases: list[dict[str, Any]]) -> int:
     """Return how many other processes the rank's device had when its weights were loaded."""
     loaded = [each["after"] for each in phases if each["phase"] == "weight_load"]
     return max((len(after["other_processes"] or ()) for after in loaded if after), default=0)
+
+
+def _binaries(equation: str, phases: list[dict[str, Any]], memory: Memory) -> int:
+    """Return the bytes of operators' binaries that the equation subtracts; 0: of no reading.
+
+    E2 subtracts what the device holds; E3 and E4 what was added since before the communicators.
+    SGLang sizes its pool before its first step.
+    """
+    held = [
+        (each["phase"], edge["components"]["RUNTIME"]["bytes"])
+        for each in phases
+        for edge in (each["before"], each["after"])
+        if edge and "RUNTIME" in (edge["components"] or ())
+    ]
+    until = [each for name, each in held if name == "profile_run"]
+    since = [each for name, each in held if name == "hccl_init"]
+    if not until or not since:
+        return 0
+    return until[-1] - (since[0] if equation != "E2" else memory.context_runtime_bytes)
 
 
 def _graphs(phases: list[dict[str, Any]]) -> int | None:

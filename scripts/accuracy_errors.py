@@ -45,6 +45,7 @@ class PlannedRow:
     world_size: int = 1
     communicators: int = 0  # with a collective up to the KV plan
     neighbours: int = 0  # other processes with a context on the rank's device
+    binaries: int = 0  # bytes of operators' binaries that its equation subtracts
     figures: Mapping[str, float | None] = field(default_factory=dict)  # bytes, counts
     graph_count: int | None = None  # captured graphs
     constants: Mapping[str, int] = field(default_factory=dict)  # of the device profile
@@ -124,6 +125,7 @@ def without_fitted(planned: PlannedRow, figure: str, simulated: float) -> float 
     """
     taken = {name: planned.constants[name] for name in planned.taken}
     non_torch = taken.get("hccl_base_bytes", 0) * planned.communicators
+    non_torch += planned.binaries if "operator_binary_bytes" in taken else 0
     if planned.equation == "E2":
         non_torch += taken.get("context_bytes", 0)
         non_torch += taken.get("further_context_bytes", 0) * planned.neighbours

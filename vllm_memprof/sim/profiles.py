@@ -62,6 +62,7 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     graph_capture_bytes: Size  # per captured graph, where its capture ends
     graph_argument_bytes: Size  # the same, for each of its tasks
     graph_queue_bytes: Size  # per stream of a graph that runs; doubled until it holds its tasks
+    operator_binary_bytes: Size = 0  # per operator that a process launched on a device
 
 
 class Simulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -85,11 +85,13 @@ def of_a_worker() -> Iterator[Replacement]:
     ``npu_convert_weight_to_int4pack``): minutes of Kimi-K2-Thinking, and a plan's weights have no
     values. A worker imports torch_npu's part of inductor, which traces attention with its backward
     pass. vllm-ascend compiles without inductor (``platform.py``: use_inductor is False, 0.18 to
-    0.30), so nobody looks for that pattern: a fifth of a second of each plan.
+    0.30), so nobody looks for that pattern: a fifth of a second of each plan. Up to torch 2.9 the
+    trace runs on the device, which then holds the binaries of its operators.
     """
     with suppress(ImportError):
         import torch_npu
         from torch._inductor import pattern_matcher
+        from torch._subclasses import FakeTensor
 
         yield (  # eight values in each integer
             torch_npu,
@@ -102,7 +104,8 @@ def of_a_worker() -> Iterator[Replacement]:
         def register_used(*pass_dicts: Any, **kwargs: Any) -> Any:
             # torchair looks for the word pass_dicts among the variables of the function's code, to
             # know how to call it (torch_npu 2.9, pattern_pass_manager.py)
-            if sys._getframe(1).f_globals.get("__name__") == _INDUCTOR_PATTERNS:
+            asks = sys._getframe(1).f_globals.get("__name__")
+            if asks == _INDUCTOR_PATTERNS and isinstance(kwargs["example_inputs"][0], FakeTensor):
                 return None
             return register(*pass_dicts, **kwargs)
 

@@ -51,8 +51,9 @@ bool account_available();  // the state file could be opened
 // Memory that the runtime takes in shares smaller than a page (graphs): the sum is charged in huge
 // pages.
 bool account_runtime_share(int device, int64_t delta);
-// With the first operator that needs a workspace (products of matrices, attention) a process loads
-// its kernels to the device; false when they do not fit.
+// An operator's binary is loaded to the device at its first launch, in pools of huge pages;
+// kernels_bytes is all of them at once, with the first operator that needs a workspace. False when
+// they do not fit.
 bool account_kernels(int device, const std::string &operator_name);
 
 // One more of them for this process; false when the device has no more.

@@ -67,6 +67,7 @@ Profile load() {
   result.further_context_bytes = number(values, "further_context_bytes", &result);
   result.context_runtime_bytes = number(values, "context_runtime_bytes", &result);
   result.kernels_bytes = number(values, "kernels_bytes", &result);
+  result.operator_binary_bytes = number(values, "operator_binary_bytes", &result);
   result.hccl_base_bytes = number(values, "hccl_base_bytes", &result);
   result.huge_page_bytes = number(values, "huge_page_bytes", &result);
   result.normal_page_bytes = number(values, "normal_page_bytes", &result);

@@ -28,6 +28,7 @@ struct Profile {
   uint64_t further_context_bytes = 0;
   uint64_t context_runtime_bytes = 0;
   uint64_t kernels_bytes = 0;
+  uint64_t operator_binary_bytes = 0;
   uint64_t hccl_base_bytes = 0;
   uint64_t huge_page_bytes = 0;
   uint64_t normal_page_bytes = 0;

@@ -167,6 +167,9 @@ def test_torchair_calls_the_registration_of_patterns_as_without_the_shortcut(mon
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
     monkeypatch.setitem(sys.modules, "torch._inductor", inductor)
+    subclasses = ModuleType("torch._subclasses")
+    subclasses.FakeTensor = type("FakeTensor", (), {})
+    monkeypatch.setitem(sys.modules, "torch._subclasses", subclasses)
     *_, (_, name, wrapped) = of_a_worker()
     assert name == "register_replacement"
     assert "pass_dicts" in wrapped.__code__.co_varnames
