@@ -232,7 +232,8 @@ def _binaries(equation: str, phases: list[dict[str, Any]], memory: Memory) -> in
     since = [each for name, each in held if name == "hccl_init"]
     if not until or not since:
         return 0
-    return until[-1] - (since[0] if equation != "E2" else memory.context_runtime_bytes)
+    before: int = since[0] if equation != "E2" else memory.context_runtime_bytes
+    return int(until[-1] - before)
 
 
 def _graphs(phases: list[dict[str, Any]]) -> int | None:

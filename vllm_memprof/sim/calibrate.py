@@ -134,12 +134,13 @@ def _facts(rank: RankFacts, first: EdgeMemory) -> Iterator[tuple[str, int | None
     notes = ["with what the runtime counts"] if runtime else []
     yield "context_bytes", first.known("context") + runtime, rank.source(first, "context", *notes)
     if first.rows.get("runtime") is None:
-        for key in ("context_runtime_bytes", "kernels_bytes"):
+        for key in ("context_runtime_bytes", "kernels_bytes", "operator_binary_bytes"):
             yield key, None, "the run has no counters by module"
     else:
         yield "context_runtime_bytes", runtime, rank.source(first, _RUNTIME)
         source = rank.source(most, _RUNTIME, "growth since the first reading")
         yield "kernels_bytes", loaded - runtime, source
+        yield "operator_binary_bytes", 0, rank.source(most, _RUNTIME, "in kernels_bytes")
 
     sizes, blocks = rank.communicators, rank.atb_blocks
     buffers = sum(size or 0 for size in sizes)

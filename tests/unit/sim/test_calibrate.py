@@ -69,6 +69,7 @@ def test_every_figure_of_a_start_up() -> None:
         "context_bytes": 322 * MIB,
         "context_runtime_bytes": 22 * MIB,
         "kernels_bytes": 42 * MIB,
+        "operator_binary_bytes": 0,
         "hccl_base_bytes": 70 * MIB,
         "atb_pool_bytes": 96 * MIB,
         "graph_capture_bytes": 2 * MIB,
@@ -193,7 +194,11 @@ def test_the_profile_names_every_source(tmp_path: Path) -> None:
     base = load_profile("910b")
     assert profile.device == replace(base.device, total_bytes=1 << 30)
     assert profile.memory == replace(
-        base.memory, context_bytes=6 * MIB, context_runtime_bytes=MIB, kernels_bytes=0
+        base.memory,
+        context_bytes=6 * MIB,
+        context_runtime_bytes=MIB,
+        kernels_bytes=0,
+        operator_binary_bytes=0,
     )
     assert profile.simulation == base.simulation
     assert [*profile.workspace] == [

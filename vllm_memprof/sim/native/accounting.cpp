@@ -27,6 +27,7 @@
 #include <unordered_set>
 
 #include "error.h"
+#include "ownership.h"
 #include "pages.h"
 #include "profile.h"
 
@@ -67,8 +68,11 @@ std::mutex open_mutex;
 int own_slot[kMaxDevices];  // slot index by device, -1: none; valid in the process that set own_pid
 uint64_t runtime_shares[kMaxDevices], runtime_charged[kMaxDevices];  // of account_runtime_share
 std::atomic<bool> kernels_loaded[kMaxDevices];
-std::mutex binaries_mutex;  // taken before that of the state
-std::unordered_set<std::string> binaries_loaded[kMaxDevices];  // operators, by name
+struct Binaries {
+  std::mutex mutex;                                     // taken before that of the state
+  std::unordered_set<std::string> loaded[kMaxDevices];  // operators, by name
+};
+Binaries &binaries() { return forked_state<Binaries>(); }
 pid_t own_pid = 0;
 uint64_t own_start = 0;
 
@@ -168,7 +172,6 @@ void forget_own_slots() {
   for (uint64_t &bytes : runtime_shares) bytes = 0;
   for (uint64_t &bytes : runtime_charged) bytes = 0;
   for (auto &loaded : kernels_loaded) loaded = false;
-  for (auto &names : binaries_loaded) names.clear();
 }
 
 void after_fork_in_child() {
@@ -176,7 +179,6 @@ void after_fork_in_child() {
   own_pid = getpid();
   char ignored;
   own_start = process_start_time(own_pid, &ignored);
-  new (&binaries_mutex) std::mutex;  // another thread of the parent may have held it
   forget_own_slots();
 }
 
@@ -331,8 +333,8 @@ bool account_runtime_share(int device, int64_t delta) {
 bool account_kernels(int device, const std::string &operator_name) {
   if (device < 0 || device >= kMaxDevices) return true;
   if (uint64_t bytes = profile().operator_binary_bytes) {
-    std::lock_guard<std::mutex> lock(binaries_mutex);
-    auto &names = binaries_loaded[device];
+    std::lock_guard<std::mutex> lock(binaries().mutex);
+    auto &names = binaries().loaded[device];
     if (!names.count(operator_name)) {
       if (!account_runtime_share(device, static_cast<int64_t>(bytes))) return false;
       names.insert(operator_name);
@@ -372,7 +374,7 @@ void account_give_back(int device, Counted what, uint64_t count) {
 
 void account_release_device(int device) {
   if (!attach()) return;
-  std::lock_guard<std::mutex> lock(binaries_mutex);
+  std::lock_guard<std::mutex> lock(binaries().mutex);
   Locked guard;
   Slot *slot = slot_locked(device, false);
   if (!slot) return;
@@ -380,7 +382,7 @@ void account_release_device(int device) {
   own_slot[device] = -1;
   runtime_shares[device] = runtime_charged[device] = 0;
   kernels_loaded[device] = false;
-  binaries_loaded[device].clear();
+  binaries().loaded[device].clear();
 }
 
 uint64_t account_device_used(int device) {
