@@ -105,6 +105,7 @@ _PROCESSORS = {
     "kimi_k25": _KIMI,
     "kimi_k3": _KIMI,
     "minicpmv": {"processing_minicpmv.py": "from memprof_processors import *\n"},
+    "paddleocr_vl": {"image_processing.py": "from memprof_paddleocr import *\n"},
 }
 
 

@@ -20,12 +20,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm_memprof.capture import plugin
 from vllm_memprof.engines.driver import Options, run_driver
+from vllm_memprof.engines.later import loaded_later
 from vllm_memprof.engines.prompts import Request, load_requests, run_all, tokens_said
-from vllm_memprof.engines.vllm.shortcuts import all_replaced, of_a_worker, of_an_inspection
+from vllm_memprof.engines.vllm.shortcuts import (
+    UNUSED_MODULES,
+    all_replaced,
+    of_a_worker,
+    of_an_inspection,
+)
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
 #: How long the engine may take to end itself. vLLM's default kills it at once, and with it the
@@ -54,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_driver({"plan": run_plan, "offline": run_offline}, argv)
 
 
+@loaded_later(UNUSED_MODULES)
 def import_ahead() -> None:
     """Import what every plan imports, in a plan's order; no device is opened, nothing recorded.
 
@@ -83,6 +90,7 @@ def main_in_fork(argv: Sequence[str]) -> int:
     return status
 
 
+@loaded_later(UNUSED_MODULES)
 def run_plan(options: Options, engine_args: list[str]) -> int:
     """Bring the engine up to its KV plan and stop; or on, through its largest batches.
 
@@ -163,21 +171,34 @@ def run_offline(options: Options, engine_args: list[str]) -> int:
 def _parse_engine_args(
     mode: str, model: str, engine_args: list[str], server: bool
 ) -> argparse.Namespace:
-    from vllm.engine.arg_utils import EngineArgs, FlexibleArgumentParser
+    from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
 
-    parser = FlexibleArgumentParser(prog=f"memprof {mode}")
-    if server:  # so that the arguments of a vllm serve command can be planned unchanged
+    def parse(add: Any, **fields: Any) -> argparse.Namespace:
+        parser = add(FlexibleArgumentParser(prog=f"memprof {mode}"))
+        vars(parser).update(fields)
+        args: argparse.Namespace = parser.parse_args(["--model", model, *engine_args])
+        return args
+
+    _renew_thread_pool_in_children()
+    if not server:
+        return parse(EngineArgs.add_cli_args)
+    try:  # with the server's own arguments too only if there are any: they import the server
+        return parse(AsyncEngineArgs.add_cli_args, error=_refuse)
+    except _RefusedError:
         try:
             from vllm.entrypoints.launchers.cli_args import make_arg_parser
         except ModuleNotFoundError:  # before 0.30
             from vllm.entrypoints.openai.cli_args import make_arg_parser
 
-        parser = make_arg_parser(parser)
-    else:
-        parser = EngineArgs.add_cli_args(parser)
-    args: argparse.Namespace = parser.parse_args(["--model", model, *engine_args])
-    _renew_thread_pool_in_children()
-    return args
+        return parse(make_arg_parser)
+
+
+class _RefusedError(Exception):
+    """A parser does not know an argument."""
+
+
+def _refuse(message: str) -> NoReturn:
+    raise _RefusedError(message)
 
 
 def _renew_thread_pool_in_children() -> None:
