@@ -132,6 +132,8 @@ def simulate(
         if run.equation is not None and result["status"] == "ok":
             result["figures"] |= in_equation(run.equation, folder / "run", run.rank)
             result["equation"] = run.equation
+        if run.buffers_mib is not None and result["status"] == "ok":
+            result["figures"] |= with_buffers(run.buffers_mib << 20, folder / "run", run.rank)
         if keep is not None:
             shutil.rmtree(keep / run.id, ignore_errors=True)
             shutil.copytree(folder, keep / run.id, symlinks=True)
@@ -189,6 +191,26 @@ def _weights(engine: str, rank: dict[str, Any]) -> int | None:
     loads = [each["delta"] for each in rank["phases"] if each["phase"] == "weight_load"]
     known = loads and all(loads)
     return -sum(each["device_free_bytes"] for each in loads) if known else None
+
+
+def with_buffers(each_bytes: int, run_dir: Path, which: int) -> dict[str, float | None]:
+    """Return what a plan grants if every communicator has two buffers of a size.
+
+    Before 11 October 2025 vllm-ascend gave all communicators HCCL_BUFFSIZE; since then those but
+    MC2's have a size by their group (vllm-ascend#3073, ``create_hccl_pg_options``).
+    """
+    report = build_report(load_run(run_dir))
+    rank = next((each for each in report.ranks if each.rank == which), report.ranks[0])
+    sizes = [
+        span.detail.get("buffer_bytes") for span in rank.phases if span.phase == "communicator"
+    ]
+    granted = rank.budget.engine_kv_cache_bytes
+    if granted is None or None in sizes:
+        return {"kv_cache": None, "tokens": None, "concurrency": None}
+    granted -= sum(2 * each_bytes - int(size) for size in sizes)
+    tokens, longest = tokens_for_bytes(rank.kv, granted), rank.kv.max_model_len
+    held = None if tokens is None or not longest else tokens / longest
+    return {"kv_cache": granted, "tokens": tokens, "concurrency": held}
 
 
 def in_equation(equation: str, run_dir: Path, which: int) -> dict[str, float | None]:

@@ -80,6 +80,7 @@ class PublishedRun:
     env: dict[str, str] = field(default_factory=dict)
     stack: str | None = None  # nearest; None: the newest
     equation: str | None = None  # of the release, where the stack's is another one
+    buffers_mib: int | None = None  # of every communicator, where the stack sizes them otherwise
     total_bytes: int | None = None  # of the device, where printed in bytes
     rank: int = 0
     published: dict[str, PublishedFigure] = field(default_factory=dict)
