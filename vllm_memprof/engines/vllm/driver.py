@@ -184,7 +184,7 @@ def _parse_engine_args(
         return parse(EngineArgs.add_cli_args)
     try:  # with the server's own arguments too only if there are any: they import the server
         return parse(AsyncEngineArgs.add_cli_args, error=_refuse)
-    except _RefusedError:
+    except LookupError:
         try:
             from vllm.entrypoints.launchers.cli_args import make_arg_parser
         except ModuleNotFoundError:  # before 0.30
@@ -193,12 +193,8 @@ def _parse_engine_args(
         return parse(make_arg_parser)
 
 
-class _RefusedError(Exception):
-    """A parser does not know an argument."""
-
-
 def _refuse(message: str) -> NoReturn:
-    raise _RefusedError(message)
+    raise LookupError(message)
 
 
 def _renew_thread_pool_in_children() -> None:

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from vllm_memprof.engines.vllm.forks import Fork
+from vllm_memprof.files import read_own
 
 #: Module or class, the name of its attribute, and what that is for a while.
 Replacement = tuple[Any, str, Any]
@@ -24,39 +25,7 @@ Replacement = tuple[Any, str, Any]
 _INSPECTS = "_run_in_subprocess"
 _INDUCTOR_PATTERNS = "torch_npu._inductor.npu_fusion_attention_graph"
 _ASCEND_IMPORT = "vllm_ascend.patch.worker.patch_weight_utils"
-_PATCH = "vllm_ascend.patch.platform.patch_"
-#: What the engine imports and a plan does not call, 1,300 of 7,300 modules with what they import:
-#: name of a module, and the classes and functions that are imported from it. Patches of what
-#: answers requests; balancers of experts that compile their loops; readers of sound and tables.
-UNUSED_MODULES = {
-    "aiohttp": ("ClientSession",),
-    "cv2": (),
-    "gguf": (),
-    "networkx": ("DiGraph",),
-    "pandas": (),
-    "scipy.optimize": ("linear_sum_assignment",),
-    "scipy.signal": (),
-    "vllm.entrypoints.mcp.tool_server": ("ToolServer",),
-    "vllm.parser": (),
-    "vllm.parser.engine": (),
-    "vllm.parser.engine.adapters": ("ParserEngineReasoningAdapter",),
-    "vllm_ascend.eplb.core.policy.policy_flashlb": ("FlashLB", "warm_up"),
-    "vllm_ascend.model_loader.rfork.seed_server": ("start_rfork_server",),
-    "vllm_ascend.spec_decode.ngram_proposer": ("AscendNgramProposer",),
-    **dict.fromkeys(
-        (
-            f"{_PATCH}deepseek_v4_tool_call_parser",
-            f"{_PATCH}glm47_tool_call_parser",
-            f"{_PATCH}glm53_reasoning",
-            f"{_PATCH}glm_tool_call_parser",
-            f"{_PATCH}glm_tool_call_streaming",
-            f"{_PATCH}minimax_m2_tool_call_parser",
-            f"{_PATCH}minimax_usage_accounting",
-            f"{_PATCH}tool_choice_none_content",
-        ),
-        (),
-    ),
-}
+UNUSED_MODULES = read_own(__file__, "unused_modules.json")
 #: Functions of the host: module or class, name.
 _OF_THE_HOST = (
     ("torch._dynamo.convert_frame", "fullgraph_capture"),
