@@ -64,7 +64,7 @@ def growth(steps: list[dict[str, int]], key: str) -> list[int]:
 def test_workspace_of_the_caching_allocator(sim: Sim, change_profile: Callable[..., None]) -> None:
     """Level 1 of the task queue: a workspace is a tensor of torch's allocator while its operator is
     launched."""
-    change_profile(workspace=RULE, kernels_bytes=0)
+    change_profile(workspace=RULE, kernels_bytes=0, operator_binary_bytes=0)
     steps = sim.run_torch(PRODUCTS, TASK_QUEUE_ENABLE="1")["steps"]
     assert growth(steps, "outside") == [0, 0, 0, 0]
     assert [step["workspace"] for step in steps] == [0] * 5
@@ -90,7 +90,7 @@ def test_workspace_of_the_caching_allocator(sim: Sim, change_profile: Callable[.
 def test_workspace_of_the_stream(sim: Sim, change_profile: Callable[..., None]) -> None:
     """Level 2: one block per stream outside torch's figures. It grows, and only empty_cache gives
     it back."""
-    change_profile(workspace=RULE, kernels_bytes=0)
+    change_profile(workspace=RULE, kernels_bytes=0, operator_binary_bytes=0)
     steps = sim.run_torch(PRODUCTS, TASK_QUEUE_ENABLE="2")["steps"]
     held = [0, 18 * MIB, 42 * MIB, 42 * MIB, 0]  # with 32 bytes more, in steps of 2 MiB
     assert [step["workspace"] for step in steps] == held
@@ -131,7 +131,9 @@ def test_atb_takes_a_pool_and_a_workspace(
 ) -> None:
     """Pool at the first operation, by ATB's own variable (32 to 1024 blocks of 3 MiB); workspace
     always by stream."""
-    change_profile(workspace="AtbSelfAttention 10485760 0 0", kernels_bytes=0)
+    change_profile(
+        workspace="AtbSelfAttention 10485760 0 0", kernels_bytes=0, operator_binary_bytes=0
+    )
     extra = {"ATB_DEVICE_TILING_BUFFER_BLOCK_NUM": blocks} if blocks else {}
     steps = sim.run_torch(ATTENTION, TASK_QUEUE_ENABLE="1", **extra)["steps"]
     assert [step["workspace"] for step in steps] == [0, 12 * MIB, 12 * MIB, 0, 12 * MIB]
@@ -151,7 +153,7 @@ def test_atb_takes_a_pool_and_a_workspace(
 def test_kernels_are_loaded_by_the_first_operator_with_a_workspace(
     sim: Sim, change_profile: Callable[..., None]
 ) -> None:
-    change_profile(workspace="Addmm 1048576 0 0", kernels_bytes=3 * MIB)
+    change_profile(workspace="Addmm 1048576 0 0", kernels_bytes=3 * MIB, operator_binary_bytes=0)
     steps = sim.run_torch(PRODUCTS, TASK_QUEUE_ENABLE="1")["steps"]
     assert [step["runtime"] for step in steps] == [
         0,
@@ -161,6 +163,33 @@ def test_kernels_are_loaded_by_the_first_operator_with_a_workspace(
         4 * MIB,
     ]  # in pages of 2 MiB
     assert [step["outside"] for step in steps] == [0, 4 * MIB, 4 * MIB, 4 * MIB, 4 * MIB]
+
+
+BINARIES = (
+    FIGURES
+    + """
+x = torch.ones(8, device="npu")
+steps = [figures()]
+for step in (torch.add, torch.add, torch.mul, torch.add):
+    step(x, x)
+    steps.append(figures())
+npu.empty_cache()
+steps.append(figures())
+print("RESULT", json.dumps({"steps": steps}))
+"""
+)
+
+
+def test_an_operator_takes_its_binary_at_its_first_launch(
+    sim: Sim, change_profile: Callable[..., None]
+) -> None:
+    """All of them together in pages of 2 MiB, which empty_cache does not give back."""
+    change_profile(operator_binary_bytes=3 * MIB)
+    steps = sim.run_torch(BINARIES)["steps"]
+    ones = 4 * MIB  # aclnnInplaceOne
+    held = [ones, *[6 * MIB] * 2, *[10 * MIB] * 3]
+    assert [step["runtime"] for step in steps] == held
+    assert [step["outside"] for step in steps] == held
 
 
 GROUPS = """

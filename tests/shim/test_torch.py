@@ -182,7 +182,10 @@ print("RESULT", json.dumps({"sizes": sizes}))
     assert figures["sizes"] == [29, rounded, [100, 50]]
 
 
-def test_atb_takes_its_pool_at_the_first_operation(sim: Sim) -> None:
+def test_atb_takes_its_pool_at_the_first_operation(
+    sim: Sim, change_profile: Callable[..., None]
+) -> None:
+    change_profile(operator_binary_bytes=0)
     figures = sim.run_torch("""
 def used():
     torch.npu.synchronize()
@@ -250,7 +253,10 @@ print("RESULT", json.dumps({"steps": steps, "gathered": gathered, "end": used()}
 """
 
 
-def test_communicators_are_charged_at_their_first_collective(sim: Sim) -> None:
+def test_communicators_are_charged_at_their_first_collective(
+    sim: Sim, change_profile: Callable[..., None]
+) -> None:
+    change_profile(operator_binary_bytes=0)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
