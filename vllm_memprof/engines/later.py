@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 #: What somebody who walks over all modules asks for, and a module may lack; the last in vllm-ascend
@@ -35,10 +35,12 @@ class _Promise(type):
 class _Later(ModuleType):
     """A module that is executed when somebody asks for something that it defines."""
 
+    __spec__: Any
+
     def __getattr__(self, name: str) -> Any:
         if name in _ASKED_OF_ALL:
             raise AttributeError(name)
-        if name in _loader_of(self).promised:
+        if name in self.__spec__.loader.promised:
             return _Promise(name, (), {"__module__": self.__name__})
         _execute(self)
         return getattr(self, name)
@@ -58,29 +60,9 @@ class _Loader:
         return getattr(self.own, name)  # where its source is, whether it is a package
 
 
-class _Finder:
-    def __init__(self, modules: Mapping[str, Collection[str]]) -> None:
-        self.modules = modules
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name in self.modules else None
-        if spec is not None:
-            spec.loader = _Loader(spec.loader, self.modules[name])  # type: ignore[assignment]
-        return spec
-
-
-def _loader_of(module: ModuleType) -> _Loader:
-    found = module.__spec__.loader if module.__spec__ else None
-    assert isinstance(found, _Loader)
-    return found
-
-
-def _execute(module: ModuleType) -> None:
-    own = _loader_of(module).own
+def _execute(module: Any) -> None:
     module.__class__ = ModuleType
-    module.__spec__.loader = module.__loader__ = own  # type: ignore[union-attr]
+    module.__spec__.loader = module.__loader__ = own = module.__spec__.loader.own
     own.exec_module(module)
 
 
@@ -91,7 +73,14 @@ def loaded_later(modules: Mapping[str, Collection[str]]) -> Iterator[None]:
     Args:
         modules: by name, what is imported from them and can wait too: classes, functions.
     """
-    finder = _Finder(modules)
+
+    def find_spec(name: str, *where: Any) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, *where) if name in modules else None
+        if spec is not None:
+            spec.loader = _Loader(spec.loader, modules[name])  # type: ignore[assignment]
+        return spec
+
+    finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
     try:
         yield

@@ -173,6 +173,9 @@ class Corrections:
     ) -> None:
         self.hardware, self.simulated = hardware, simulated
         self.values: dict[str, int] = asdict(profile.memory)
+        for each in simulated.counted.settings if simulated.counted else ():
+            if each.key == "kernels_bytes":  # with the binaries of the plan's operators
+                self.values[each.key] = each.value
         self.rules = {pattern: rule.base for pattern, rule in profile.workspace.items()}
         self.rows: list[ProfileCorrection] = []
         self._counters()
@@ -218,6 +221,8 @@ class Corrections:
             for each in row.constants:
                 said = f"corrected from {each.before:_} by {row.owner} of hardware ({source})"
                 place.append(Setting(each.key, each.after, said))
+                if each.key == "kernels_bytes":  # all of them
+                    place.append(Setting("operator_binary_bytes", 0, said))
         limit = self.values["context_bytes"]
         if self.values["context_runtime_bytes"] > limit:  # it is a part of the context
             result.settings.append(Setting("context_runtime_bytes", limit, "at most the context"))

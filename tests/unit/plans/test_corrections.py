@@ -202,6 +202,20 @@ def test_counters_correct_owner_by_owner() -> None:
     assert "non_torch" not in {each.owner for each in found.rows}, "told apart"
 
 
+def test_hardware_that_loads_fewer_binaries_than_the_plan_takes_them_back(tmp_path: Path) -> None:
+    hardware, plan = (
+        counted(context_bytes=PROFILE.memory.context_bytes, kernels_bytes=size * MIB)
+        for size in (10, 34)
+    )
+    found = Corrections(hardware, plan, PROFILE)
+    assert row(found, "kernels").applied_bytes == -24 * MIB
+    path = tmp_path / "calibrated.toml"
+    base = find_profile("910b").read_text()
+    path.write_text(render(found.calibration(), "ascend910b", base, "other", "a run", "plan"))
+    made = load_profile(str(path)).memory
+    assert (made.kernels_bytes, made.operator_binary_bytes) == (10 * MIB, 0)
+
+
 def test_a_recorded_run_has_counters_and_equals_itself() -> None:
     report = of_run("recorded_023_tp2")
     settings = calibrate(facts_of(report))
@@ -220,7 +234,9 @@ def test_the_corrected_profile_can_be_read_and_differs_in_nothing_else(tmp_path:
     path = tmp_path / "calibrated.toml"
     path.write_text(text)
     made = load_profile(str(path))
-    assert made.memory == structs.replace(PROFILE.memory, kernels_bytes=102_173_245)
+    assert made.memory == structs.replace(
+        PROFILE.memory, kernels_bytes=102_173_245, operator_binary_bytes=0
+    )
     assert (made.device, made.workspace) == (PROFILE.device, PROFILE.workspace)
     assert "corrected from 0 by non_torch of hardware" in text
 

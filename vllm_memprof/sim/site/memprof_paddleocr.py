@@ -1,4 +1,4 @@
-"""The image processor that PaddleOCR-VL's repository has as code: transformers', its limits renamed.
+"""The image processor that PaddleOCR-VL's repository has as code: transformers', renamed limits.
 
 vLLM asks it with ``--trust-remote-code`` (0.23.0, paddleocr_vl.py). Runs in engine processes.
 """
