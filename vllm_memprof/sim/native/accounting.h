@@ -51,7 +51,7 @@ bool account_available();  // the state file could be opened
 // Memory that the runtime takes in shares smaller than a page (graphs): the sum is charged in huge
 // pages.
 bool account_runtime_share(int device, int64_t delta);
-// An operator's binary is loaded to the device at its first launch, in pools of huge pages;
+// An operator's binary is loaded to the device with its first workspace, in pools of huge pages;
 // kernels_bytes is all of them at once, with the first operator that needs a workspace. False when
 // they do not fit.
 bool account_kernels(int device, const std::string &operator_name);

@@ -285,6 +285,9 @@ int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t 
   *reinterpret_cast<uint64_t *>(words[results]) =
       workspace_bytes_for(name, largest_tensor_bytes(words, results));
   *reinterpret_cast<aclOpExecutor **>(words[results + 1]) = executors().add(std::move(executor));
+  // In the thread that asks, so that what a reading finds does not hang on how far the thread that
+  // launches has come; where it does not fit, the launch fails.
+  account_kernels(physical_device(current_device()), name);
   return ACL_SUCCESS;
 }
 
