@@ -207,7 +207,10 @@ def test_communicator_holds_its_buffers_on_every_rank(eager: Bench) -> None:
         before, after = eager.phases(label, "communicator")
         assert before["detail"]["group"] == "tp:0"
         assert before["detail"]["ranks"] == [0, 1]
-        grown.append(after["snapshot"]["non_torch_bytes"] - before["snapshot"]["non_torch_bytes"])
+        held = [
+            edge["snapshot"]["components"].get("HCCL", {"bytes": 0}) for edge in (before, after)
+        ]
+        grown.append(held[1]["bytes"] - held[0]["bytes"])
     assert grown[0] == grown[1] > 0
 
 
