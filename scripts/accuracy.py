@@ -37,6 +37,7 @@ from scripts.accuracy_runs import PublishedRun, load_runs
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.budget.equations import evaluate, form_of
 from vllm_memprof.accounting.budget.kv import tokens_for_bytes
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.readings.startup import engine_figures
 from vllm_memprof.accuracy.spread import DATA as SPREADS
 from vllm_memprof.engines import engine_row
@@ -200,17 +201,14 @@ def with_buffers(each_bytes: int, run_dir: Path, which: int) -> dict[str, float 
     MC2's have a size by their group (vllm-ascend#3073, ``create_hccl_pg_options``).
     """
     report = build_report(load_run(run_dir))
-    rank = next((each for each in report.ranks if each.rank == which), report.ranks[0])
+    rank = _rank_of(report, which)
     sizes = [
         span.detail.get("buffer_bytes") for span in rank.phases if span.phase == "communicator"
     ]
     granted = rank.budget.engine_kv_cache_bytes
     if granted is None or None in sizes:
-        return {"kv_cache": None, "tokens": None, "concurrency": None}
-    granted -= sum(2 * each_bytes - int(size) for size in sizes)
-    tokens, longest = tokens_for_bytes(rank.kv, granted), rank.kv.max_model_len
-    held = None if tokens is None or not longest else tokens / longest
-    return {"kv_cache": granted, "tokens": tokens, "concurrency": held}
+        return _grants(rank, None)
+    return _grants(rank, granted - sum(2 * each_bytes - int(size) for size in sizes))
 
 
 def in_equation(equation: str, run_dir: Path, which: int) -> dict[str, float | None]:
@@ -224,9 +222,18 @@ def in_equation(equation: str, run_dir: Path, which: int) -> dict[str, float | N
     form, record = form_of(equation), load_run(run_dir)
     assert form is not None
     report = build_report(record)
-    rank = next((each for each in report.ranks if each.rank == which), report.ranks[0])
+    rank = _rank_of(report, which)
     process = next(each for each in record.processes if each.identity.pid == rank.pid)
     granted = evaluate(form, engine_figures(process, report.run.eager, form)).kv_cache_bytes
+    return _grants(rank, granted)
+
+
+def _rank_of(report: Report, which: int) -> RankReport:
+    return next((each for each in report.ranks if each.rank == which), report.ranks[0])
+
+
+def _grants(rank: RankReport, granted: int | None) -> dict[str, float | None]:
+    """Return the figures of a KV cache of another size than a rank's plan granted."""
     tokens, longest = tokens_for_bytes(rank.kv, granted), rank.kv.max_model_len
     held = None if tokens is None or not longest else tokens / longest
     return {"kv_cache": granted, "tokens": tokens, "concurrency": held}
