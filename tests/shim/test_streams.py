@@ -136,6 +136,28 @@ acl.result(
     }
 
 
+def test_a_stream_that_runs_a_graph_waits_for_all_streams_of_the_capture(sim: Sim) -> None:
+    figures = sim.run(
+        PRELUDE
+        + """
+queue, side, fork, graph, runs = stream(), stream(), event(), ctypes.c_void_p(), []
+function = FUNCTION(lambda _: (time.sleep(0.2), runs.append(1)))
+acl.call("aclmdlRICaptureBegin", queue, 2)
+acl.call("aclrtRecordEvent", fork, queue)
+acl.call("aclrtStreamWaitEvent", side, fork)
+acl.call("aclrtLaunchHostFunc", side, function, None)
+acl.call("aclmdlRICaptureEnd", queue, ctypes.byref(graph))
+other = stream()
+acl.call("aclmdlRIExecuteAsync", graph, other)
+acl.call("aclrtSynchronizeStream", other)
+waited = len(runs)
+acl.call("aclmdlRIExecute", graph, -1)
+acl.result(after=[waited, len(runs)])
+"""
+    )
+    assert figures == {"after": [1, 2]}
+
+
 def test_a_captured_graph_costs_arguments_where_it_ends_and_queues_where_it_runs(
     sim: Sim, change_profile: Callable[..., None]
 ) -> None:

@@ -12,8 +12,7 @@ SHIM_API aclError aclrtLaunchHostFunc(aclrtStream stream, aclrtHostFunc function
   if (!function || !stream_known(stream))
     return fail(ACL_ERROR_INVALID_PARAM, "aclrtLaunchHostFunc: bad argument");
   auto work = [function, arguments] { function(arguments); };
-  if (!capture_record(stream, [stream, work] { enqueue_host_function(stream, work); }))
-    enqueue_host_function(stream, work);
+  if (!capture_record(stream, work)) enqueue_host_function(stream, work);
   return ACL_SUCCESS;
 }
 

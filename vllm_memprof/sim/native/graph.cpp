@@ -14,6 +14,7 @@
 #include "accounting.h"
 #include "device.h"
 #include "error.h"
+#include "host_tasks.h"
 #include "ownership.h"
 #include "profile.h"
 #include "stream.h"
@@ -96,11 +97,11 @@ thread_local aclmdlRICaptureMode thread_mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
 
 bool capture_active(aclrtStream stream) { return active_graph(stream) != nullptr; }
 
-bool capture_record(aclrtStream stream, std::function<void()> node) {
+bool capture_record(aclrtStream stream, std::function<void()> host_function) {
   std::shared_ptr<Graph> graph = active_graph(stream);
   if (!graph) return false;
   std::lock_guard<std::mutex> guard(captures().mutex);
-  graph->host_functions.push_back(std::move(node));
+  graph->host_functions.push_back(std::move(host_function));
   ++graph->tasks[stream];
   return true;
 }
@@ -215,18 +216,20 @@ SHIM_API aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode *mode) {
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream) {
+// The whole graph is work of the stream that it runs on, whatever streams it was captured from.
+SHIM_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream stream) {
   std::shared_ptr<Graph> graph = graphs().find(model);
   if (!graph)
     return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRIExecuteAsync: unknown graph %p", model);
   if (!take_queues(*graph))
     return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the queues of a graph");
-  for (auto &node : graph->host_functions) node();
+  for (const auto &function : graph->host_functions) enqueue_host_function(stream, function);
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclmdlRIExecute(aclmdlRI model, int32_t) {
-  return aclmdlRIExecuteAsync(model, nullptr);
+  aclError status = aclmdlRIExecuteAsync(model, nullptr);
+  return status == ACL_SUCCESS ? aclrtSynchronizeStream(nullptr) : status;
 }
 
 SHIM_API aclError aclmdlRIDestroy(aclmdlRI model) {

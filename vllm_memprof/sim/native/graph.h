@@ -7,9 +7,9 @@
 
 namespace memprof_sim {
 
-// Records a node into the graph that the stream is captured into; false: the stream is not under
-// capture.
-bool capture_record(aclrtStream stream, std::function<void()> node);
+// Records a host function into the graph that the stream is captured into; false: the stream is not
+// under capture.
+bool capture_record(aclrtStream stream, std::function<void()> host_function);
 bool capture_active(aclrtStream stream);
 // The stream joins the capture of `captured`, which takes one more stream of the device.
 aclError capture_join(aclrtStream stream, aclrtStream captured);
