@@ -155,6 +155,8 @@ def of_a_compilation() -> Iterator[Replacement]:
 
         keep = vars(Compiled)["serialize_compile_artifacts"].__func__
         yield Compiled, keep.__name__, classmethod(_without_inner_results(keep))
+    from vllm_memprof.engines.vllm.alike_layers import of_alike_layers
+    yield from of_alike_layers()
     yield from _without_needless_work()
 
 

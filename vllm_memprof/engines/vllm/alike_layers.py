@@ -1,0 +1,428 @@
+"""A layer that is like those before it goes into Dynamo's graph as a copy.
+
+Dynamo reads the code of every layer: a seventh of a second for each of a large model. Two layers
+are alike if their modules hold the same classes, functions and numbers, and tensors of one form.
+Called with alike arguments they give the same operators, each on its own tensors. Dynamo traces two
+such layers and their operators are compared; further ones are copied. What is not understood, or is
+another in any way, is traced.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+#: The number in the name of a layer, as in model.layers.3.mlp.
+_NUMBERED = re.compile(r"(?<![^.])\d+(?![^.])")
+_COUNTED = re.compile(r"_\d+$")
+_PLAIN = (int, float, complex, bytes, frozenset, set, range, slice)
+
+
+class _Unlike(Exception):
+    """Something that a layer takes, does or gives is not understood."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a node of the graph is, seen from a layer.
+
+    Attributes:
+        of: "layer", "argument", "tensor" or "graph".
+        where: number of the operator or of the argument, the attributes that lead to a tensor of
+            the layer, or a node that the layer found in the graph.
+    """
+
+    of: str
+    where: Any
+
+
+@dataclass
+class _Traced:
+    """What Dynamo made of a layer.
+
+    Attributes:
+        module: the layer.
+        call: its arguments, and what the trace had changed of other objects before it.
+        operators: kind, target, arguments, keywords and form of the result of each.
+        nodes: the operators in the graph.
+        tensors: attributes that lead to those of the module that it uses, in the graph's order.
+        variable: Dynamo's, of what the layer gave.
+        result: the same, with places for tensors.
+        changes: what it set of its own modules: module, attribute, what tells the value from others
+            -> Dynamo's variable of the value.
+        read: words of all that was read until it ended.
+        proved: another layer gave the same.
+    """
+
+    module: Any
+    call: tuple[Any, ...]
+    operators: list[tuple[Any, ...]]
+    nodes: list[Any]
+    tensors: list[tuple[str, ...]]
+    variable: Any
+    result: Any
+    changes: dict[tuple[str, str | None, Any], Any]
+    read: set[str]
+    proved: bool = False
+
+    def gives(self, strings: Mapping[str, str]) -> tuple[Any, ...]:
+        """Return what a layer gives whose strings are others."""
+        return _filled(self.operators, str, strings), self.result, [*self.changes]
+
+
+@dataclass
+class _Comparison:
+    """Of two modules with all that they hold.
+
+    Attributes:
+        strings: of the one -> of the other.
+        numbers: names of attributes that are another number.
+    """
+
+    strings: dict[str, str] = field(default_factory=dict)
+    numbers: set[str] = field(default_factory=set)
+    _seen: set[tuple[int, int]] = field(default_factory=set)
+
+    def alike(self, one: Any, other: Any) -> bool:
+        """Say whether code that reads none of ``numbers`` does the same with both."""
+        import torch
+
+        pair = id(one), id(other)
+        if one is other or pair in self._seen:
+            return True
+        if type(one) is not type(other):
+            return False
+        self._seen.add(pair)
+        if isinstance(one, str):
+            names = (_NUMBERED.sub("", name) for name in (one, other))
+            return len(set(names)) == 1 and self.strings.setdefault(one, other) == other
+        if isinstance(one, _PLAIN):
+            return bool(one == other)
+        if isinstance(one, torch.Tensor) and _form(one) != _form(other):
+            return False
+        if isinstance(one, dict):
+            return len(one) == len(other) and all(map(self._same_item, one.items(), other.items()))
+        parts, others = _parts(one), _parts(other)
+        return len(parts) == len(others) > 0 and all(map(self.alike, parts, others))
+
+    def _same_item(self, one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+        if type(one[1]) is type(other[1]) is int and one[1] != other[1]:
+            self.numbers.add(one[0])
+            return bool(one[0] == other[0])
+        return self.alike(one[0], other[0]) and self.alike(one[1], other[1])
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    """Return what an object consists of; nothing: it is not known."""
+    match value:
+        case list() | tuple():
+            return len(value), *value
+        case types.MethodType():
+            return value.__func__, value.__self__
+        case types.FunctionType():
+            return value.__code__, value.__closure__, value.__defaults__
+        case types.CellType():
+            return (value.cell_contents,)
+        case functools.partial():
+            return value.func, value.args, value.keywords
+    return (vars(value),) if hasattr(value, "__dict__") else ()
+
+
+def _form(value: Any) -> Any:
+    """Describe a tensor, or a result that has some, without its values."""
+    if isinstance(value, (list, tuple)):
+        return [*map(_form, value)]
+    if not hasattr(value, "untyped_storage"):
+        return str(value)
+    layout = str((tuple(value.shape), value.stride(), value.storage_offset()))
+    return type(value).__name__, layout, value.dtype, str(value.device), value.requires_grad
+
+
+class _Layers:
+    """Traces or copies the layers of one model after the other.
+
+    Args:
+        trace: ``UnspecializedNNModuleVariable.call_function``.
+    """
+
+    def __init__(self, trace: Callable[..., Any]) -> None:
+        self._trace = trace
+        self._output: Any = None  # of the trace that is under way
+        self._inside = False
+        self._known: list[_Traced] = []
+
+    def call(self, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Return Dynamo's variable of what a module gives."""
+        if tx.output is not self._output:
+            self._begin(tx.output)
+        if self._inside or id(variable.value) not in self._layers:
+            return self._trace(variable, tx, args, kwargs)
+        self._inside = True
+        try:
+            return self._call_layer(variable, tx, args, kwargs)
+        finally:
+            self._inside = False
+
+    def _begin(self, output: Any) -> None:
+        import torch
+
+        self._output, self._known = output, []
+        root = output.local_scope.get("self")
+        modules = root.modules() if isinstance(root, torch.nn.Module) else ()
+        lists = [module for module in modules if isinstance(module, torch.nn.ModuleList)]
+        self._layers = {id(layer) for layers in lists for layer in layers}
+        self._parts = {id(module) for layers in lists for module in layers.modules()}
+
+    def _call_layer(self, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        effects = _effects(self._output)
+        inputs: list[Any] = []
+        try:
+            others = {
+                key: worth
+                for key, (of, _, worth) in effects.items()
+                if id(_held(of)) not in self._parts
+            }
+            given = [_argument(value, inputs) for value in (*args, *kwargs.values())]
+            call = (others, *kwargs, *given)
+        except _Unlike:
+            return self._trace(variable, tx, args, kwargs)
+        known, strings = self._like(variable.value, call)
+        if known and known.proved:
+            return self._copy(known, strings, variable, tx, inputs)
+        before = set(self._output.graph.nodes)
+        result = self._trace(variable, tx, args, kwargs)
+        with suppress(_Unlike):
+            traced = self._traced(variable.value, call, before, effects, inputs, result)
+            traced.proved = known is not None and known.gives(strings) == traced.gives({})
+            if known:
+                self._known.remove(known)
+            self._known.append(traced)
+        return result
+
+    def _like(self, module: Any, call: Any) -> tuple[_Traced | None, dict[str, str]]:
+        """Return the traced layer that this one is like, and how its strings become this one's."""
+        for known in self._known:
+            compared = _Comparison()
+            alike = known.call == call and compared.alike(known.module, module)
+            if alike and not compared.numbers & known.read:
+                return known, compared.strings
+        return None, {}
+
+    def _traced(
+        self, module: Any, call: Any, before: set[Any], effects: Any, inputs: list[Any], result: Any
+    ) -> _Traced:
+        """Describe what the trace of a layer has left.
+
+        Raises:
+            _Unlike: it holds more than operators on places, or changed something else.
+        """
+        names = {id(part): name for name, part in module.named_modules()}
+        changes: dict[tuple[str, str | None, Any], Any] = {}
+        for key, (of, value, worth) in _effects(self._output).items():
+            if key not in effects or effects[key][2] != worth:
+                name = names.get(id(_held(of)))
+                if name is None:
+                    raise _Unlike
+                changes[name, key[1], worth] = value
+        tensors, places = _tensors(module), {}
+        nodes: list[Any] = []
+        for node in self._output.graph.nodes:
+            own = node.op == "placeholder" and "grapharg" in node.meta
+            path = tensors.get(id(node.meta["grapharg"].example)) if own else None
+            if node in inputs:
+                places[node] = _Place("argument", inputs.index(node))
+            elif path:
+                places[node] = _Place("tensor", path)
+            elif node in before:
+                places[node] = _Place("graph", node)
+            elif node.op in ("call_function", "call_method"):
+                places[node] = _Place("layer", len(nodes))
+                nodes.append(node)
+
+        forms = [_form(node.meta.get("example_value")) for node in nodes]
+        operators = [
+            (node.op, node.target, *_filled((node.args, node.kwargs), type(node), places), form)
+            for node, form in zip(nodes, forms, strict=True)
+        ]
+        words = {word for guard in self._output.guards for word in re.findall(r"\w+", guard.name)}
+        given = _result(result, places)
+        used = [place.where for place in places.values() if place.of == "tensor"]
+        return _Traced(module, call, operators, nodes, used, result, given, changes, words)
+
+    def _copy(
+        self, known: _Traced, strings: Mapping[str, str], variable: Any, tx: Any, inputs: list[Any]
+    ) -> Any:
+        """Add a layer's operators to the graph and return the variable of what it gives."""
+        tracer = self._output.current_tracer
+        nodes: list[Any] = []
+
+        @functools.cache
+        def at(*path: str) -> Any:
+            return at(*path[:-1]).var_getattr(tx, path[-1]).realize() if path else variable
+
+        def node_of(place: _Place) -> Any:
+            match place.of:
+                case "layer":
+                    return nodes[place.where]
+                case "argument":
+                    return inputs[place.where]
+                case "tensor":
+                    return at(*place.where).as_proxy().node
+            return place.where
+
+        for path in known.tensors:
+            at(*path).as_proxy()
+        operators, result, changes = known.gives(strings)
+        for (kind, target, *arguments, _), like in zip(operators, known.nodes, strict=True):
+            node = tracer.create_node(kind, target, *_filled(arguments, _Place, node_of))
+            name = _COUNTED.sub("", like.name)
+            if name != _COUNTED.sub("", node.name):  # that of a variable of the function
+                node._rename(name)
+            node.meta = {**like.meta, **node.meta}
+            nodes.append(node)
+        for change in changes:
+            name, attribute, _ = change
+            of = at(*name.split(".")) if name else variable
+            self._output.side_effects.store_attr(of, attribute, known.changes[change])
+        return _rebuilt(known.variable, result, lambda place: tracer.proxy(node_of(place)))
+
+
+def _filled(values: Any, kind: type, others: Mapping[Any, Any] | Callable[[Any], Any]) -> Any:
+    """Return lists, tuples and dictionaries with others for values of one kind.
+
+    Raises:
+        _Unlike: a node has no place.
+    """
+    from torch.fx.node import Node, map_aggregate
+
+    def other(value: Any) -> Any:
+        if not isinstance(value, kind):
+            return value
+        if callable(others):
+            return others(value)
+        if value not in others and kind is Node:
+            raise _Unlike
+        return others.get(value, value)
+
+    return map_aggregate(values, other)
+
+
+def _argument(variable: Any, inputs: list[Any]) -> Any:
+    """Describe what a layer is called with; the node of a tensor is added to ``inputs``.
+
+    Raises:
+        _Unlike: it is neither a constant nor a tensor or the size of one.
+    """
+    from torch._dynamo.variables import (
+        ConstantVariable,
+        LazyVariableTracker,
+        SymNodeVariable,
+        TensorVariable,
+    )
+
+    variable = variable.unwrap()
+    if type(variable) is LazyVariableTracker:  # nobody has used it
+        return id(variable)
+    if type(variable) is ConstantVariable:
+        return type(variable.value), variable.value
+    if type(variable) not in (TensorVariable, SymNodeVariable):
+        raise _Unlike
+    node = variable.as_proxy().node
+    if node not in inputs:
+        inputs.append(node)
+    return inputs.index(node), _form(node.meta["example_value"])
+
+
+def _result(variable: Any, places: Mapping[Any, _Place]) -> Any:
+    """Describe what a layer gives: the place of a tensor, a list for a tuple, a constant.
+
+    Raises:
+        _Unlike: it is something else.
+    """
+    from torch._dynamo.variables import ConstantVariable, TensorVariable, TupleVariable
+
+    if type(variable) is ConstantVariable:
+        return variable.value
+    if type(variable) is TupleVariable:
+        return [_result(item, places) for item in variable.items]
+    place = places.get(variable.as_proxy().node) if type(variable) is TensorVariable else None
+    if place is None:
+        raise _Unlike
+    return place
+
+
+def _rebuilt(variable: Any, result: Any, proxy_of: Callable[[_Place], Any]) -> Any:
+    """Return a variable like this one, on other nodes."""
+    if isinstance(result, _Place):
+        return variable.clone(proxy=proxy_of(result))
+    if not isinstance(result, list):
+        return variable
+    pairs = zip(variable.items, result, strict=True)
+    return variable.clone(items=[_rebuilt(*pair, proxy_of) for pair in pairs])
+
+
+def _effects(output: Any) -> dict[tuple[int, str | None], tuple[Any, Any, Any]]:
+    """Say what the trace has set so far of objects that are not its own.
+
+    Returns:
+        Id of a variable and its attribute, or None for its items -> the variable, that of the
+        value, what tells the value from others.
+    """
+    effects = output.side_effects
+    stored = effects.store_attr_mutations
+    found: dict[tuple[int, str | None], tuple[Any, Any, Any]] = {
+        (id(of), name): (of, value, _worth(value))
+        for of, values in stored.items()
+        for name, value in values.items()
+    }
+    for variable in effects.id_to_variable.values():
+        if variable not in stored and effects.is_modified(variable):
+            found[id(variable), None] = variable, None, len(vars(variable).get("items", ()))
+    return {
+        key: effect
+        for key, effect in found.items()
+        if not type(effect[0].mutation_type).__name__.endswith("New")
+    }
+
+
+def _worth(variable: Any) -> Any:
+    """Tell a value from others: a constant, or an object that is the same."""
+    held = _held(variable)
+    constant = type(variable.unwrap()).__name__ == "ConstantVariable"
+    return (type(held), held) if constant else id(held or variable)
+
+
+def _held(variable: Any) -> Any:
+    """Return the object of a variable, without making one of what Dynamo puts off."""
+    return vars(variable.unwrap()).get("value")
+
+
+def _tensors(module: Any) -> dict[int, tuple[str, ...]]:
+    """Return id -> attributes that lead to a tensor of the module."""
+    import torch
+
+    return {
+        id(value): (*filter(None, name.split(".")), key)
+        for name, part in module.named_modules(remove_duplicate=False)
+        for kept in (part._parameters, part._buffers, vars(part))
+        for key, value in kept.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def of_alike_layers() -> Iterator[tuple[Any, str, Any]]:
+    """Yield Dynamo's call of a module as one that copies layers; forks of it know no layers."""
+    from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as Module
+
+    layers = _Layers(Module.call_function)
+
+    @functools.wraps(Module.call_function)
+    def call(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return layers.call(self, tx, args, kwargs)
+
+    yield Module, "call_function", call
