@@ -33,6 +33,7 @@ named.register_fake(lambda x, name: torch.empty_like(x))
 class Shared:
     count = 0
 OUTSIDE, KEPT = Shared(), Shared()
+KINDS = {f"model.layers.{n}": "neg" if n == 5 else "relu" for n in range(8)}
 
 class Inner(nn.Module):
     def __init__(self):
@@ -72,6 +73,9 @@ class SetsItsOwn(Layer):
         if self.inner.kept is None:
             self.inner.kept = KEPT
         return x
+class LooksItselfUp(Layer):
+    def plain(self, x, places):
+        return getattr(torch, KINDS[self.name])(x)
 class Other(Layer):
     def plain(self, x, places):
         return x - 1
@@ -94,6 +98,7 @@ MODELS = {
     "reads its number": lambda: [ReadsItsNumber(n) for n in N],
     "passes its number": lambda: [PassesItsNumber(n) for n in N],
     "counts outside": lambda: [CountsOutside(n) for n in N],
+    "looks itself up": lambda: [LooksItselfUp(n) for n in N],
     "one is wider": lambda: [Layer(n, 16 if n == 5 else 8) for n in N],
     "one has another function": lambda: [Layer(n, act="neg" if n == 5 else "relu") for n in N],
     "one has another method": lambda: [Layer(n) for n in N],
@@ -145,6 +150,7 @@ def test_the_graph_is_the_one_without_copies(found: dict[str, Any]) -> None:
         "reads its number": 0,
         "passes its number": 0,
         "counts outside": 0,
+        "looks itself up": 0,
         "one is wider": 4,
         "one has another function": 4,
         "one has another method": 4,

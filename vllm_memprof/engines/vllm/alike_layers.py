@@ -20,6 +20,9 @@ from typing import Any
 #: The number in the name of a layer, as in model.layers.3.mlp.
 _NUMBERED = re.compile(r"(?<![^.])\d+(?![^.])")
 _COUNTED = re.compile(r"_\d+$")
+#: In the name of what Dynamo has read: attributes, and keys.
+_READ = re.compile(r"(?<=')[^']+(?=')|\w+")
+_MET = "_dynamo_static_input_type"
 _PLAIN = (int, float, complex, bytes, frozenset, set, range, slice)
 
 
@@ -55,7 +58,7 @@ class _Traced:
         result: the same, with places for tensors.
         changes: what it set of its own modules: module, attribute, what tells the value from others
             -> Dynamo's variable of the value.
-        read: words of all that was read until it ended.
+        read: attributes and keys of all that was read until it ended.
         proved: another layer gave the same.
     """
 
@@ -97,18 +100,26 @@ class _Comparison:
             return True
         if type(one) is not type(other):
             return False
-        self._seen.add(pair)
         if isinstance(one, str):
             names = (_NUMBERED.sub("", name) for name in (one, other))
             return len(set(names)) == 1 and self.strings.setdefault(one, other) == other
         if isinstance(one, _PLAIN):
             return bool(one == other)
-        if isinstance(one, torch.Tensor) and _form(one) != _form(other):
-            return False
+        self._seen.add(pair)
+        if isinstance(one, torch.Tensor):
+            return _form(one) == _form(other) and self._same_items(_marks(one), _marks(other))
         if isinstance(one, dict):
-            return len(one) == len(other) and all(map(self._same_item, one.items(), other.items()))
+            return self._same_items(one, other)
         parts, others = _parts(one), _parts(other)
         return len(parts) == len(others) > 0 and all(map(self.alike, parts, others))
+
+    def unequal(self) -> Iterator[str]:
+        """Yield what a layer must not have read: names of numbers, its own names as keys."""
+        yield from self.numbers
+        yield from (name for name, other in self.strings.items() if name != other)
+
+    def _same_items(self, one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+        return len(one) == len(other) and all(map(self._same_item, one.items(), other.items()))
 
     def _same_item(self, one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
         if type(one[1]) is type(other[1]) is int and one[1] != other[1]:
@@ -131,6 +142,11 @@ def _parts(value: Any) -> Sequence[Any]:
         case functools.partial():
             return value.func, value.args, value.keywords
     return (vars(value),) if hasattr(value, "__dict__") else ()
+
+
+def _marks(tensor: Any) -> dict[str, Any]:
+    """Return a tensor's attributes of Python, without what Dynamo sets where it meets it."""
+    return {name: value for name, value in vars(tensor).items() if name != _MET}
 
 
 def _form(value: Any) -> Any:
@@ -209,7 +225,7 @@ class _Layers:
         for known in self._known:
             compared = _Comparison()
             alike = known.call == call and compared.alike(known.module, module)
-            if alike and not compared.numbers & known.read:
+            if alike and known.read.isdisjoint(compared.unequal()):
                 return known, compared.strings
         return None, {}
 
@@ -249,7 +265,7 @@ class _Layers:
             (node.op, node.target, *_filled((node.args, node.kwargs), type(node), places), form)
             for node, form in zip(nodes, forms, strict=True)
         ]
-        words = {word for guard in self._output.guards for word in re.findall(r"\w+", guard.name)}
+        words = {word for guard in self._output.guards for word in _READ.findall(guard.name)}
         given = _result(result, places)
         used = [place.where for place in places.values() if place.of == "tensor"]
         return _Traced(module, call, operators, nodes, used, result, given, changes, words)
