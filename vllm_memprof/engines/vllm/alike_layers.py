@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import re
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -168,13 +169,13 @@ class _Layers:
 
     def __init__(self, trace: Callable[..., Any]) -> None:
         self._trace = trace
-        self._output: Any = None  # of the trace that is under way
+        self._output: Callable[[], Any] = lambda: None  # of the trace that is under way
         self._inside = False
         self._known: list[_Traced] = []
 
     def call(self, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         """Return Dynamo's variable of what a module gives."""
-        if tx.output is not self._output:
+        if tx.output is not self._output():
             self._begin(tx.output)
         if self._inside or id(variable.value) not in self._layers:
             return self._trace(variable, tx, args, kwargs)
@@ -187,7 +188,7 @@ class _Layers:
     def _begin(self, output: Any) -> None:
         import torch
 
-        self._output, self._known = output, []
+        self._output, self._known = weakref.ref(output), []
         root = output.local_scope.get("self")
         modules = root.modules() if isinstance(root, torch.nn.Module) else ()
         lists = [module for module in modules if isinstance(module, torch.nn.ModuleList)]
@@ -195,7 +196,7 @@ class _Layers:
         self._parts = {id(module) for layers in lists for module in layers.modules()}
 
     def _call_layer(self, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        effects = _effects(self._output)
+        effects = _effects(tx.output)
         inputs: list[Any] = []
         try:
             others = {
@@ -210,10 +211,10 @@ class _Layers:
         known, strings = self._like(variable.value, call)
         if known and known.proved:
             return self._copy(known, strings, variable, tx, inputs)
-        before = set(self._output.graph.nodes)
+        before = set(tx.output.graph.nodes)
         result = self._trace(variable, tx, args, kwargs)
         with suppress(_Unlike):
-            traced = self._traced(variable.value, call, before, effects, inputs, result)
+            traced = self._traced(tx.output, variable.value, call, before, effects, inputs, result)
             traced.proved = known is not None and known.gives(strings) == traced.gives({})
             if known:
                 self._known.remove(known)
@@ -230,7 +231,14 @@ class _Layers:
         return None, {}
 
     def _traced(
-        self, module: Any, call: Any, before: set[Any], effects: Any, inputs: list[Any], result: Any
+        self,
+        output: Any,
+        module: Any,
+        call: Any,
+        before: set[Any],
+        effects: Any,
+        inputs: list[Any],
+        result: Any,
     ) -> _Traced:
         """Describe what the trace of a layer has left.
 
@@ -239,7 +247,7 @@ class _Layers:
         """
         names = {id(part): name for name, part in module.named_modules()}
         changes: dict[tuple[str, str | None, Any], Any] = {}
-        for key, (of, value, worth) in _effects(self._output).items():
+        for key, (of, value, worth) in _effects(output).items():
             if key not in effects or effects[key][2] != worth:
                 name = names.get(id(_held(of)))
                 if name is None:
@@ -247,7 +255,7 @@ class _Layers:
                 changes[name, key[1], worth] = value
         tensors, places = _tensors(module), {}
         nodes: list[Any] = []
-        for node in self._output.graph.nodes:
+        for node in output.graph.nodes:
             own = node.op == "placeholder" and "grapharg" in node.meta
             path = tensors.get(id(node.meta["grapharg"].example)) if own else None
             if node in inputs:
@@ -259,13 +267,15 @@ class _Layers:
             elif node.op in ("call_function", "call_method"):
                 places[node] = _Place("layer", len(nodes))
                 nodes.append(node)
+            elif node.op != "placeholder":
+                raise _Unlike
 
         forms = [_form(node.meta.get("example_value")) for node in nodes]
         operators = [
             (node.op, node.target, *_filled((node.args, node.kwargs), type(node), places), form)
             for node, form in zip(nodes, forms, strict=True)
         ]
-        words = {word for guard in self._output.guards for word in _READ.findall(guard.name)}
+        words = {word for guard in output.guards for word in _READ.findall(guard.name)}
         given = _result(result, places)
         used = [place.where for place in places.values() if place.of == "tensor"]
         return _Traced(module, call, operators, nodes, used, result, given, changes, words)
@@ -274,7 +284,7 @@ class _Layers:
         self, known: _Traced, strings: Mapping[str, str], variable: Any, tx: Any, inputs: list[Any]
     ) -> Any:
         """Add a layer's operators to the graph and return the variable of what it gives."""
-        tracer = self._output.current_tracer
+        tracer = tx.output.current_tracer
         nodes: list[Any] = []
 
         @functools.cache
@@ -304,7 +314,7 @@ class _Layers:
         for change in changes:
             name, attribute, _ = change
             of = at(*name.split(".")) if name else variable
-            self._output.side_effects.store_attr(of, attribute, known.changes[change])
+            tx.output.side_effects.store_attr(of, attribute, known.changes[change])
         return _rebuilt(known.variable, result, lambda place: tracer.proxy(node_of(place)))
 
 
@@ -312,11 +322,14 @@ def _filled(values: Any, kind: type, others: Mapping[Any, Any] | Callable[[Any],
     """Return lists, tuples and dictionaries with others for values of one kind.
 
     Raises:
-        _Unlike: a node has no place.
+        _Unlike: a node has no place, or a tensor is no node.
     """
+    import torch
     from torch.fx.node import Node, map_aggregate
 
     def other(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            raise _Unlike
         if not isinstance(value, kind):
             return value
         if callable(others):
