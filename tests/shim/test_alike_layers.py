@@ -76,6 +76,17 @@ class SetsItsOwn(Layer):
 class LooksItselfUp(Layer):
     def plain(self, x, places):
         return getattr(torch, KINDS[self.name])(x)
+class SetsWhatItHolds(Layer):
+    def __init__(self, number):
+        super().__init__(number)
+        self.method, self.outside = Shared(), OUTSIDE
+    def plain(self, x, places):
+        self.method.count = None
+        return x
+class SetsWhatAllHold(SetsWhatItHolds):
+    def plain(self, x, places):
+        self.outside.count = self.number
+        return x
 class Other(Layer):
     def plain(self, x, places):
         return x - 1
@@ -94,6 +105,8 @@ N = range(8)
 MODELS = {
     "alike": lambda: [Layer(n) for n in N],
     "sets an attribute of its own": lambda: [SetsItsOwn(n) for n in N],
+    "sets what it holds": lambda: [SetsWhatItHolds(n) for n in N],
+    "sets what all hold": lambda: [SetsWhatAllHold(n) for n in N],
     "two kinds": lambda: [(Other if n % 2 else Layer)(n) for n in N],
     "reads its number": lambda: [ReadsItsNumber(n) for n in N],
     "passes its number": lambda: [PassesItsNumber(n) for n in N],
@@ -123,7 +136,7 @@ def traced(name, replacements):
     torch._dynamo.mark_dynamic(x, 0)
     with torch.no_grad(), all_replaced(replacements):
         result = torch.compile(model, backend=backend, fullgraph=True)(places, x)
-    state = [OUTSIDE.count, [layer.inner.kept is KEPT for layer in model.layers]]
+    state = [OUTSIDE.count, [[layer.inner.kept is KEPT, vars(getattr(layer, "method", KEPT))] for layer in model.layers]]
     return [graphs, result.tolist(), state], copied[0]
 
 found = {}
@@ -146,6 +159,8 @@ def test_the_graph_is_the_one_without_copies(found: dict[str, Any]) -> None:
     assert {name: row[1] for name, row in found.items()} == {
         "alike": 5,
         "sets an attribute of its own": 5,
+        "sets what it holds": 5,
+        "sets what all hold": 0,
         "two kinds": 3,
         "reads its number": 0,
         "passes its number": 0,

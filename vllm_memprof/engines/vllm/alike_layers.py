@@ -57,8 +57,8 @@ class _Traced:
         tensors: attributes that lead to those of the module that it uses, in the graph's order.
         variable: Dynamo's, of what the layer gave.
         result: the same, with places for tensors.
-        changes: what it set of its own modules: module, attribute, what tells the value from others
-            -> Dynamo's variable of the value.
+        changes: what it set of objects of its own: attributes that lead there, attribute, what
+            tells the value from others -> Dynamo's variable of the value.
         read: attributes and keys of all that was read until it ended.
         proved: another layer gave the same.
     """
@@ -70,7 +70,7 @@ class _Traced:
     tensors: list[tuple[str, ...]]
     variable: Any
     result: Any
-    changes: dict[tuple[str, str | None, Any], Any]
+    changes: dict[tuple[tuple[str, ...], str | None, Any], Any]
     read: set[str]
     proved: bool = False
 
@@ -172,6 +172,9 @@ class _Layers:
         self._output: Callable[[], Any] = lambda: None  # of the trace that is under way
         self._inside = False
         self._known: list[_Traced] = []
+        self._layers: dict[int, Any] = {}  # by id
+        #: Id of an object that one layer alone holds -> the layer, and attributes that lead there.
+        self._parts: dict[int, tuple[Any, tuple[str, ...]]] = {}
 
     def call(self, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         """Return Dynamo's variable of what a module gives."""
@@ -192,8 +195,18 @@ class _Layers:
         root = output.local_scope.get("self")
         modules = root.modules() if isinstance(root, torch.nn.Module) else ()
         lists = [module for module in modules if isinstance(module, torch.nn.ModuleList)]
-        self._layers = {id(layer) for layers in lists for layer in layers}
-        self._parts = {id(module) for layers in lists for module in layers.modules()}
+        self._layers, within = {}, set[int]()
+        for layer in (layer for layers in lists for layer in layers if id(layer) not in within):
+            self._layers[id(layer)] = layer
+            within.update(map(id, layer.modules()))
+        self._parts, shared = {}, set()
+        for layer in self._layers.values():
+            for path, part in _objects(layer):
+                owner, _ = self._parts.setdefault(id(part), (layer, path))
+                if owner is not layer:
+                    shared.add(id(part))
+        for part in shared:
+            del self._parts[part]
 
     def _call_layer(self, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         effects = _effects(tx.output)
@@ -245,19 +258,19 @@ class _Layers:
         Raises:
             _Unlike: it holds more than operators on places, or changed something else.
         """
-        names = {id(part): name for name, part in module.named_modules()}
-        changes: dict[tuple[str, str | None, Any], Any] = {}
+        changes: dict[tuple[tuple[str, ...], str | None, Any], Any] = {}
         for key, (of, value, worth) in _effects(output).items():
             if key not in effects or effects[key][2] != worth:
-                name = names.get(id(_held(of)))
-                if name is None:
+                owner, way = self._parts.get(id(_held(of)), (None, ()))
+                if owner is not module:
                     raise _Unlike
-                changes[name, key[1], worth] = value
-        tensors, places = _tensors(module), {}
+                changes[way, key[1], worth] = value
+        paths = {id(value): path for path, value in _objects(module)}
+        places: dict[Any, _Place] = {}
         nodes: list[Any] = []
         for node in output.graph.nodes:
             own = node.op == "placeholder" and "grapharg" in node.meta
-            path = tensors.get(id(node.meta["grapharg"].example)) if own else None
+            path = paths.get(id(node.meta["grapharg"].example)) if own else None
             if node in inputs:
                 places[node] = _Place("argument", inputs.index(node))
             elif path:
@@ -312,9 +325,8 @@ class _Layers:
             node.meta = {**like.meta, **node.meta}
             nodes.append(node)
         for change in changes:
-            name, attribute, _ = change
-            of = at(*name.split(".")) if name else variable
-            tx.output.side_effects.store_attr(of, attribute, known.changes[change])
+            path, attribute, _ = change
+            tx.output.side_effects.store_attr(at(*path), attribute, known.changes[change])
         return _rebuilt(known.variable, result, lambda place: tracer.proxy(node_of(place)))
 
 
@@ -431,17 +443,13 @@ def _held(variable: Any) -> Any:
     return vars(variable.unwrap()).get("value")
 
 
-def _tensors(module: Any) -> dict[int, tuple[str, ...]]:
-    """Return id -> attributes that lead to a tensor of the module."""
-    import torch
-
-    return {
-        id(value): (*filter(None, name.split(".")), key)
-        for name, part in module.named_modules(remove_duplicate=False)
-        for kept in (part._parameters, part._buffers, vars(part))
-        for key, value in kept.items()
-        if isinstance(value, torch.Tensor)
-    }
+def _objects(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield a module's parts and what they hold, with the attributes that lead there."""
+    for name, part in module.named_modules(remove_duplicate=False):
+        path = (*filter(None, name.split(".")),)
+        yield path, part
+        for kept in (part._parameters, part._buffers, vars(part)):
+            yield from (((*path, key), value) for key, value in kept.items())
 
 
 def of_alike_layers() -> Iterator[tuple[Any, str, Any]]:
