@@ -45,6 +45,14 @@ class _Place:
     where: Any
 
 
+@dataclass(frozen=True)
+class _Constants:
+    """Arguments of a Triton kernel that the graph has by their number in a table."""
+
+    values: dict[str, Any]
+    number: int = field(compare=False)
+
+
 @dataclass
 class _Traced:
     """What Dynamo made of a layer.
@@ -285,7 +293,7 @@ class _Layers:
 
         forms = [_form(node.meta.get("example_value")) for node in nodes]
         operators = [
-            (node.op, node.target, *_filled((node.args, node.kwargs), type(node), places), form)
+            (node.op, node.target, *_filled((node.args, _keywords(node)), type(node), places), form)
             for node, form in zip(nodes, forms, strict=True)
         ]
         words = {word for guard in output.guards for word in _READ.findall(guard.name)}
@@ -304,7 +312,9 @@ class _Layers:
         def at(*path: str) -> Any:
             return at(*path[:-1]).var_getattr(tx, path[-1]).realize() if path else variable
 
-        def node_of(place: _Place) -> Any:
+        def node_of(place: _Place | _Constants) -> Any:
+            if isinstance(place, _Constants):
+                return place.number
             match place.of:
                 case "layer":
                     return nodes[place.where]
@@ -318,7 +328,9 @@ class _Layers:
             at(*path).as_proxy()
         operators, result, changes = known.gives(strings)
         for (kind, target, *arguments, _), like in zip(operators, known.nodes, strict=True):
-            node = tracer.create_node(kind, target, *_filled(arguments, _Place, node_of))
+            node = tracer.create_node(
+                kind, target, *_filled(arguments, (_Place, _Constants), node_of)
+            )
             name = _COUNTED.sub("", like.name)
             if name != _COUNTED.sub("", node.name):  # that of a variable of the function
                 node._rename(name)
@@ -330,7 +342,7 @@ class _Layers:
         return _rebuilt(known.variable, result, lambda place: tracer.proxy(node_of(place)))
 
 
-def _filled(values: Any, kind: type, others: Mapping[Any, Any] | Callable[[Any], Any]) -> Any:
+def _filled(values: Any, kind: Any, others: Mapping[Any, Any] | Callable[[Any], Any]) -> Any:
     """Return lists, tuples and dictionaries with others for values of one kind.
 
     Raises:
@@ -351,6 +363,17 @@ def _filled(values: Any, kind: type, others: Mapping[Any, Any] | Callable[[Any],
         return others.get(value, value)
 
     return map_aggregate(values, other)
+
+
+def _keywords(node: Any) -> dict[str, Any]:
+    """Return an operator's keywords, with the constants of a Triton kernel."""
+    number = node.kwargs.get("constant_args_idx")
+    if number is None:
+        return dict(node.kwargs)
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    constants = _Constants(kernel_side_table.get_constant_args(number), number)
+    return {**node.kwargs, "constant_args_idx": constants}
 
 
 def _argument(variable: Any, inputs: list[Any]) -> Any:
