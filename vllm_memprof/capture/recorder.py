@@ -203,7 +203,7 @@ class Recorder(ProcessNotes):
         if not self.late:
             return
         seen = None if force else self.probe.snapshot(owners=False)["non_torch_bytes"]
-        due = [each for each in self.late if force or seen != each[0].snapshot["non_torch_bytes"]]
+        due = [each for each in self.late if force or _has_come(each[0], seen)]
         if due:
             now = self.probe.snapshot(workspace=True)  # one reading for all that are due
             for late in due:
@@ -230,3 +230,15 @@ class Recorder(ProcessNotes):
         message = None if error is None else f"{type(error).__name__}: {error}"
         fields = {**vars(opened), "snapshot": snapshot}
         self.emit("phase", **fields, edge=edge, error=message)
+
+
+def _has_come(opened: OpenPhase, seen: int | None) -> bool:
+    """Return whether the bytes of a phase are there: of two buffers of known size at least one.
+
+    An operator that is used for the first time meanwhile takes a few MiB as well.
+    """
+    before: int | None = opened.snapshot["non_torch_bytes"]
+    if before is None or seen is None:
+        return seen is not None
+    least: int = opened.detail.get("buffer_bytes", 2)
+    return seen - before >= least // 2
