@@ -137,7 +137,9 @@ def test_draft_lora_and_connector_are_phases_of_their_own(run_engine: Run) -> No
 
 
 def test_communicator_is_read_when_its_queued_work_is_done(run_engine: Run) -> None:
-    before, after = run_engine(FULL).edges("communicator")
+    code = "import os\nos.environ['HCCL_BUFFSIZE'] = '20'\n"
+    code += "from vllm_memprof.capture import communicators\ncommunicators._BUFFERS = 2\n"
+    before, after = run_engine(code + FULL).edges("communicator")
 
     assert before["detail"] == {
         "group": "tp:0",
@@ -145,13 +147,19 @@ def test_communicator_is_read_when_its_queued_work_is_done(run_engine: Run) -> N
         "ranks": [0, 1],
         "op": "allreduce",
         "p2p": False,
-        "buffer_bytes": 2 * 200 * 2**20,
-        "buffer_source": "default",
+        "buffer_bytes": 40,
+        "buffer_source": "HCCL_BUFFSIZE",
     }
     assert (before["snapshot"]["non_torch_bytes"], after["snapshot"]["non_torch_bytes"]) == (10, 50)
     snapshot = after["snapshot"]
     used = snapshot["device_total_bytes"] - snapshot["device_free_bytes"]
     assert used == snapshot["reserved_bytes"] + snapshot["non_torch_bytes"]
+
+
+def test_a_communicator_has_buffers_of_hccl_s_default(run_engine: Run) -> None:
+    before, _ = run_engine(FULL).edges("communicator")
+    assert before["detail"]["buffer_bytes"] == 2 * 200 * 2**20
+    assert before["detail"]["buffer_source"] == "default"
 
 
 def test_collective_hooks_are_gone_when_the_model_is_warm(run_engine: Run) -> None:
