@@ -71,6 +71,49 @@ def test_alike_and_other_pieces(sim: Sim) -> None:
     assert found["with a weight of its own"] is None
 
 
+NAMED = """
+from types import SimpleNamespace
+from torch.fx import symbolic_trace, wrap
+from vllm_memprof.engines.vllm import shortcuts
+
+LAYERS = {"experts.0": 1.0, "experts.1": 2.0, "experts.2": 3.0}
+shortcuts._layers_by_name = lambda: LAYERS
+
+@wrap
+def of_layer(x, name):
+    return x * LAYERS.get(name, 0)
+
+compiled = []
+def compile_piece(compiler, graph, inputs, config, compile_range):
+    compiled.append(str(graph.code))
+    return graph.forward, len(compiled)
+
+compile_piece = shortcuts._once_for_alike(compile_piece)
+def run(*names):
+    def piece(x):
+        for name in names:
+            x = of_layer(x, name)
+        return x
+    function, number = compile_piece(None, symbolic_trace(piece), [torch.ones(1)], None, None)
+    return [function(torch.ones(1)).item(), number]
+
+print("RESULT", json.dumps([
+    [run(f"experts.{n}") for n in range(3)],
+    [run("experts.1", "experts.2"), run("experts.2", "experts.0"), run("experts.2", "experts.2")],
+    [run("another"), run("experts.1")],
+    LAYERS,
+]))
+"""
+
+
+def test_a_piece_with_another_layer_s_name_runs_with_its_own_layer(sim: Sim) -> None:
+    one, two, others, layers = sim.run_torch(NAMED, PYTHONPATH=str(PACKAGE))
+    assert one == [[1.0, 1], [2.0, 1], [3.0, 1]]
+    assert two == [[6.0, 2], [3.0, 2], [9.0, 3]]
+    assert others == [[0.0, 4], [2.0, 1]]
+    assert list(layers.items()) == [("experts.0", 1.0), ("experts.1", 2.0), ("experts.2", 3.0)]
+
+
 PACKED = """
 from vllm_memprof.engines.vllm.shortcuts import of_a_worker
 

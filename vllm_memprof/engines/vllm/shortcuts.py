@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 from vllm_memprof.engines.vllm.forks import Fork
 from vllm_memprof.files import read_own
@@ -149,13 +150,14 @@ def of_a_compilation() -> Iterator[Replacement]:
     with suppress(ImportError):
         from vllm_ascend.compilation.compiler_interface import AscendCompiler
 
-        yield AscendCompiler, "compile", remembering(AscendCompiler.compile, _piece)
+        yield AscendCompiler, "compile", _once_for_alike(AscendCompiler.compile)
     with suppress(ImportError, KeyError):
         from vllm.compilation.caching import VllmSerializableFunction as Compiled
 
         keep = vars(Compiled)["serialize_compile_artifacts"].__func__
         yield Compiled, keep.__name__, classmethod(_without_inner_results(keep))
     from vllm_memprof.engines.vllm.alike_layers import of_alike_layers
+
     yield from of_alike_layers()
     yield from _without_needless_work()
 
@@ -259,6 +261,60 @@ def uncollected(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _once_for_alike(compile_piece: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that compiles one of the pieces that are alike but for names of layers.
+
+    From 0.30 on a piece names its layer of experts. What was compiled with another layer's name
+    finds this one's there while it runs.
+    """
+    once = remembering(compile_piece, _piece)
+    compiled_for: dict[int, tuple[Any, list[str]]] = {}
+
+    @functools.wraps(compile_piece)
+    def run(compiler: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        compiled, handle = once(compiler, graph, *args, **kwargs)
+        own = _layer_names(graph)
+        _, names = compiled_for.setdefault(id(compiled), (compiled, own))
+        if names == own:
+            return compiled, handle
+
+        @functools.wraps(compiled)
+        def run_piece(*inputs: Any) -> Any:
+            layers = _layers_by_name()
+            others = {name: layers[other] for name, other in zip(names, own, strict=True)}
+            with mock.patch.dict(layers, others):
+                return compiled(*inputs)
+
+        return run_piece, handle
+
+    return run
+
+
+def _layers_by_name() -> dict[str, Any]:
+    """Return the layers that the engine's operators find by their names; none before it runs."""
+    with suppress(ImportError, AssertionError):
+        from vllm.forward_context import get_forward_context
+
+        found: dict[str, Any] = get_forward_context().no_compile_layers
+        return found
+    return {}
+
+
+def _layer_names(graph: Any) -> list[str]:
+    """Return the names of layers in the arguments of a piece, in the order of its nodes."""
+    from torch.fx.node import map_aggregate
+
+    layers, found = _layers_by_name(), dict[str, None]()
+
+    def look(value: Any) -> None:
+        if isinstance(value, str) and value in layers:
+            found.setdefault(value)
+
+    for node in graph.graph.nodes:
+        map_aggregate((node.args, node.kwargs), look)
+    return [*found]
+
+
 def _piece(
     compiler: Any,
     graph: Any,
@@ -281,19 +337,24 @@ def _piece(
         The range, and one entry per input and per node; None for a piece that holds something
         beside its nodes.
     """
-    from torch.fx.node import map_arg
+    from torch.fx.node import Node, map_aggregate
 
-    places = {node: place for place, node in enumerate(graph.graph.nodes)}
+    places: dict[Any, Any] = {node: ("node", at) for at, node in enumerate(graph.graph.nodes)}
+    nodes = [*places]
+    places |= {name: ("layer", at) for at, name in enumerate(_layer_names(graph))}
+
+    def place(value: Any) -> Any:
+        return places.get(value, value) if isinstance(value, (Node, str)) else value
 
     def described(arguments: Any) -> str:
-        return repr(map_arg(arguments, lambda node: ("node", places[node])))
+        return repr(map_aggregate(arguments, place))
 
     storages: dict[Any, int] = {}
     lines: list[Any] = [
         str(compile_range),
         *(_described(value, storages) for value in example_inputs),
     ]
-    for node in places:
+    for node in nodes:
         if node.op == "placeholder":
             lines.append("placeholder")
         elif node.op in ("call_function", "call_method", "output"):
