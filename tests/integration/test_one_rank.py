@@ -56,6 +56,11 @@ CASES = {
     ),
     "dp2": (TINY, ["--data-parallel-size=2"], ["--rank=1"]),
     "dp2-of-0.13": (EXPERTS, ["--data-parallel-size=2", EP, f"--stack={OLD_STACK}"], ["--rank=0"]),
+    "tp2-ep-of-0.30-graphs": (
+        "Qwen/Qwen1.5-MoE-A2.7B",
+        ["--tensor-parallel-size=2", EP, "--stack=vllm-ascend-0.30.0rc2"],
+        ["--rank=0"],
+    ),
     "dp2-tp2-ep": (
         EXPERTS,
         ["--data-parallel-size=2", "--tensor-parallel-size=2", EP],
