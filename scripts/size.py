@@ -23,9 +23,9 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 #: What is counted -> the most that is allowed. 303,000 tokens were for what the package did before
 #: the ledgers of weights, host memory and usable KV cache, the connectors and what makes strangers'
 #: files safe: 3,600 for each of the five; 2,800 are the MCP server, 400 a model's own classes,
-#: 4,000 the copies of layers and pieces that are alike: ten to thirty seconds of a large plan.
+#: 4,100 the copies of layers and pieces that are alike: ten to thirty seconds of a large plan.
 LIMITS = {
-    "tokens of the package": 340_900,
+    "tokens of the package": 341_000,
     "private helpers used once, % of functions": 12.0,
     "top-level class names that stand twice": 5,
     "modules outside engines/ and sim/ that name SGLang": 6,

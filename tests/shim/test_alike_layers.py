@@ -87,6 +87,10 @@ class SetsWhatAllHold(SetsWhatItHolds):
     def plain(self, x, places):
         self.outside.count = self.number
         return x
+class GivesBack(Layer):
+    def forward(self, places, x, residual=None):
+        given = x if residual is None else residual
+        return super().forward(places, x, residual)[0], given
 class Other(Layer):
     def plain(self, x, places):
         return x - 1
@@ -107,6 +111,7 @@ MODELS = {
     "sets an attribute of its own": lambda: [SetsItsOwn(n) for n in N],
     "sets what it holds": lambda: [SetsWhatItHolds(n) for n in N],
     "sets what all hold": lambda: [SetsWhatAllHold(n) for n in N],
+    "gives an argument back": lambda: [GivesBack(n) for n in N],
     "two kinds": lambda: [(Other if n % 2 else Layer)(n) for n in N],
     "reads its number": lambda: [ReadsItsNumber(n) for n in N],
     "passes its number": lambda: [PassesItsNumber(n) for n in N],
@@ -161,6 +166,7 @@ def test_the_graph_is_the_one_without_copies(found: dict[str, Any]) -> None:
         "sets an attribute of its own": 5,
         "sets what it holds": 5,
         "sets what all hold": 0,
+        "gives an argument back": 5,
         "two kinds": 3,
         "reads its number": 0,
         "passes its number": 0,

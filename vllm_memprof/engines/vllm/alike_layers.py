@@ -218,7 +218,7 @@ class _Layers:
 
     def _call_layer(self, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         effects = _effects(tx.output)
-        inputs: list[Any] = []
+        inputs: dict[Any, Any] = {}  # nodes -> variables
         try:
             others = {
                 key: worth
@@ -258,7 +258,7 @@ class _Layers:
         call: Any,
         before: set[Any],
         effects: Any,
-        inputs: list[Any],
+        inputs: Mapping[Any, Any],
         result: Any,
     ) -> _Traced:
         """Describe what the trace of a layer has left.
@@ -270,7 +270,7 @@ class _Layers:
         for key, (of, value, worth) in _effects(output).items():
             if key not in effects or effects[key][2] != worth:
                 owner, way = self._parts.get(id(_held(of)), (None, ()))
-                if owner is not module:
+                if owner is not module or key[1] is None:
                     raise _Unlike
                 changes[way, key[1], worth] = value
         paths = {id(value): path for path, value in _objects(module)}
@@ -280,7 +280,7 @@ class _Layers:
             own = node.op == "placeholder" and "grapharg" in node.meta
             path = paths.get(id(node.meta["grapharg"].example)) if own else None
             if node in inputs:
-                places[node] = _Place("argument", inputs.index(node))
+                places[node] = _Place("argument", [*inputs].index(node))
             elif path:
                 places[node] = _Place("tensor", path)
             elif node in before:
@@ -302,7 +302,12 @@ class _Layers:
         return _Traced(module, call, operators, nodes, used, result, given, changes, words)
 
     def _copy(
-        self, known: _Traced, strings: Mapping[str, str], variable: Any, tx: Any, inputs: list[Any]
+        self,
+        known: _Traced,
+        strings: Mapping[str, str],
+        variable: Any,
+        tx: Any,
+        inputs: Mapping[Any, Any],
     ) -> Any:
         """Add a layer's operators to the graph and return the variable of what it gives."""
         tracer = tx.output.current_tracer
@@ -319,7 +324,7 @@ class _Layers:
                 case "layer":
                     return nodes[place.where]
                 case "argument":
-                    return inputs[place.where]
+                    return [*inputs][place.where]
                 case "tensor":
                     return at(*place.where).as_proxy().node
             return place.where
@@ -339,7 +344,13 @@ class _Layers:
         for change in changes:
             path, attribute, _ = change
             tx.output.side_effects.store_attr(at(*path), attribute, known.changes[change])
-        return _rebuilt(known.variable, result, lambda place: tracer.proxy(node_of(place)))
+
+        def variable_of(like: Any, place: _Place) -> Any:
+            if place.of == "argument":
+                return [*inputs.values()][place.where]
+            return like.clone(proxy=tracer.proxy(nodes[place.where]))
+
+        return _rebuilt(known.variable, result, variable_of)
 
 
 def _filled(values: Any, kind: Any, others: Mapping[Any, Any] | Callable[[Any], Any]) -> Any:
@@ -376,7 +387,7 @@ def _keywords(node: Any) -> dict[str, Any]:
     return {**node.kwargs, "constant_args_idx": constants}
 
 
-def _argument(variable: Any, inputs: list[Any]) -> Any:
+def _argument(variable: Any, inputs: dict[Any, Any]) -> Any:
     """Describe what a layer is called with; the node of a tensor is added to ``inputs``.
 
     Raises:
@@ -397,9 +408,8 @@ def _argument(variable: Any, inputs: list[Any]) -> Any:
     if type(variable) not in (TensorVariable, SymNodeVariable):
         raise _Unlike
     node = variable.as_proxy().node
-    if node not in inputs:
-        inputs.append(node)
-    return inputs.index(node), _form(node.meta["example_value"])
+    inputs.setdefault(node, variable)
+    return [*inputs].index(node), _form(node.meta["example_value"])
 
 
 def _result(variable: Any, places: Mapping[Any, _Place]) -> Any:
@@ -415,19 +425,19 @@ def _result(variable: Any, places: Mapping[Any, _Place]) -> Any:
     if type(variable) is TupleVariable:
         return [_result(item, places) for item in variable.items]
     place = places.get(variable.as_proxy().node) if type(variable) is TensorVariable else None
-    if place is None:
+    if place is None or place.of not in ("layer", "argument"):
         raise _Unlike
     return place
 
 
-def _rebuilt(variable: Any, result: Any, proxy_of: Callable[[_Place], Any]) -> Any:
-    """Return a variable like this one, on other nodes."""
+def _rebuilt(variable: Any, result: Any, variable_of: Callable[[Any, _Place], Any]) -> Any:
+    """Return a variable like this one, of other tensors."""
     if isinstance(result, _Place):
-        return variable.clone(proxy=proxy_of(result))
+        return variable_of(variable, result)
     if not isinstance(result, list):
         return variable
     pairs = zip(variable.items, result, strict=True)
-    return variable.clone(items=[_rebuilt(*pair, proxy_of) for pair in pairs])
+    return variable.clone(items=[_rebuilt(*pair, variable_of) for pair in pairs])
 
 
 def _effects(output: Any) -> dict[tuple[int, str | None], tuple[Any, Any, Any]]:
