@@ -240,5 +240,5 @@ def _has_come(opened: OpenPhase, seen: int | None) -> bool:
     before: int | None = opened.snapshot["non_torch_bytes"]
     if before is None or seen is None:
         return seen is not None
-    least: int = opened.detail.get("buffer_bytes", 2)
-    return seen - before >= least // 2
+    one: int = opened.detail.get("buffer_bytes", 0) // 2
+    return seen - before >= max(one, 1)

@@ -116,7 +116,7 @@ class _Comparison:
             return bool(one == other)
         self._seen.add(pair)
         if isinstance(one, torch.Tensor):
-            return _form(one) == _form(other) and self._same_items(_marks(one), _marks(other))
+            return form_of(one) == form_of(other) and self._same_items(_marks(one), _marks(other))
         if isinstance(one, dict):
             return self._same_items(one, other)
         parts, others = _parts(one), _parts(other)
@@ -158,10 +158,10 @@ def _marks(tensor: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(tensor).items() if name != _MET}
 
 
-def _form(value: Any) -> Any:
+def form_of(value: Any) -> Any:
     """Describe a tensor, or a result that has some, without its values."""
     if isinstance(value, (list, tuple)):
-        return [*map(_form, value)]
+        return [*map(form_of, value)]
     if not hasattr(value, "untyped_storage"):
         return str(value)
     layout = str((tuple(value.shape), value.stride(), value.storage_offset()))
@@ -291,7 +291,7 @@ class _Layers:
             elif node.op != "placeholder":
                 raise _Unlike
 
-        forms = [_form(node.meta.get("example_value")) for node in nodes]
+        forms = [form_of(node.meta.get("example_value")) for node in nodes]
         operators = [
             (node.op, node.target, *_filled((node.args, _keywords(node)), type(node), places), form)
             for node, form in zip(nodes, forms, strict=True)
@@ -409,7 +409,7 @@ def _argument(variable: Any, inputs: dict[Any, Any]) -> Any:
         raise _Unlike
     node = variable.as_proxy().node
     inputs.setdefault(node, variable)
-    return [*inputs].index(node), _form(node.meta["example_value"])
+    return [*inputs].index(node), form_of(node.meta["example_value"])
 
 
 def _result(variable: Any, places: Mapping[Any, _Place]) -> Any:
@@ -466,8 +466,10 @@ def _effects(output: Any) -> dict[tuple[int, str | None], tuple[Any, Any, Any]]:
 
 def _worth(variable: Any) -> Any:
     """Tell a value from others: a constant, or an object that is the same."""
+    from torch._dynamo.variables import ConstantVariable
+
     held = _held(variable)
-    constant = type(variable.unwrap()).__name__ == "ConstantVariable"
+    constant = type(variable.unwrap()) is ConstantVariable
     return (type(held), held) if constant else id(held or variable)
 
 
@@ -486,7 +488,7 @@ def _objects(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def of_alike_layers() -> Iterator[tuple[Any, str, Any]]:
-    """Yield Dynamo's call of a module as one that copies layers; forks of it know no layers."""
+    """Yield Dynamo's call of a module as one that copies layers."""
     from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable as Module
 
     layers = _Layers(Module.call_function)

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
 
+from vllm_memprof.engines.vllm.alike_layers import form_of, of_alike_layers
 from vllm_memprof.engines.vllm.forks import Fork
 from vllm_memprof.files import read_own
 
@@ -156,8 +157,6 @@ def of_a_compilation() -> Iterator[Replacement]:
 
         keep = vars(Compiled)["serialize_compile_artifacts"].__func__
         yield Compiled, keep.__name__, classmethod(_without_inner_results(keep))
-    from vllm_memprof.engines.vllm.alike_layers import of_alike_layers
-
     yield from of_alike_layers()
     yield from _without_needless_work()
 
@@ -369,5 +368,4 @@ def _described(value: Any, storages: dict[Any, int]) -> tuple[Any, ...]:
     if not hasattr(value, "untyped_storage"):
         return (type(value).__name__, str(value))
     shared = storages.setdefault(value.untyped_storage()._cdata, len(storages))
-    form = str((tuple(value.shape), value.stride(), value.storage_offset()))
-    return (type(value).__name__, form, value.dtype, str(value.device), value.requires_grad, shared)
+    return (*form_of(value), shared)
