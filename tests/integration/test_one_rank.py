@@ -186,4 +186,5 @@ def test_a_rank_where_all_leave_a_context_is_like_no_other(plan):
     assert rows(first)["TP0"]["kv"] == everyone["TP0"]["kv"]  # of the rank with the least
     assert first.info["ranks"]["alike"] == {"0": [1]}
     assert (other.info["ranks"]["alike"], other.info["ranks"]["not_run"]) == ({}, [0])
-    assert "1 of 2 ranks differ and were not run" in other.output
+    said = " ".join(other.output.split())  # at this width a line ends within it
+    assert "1 of 2 ranks differ and were not run" in said
