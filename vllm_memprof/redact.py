@@ -23,6 +23,7 @@ from typing import Any
 REDACTED = "***"
 
 
+@lru_cache(None)
 def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text, re.ASCII)
 
@@ -105,8 +106,11 @@ def redact_command(command: Sequence[str]) -> list[str]:
     redacted: list[str] = []
     in_secret, said = False, " ".join(command)
     of_program = {
-        match["secret"] for form in _COMMANDS for match in form.finditer(said)
-    } if len(command) > 1 else set()  # fmt: skip
+        match["secret"]
+        for words, form in _COMMANDS
+        if len(command) > 1 and _has(said.lower(), words)
+        for match in _pattern(form).finditer(said)
+    }
     for token in command:
         name, equals, value = token.partition("=")
         option = token.startswith("-")
@@ -216,9 +220,13 @@ def _spelt(word: str) -> list[str]:
     return [word, word.encode().decode("latin-1"), json.dumps(word)[1:-1]]
 
 
-def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[re.Pattern[str]]]:
+_Form = tuple[tuple[str, ...], str]
+
+
+def _read_forms() -> tuple[list[_Form], list[_Form]]:
     """Return (words of which a text with a form has one, in lower case; the form), the programs'
-    options among them, and those alone.
+    options among them, and those alone. Compiled are those that a text may have: all of them take
+    longer than the start of a command.
     """
     table = json.loads(Path(__file__).with_name("secrets.json").read_text(encoding="utf-8"))
     tails, found = table["tails"], list[tuple[tuple[str, ...], str]]()
@@ -232,15 +240,14 @@ def _read_forms() -> tuple[list[tuple[tuple[str, ...], re.Pattern[str]]], list[r
             r"[^\0-\x7f]+", lambda match: f"(?:{'|'.join(map(re.escape, _spelt(match[0])))})", form
         )
         found.append((tuple(dict.fromkeys(words)), form))
-    commands = []
+    commands = list[_Form]()
     for program, (words, options) in table["commands"].items():
         form = (
             rf"(?<![\w-]){program}(?![\w-])[^|;&\n]{{0,300}}?[\s'\",](?:{options})"
             r"""\\*['"]?[\s=,]*\\*['"]?(?P<secret>(?!\*\*\*)(?:[^\s'",;|\\]|\\(?!["']))+)"""
         )
-        commands.append(_pattern(form))
-        found.append((words, form))
-    return [(words, _pattern(form)) for words, form in found], commands
+        commands.append((words, form))
+    return [*found, *commands], commands
 
 
 _FORMS, _COMMANDS = _read_forms()
@@ -448,7 +455,7 @@ class Redactor:
             return f"{whole[: begin - match.start()]}{REDACTED}{whole[end - match.start() :]}"
 
         # forms first: a name is read where it stands at last
-        forms, known_as = [form for words, form in _FORMS if _has(lower, words)], ""
+        forms, known_as = [_pattern(form) for words, form in _FORMS if _has(lower, words)], ""
         while known_as != line:  # one secret may end where the next begins
             known_as = line
             for form in forms:

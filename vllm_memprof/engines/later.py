@@ -38,9 +38,10 @@ class _Later(ModuleType):
     __spec__: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name in _ASKED_OF_ALL:
+        promised = self.__spec__.loader.promised
+        if name in _ASKED_OF_ALL or f"-{name}" in promised:
             raise AttributeError(name)
-        if name in self.__spec__.loader.promised:
+        if name in promised:
             return _Promise(name, (), {"__module__": self.__name__})
         _execute(self)
         return getattr(self, name)
@@ -63,7 +64,9 @@ class _Loader:
 def _execute(module: Any) -> None:
     module.__class__ = ModuleType
     module.__spec__.loader = module.__loader__ = own = module.__spec__.loader.own
+    others = {name: value for name, value in vars(module).items() if not name.startswith("__")}
     own.exec_module(module)
+    vars(module).update(others)  # patches of who imported it
 
 
 @contextlib.contextmanager

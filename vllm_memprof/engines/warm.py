@@ -30,7 +30,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from multiprocessing.connection import wait
@@ -61,14 +61,13 @@ class Server:
 
     Args:
         listener: bound and listening.
-        run: the driver's ``main_in_fork``.
+        driver: the module.
         printed: what the import printed, a file; every plan's output begins with it.
     """
 
-    def __init__(
-        self, listener: socket.socket, run: Callable[[Sequence[str]], int], printed: int
-    ) -> None:
-        self._listener, self._run, self._printed = listener, run, printed
+    def __init__(self, listener: socket.socket, driver: Any, printed: int) -> None:
+        self._listener, self._driver, self._printed = listener, driver, printed
+        self._when_idle = getattr(driver, "import_when_idle", None)
         self._plans: list[_Plan] = []
         #: Process group of a plan that has ended -> when what is left of it is killed.
         self._left: dict[int, float] = {}
@@ -84,7 +83,11 @@ class Server:
         ):
             clients = {plan.connection: plan for plan in self._plans if plan.kill_at_s == inf}
             tick_s = _TICK_S if self._plans else _IDLE_TICK_S
-            for ready in wait([self._listener, *clients], tick_s):
+            heard = wait([self._listener, *clients], tick_s)
+            if self._when_idle and not heard and not self._plans:
+                self._when_idle = self._when_idle()
+                gc.freeze()
+            for ready in heard:
                 if ready is self._listener:
                     self._accept()
                 else:  # a client says nothing more: it went away
@@ -156,7 +159,7 @@ class Server:
             os.environ.update(env)
             os.chdir(folder)
             random.seed()
-            status = self._run(arguments)
+            status = self._driver.main_in_fork(arguments)
         except SystemExit as error:  # as the interpreter would end
             said = error.code
             status = said if isinstance(said, int) else int(said is not None)
@@ -223,7 +226,7 @@ def main(argv: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    Server(listener, driver.main_in_fork, printed).serve(float(idle_s))
+    Server(listener, driver, printed).serve(float(idle_s))
     return 0
 
 

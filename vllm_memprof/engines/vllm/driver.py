@@ -24,13 +24,13 @@ from typing import Any, NoReturn
 
 from vllm_memprof.capture import plugin
 from vllm_memprof.engines.driver import Options, run_driver
-from vllm_memprof.engines.later import loaded_later
 from vllm_memprof.engines.prompts import Request, load_requests, run_all, tokens_said
 from vllm_memprof.engines.vllm.shortcuts import (
-    UNUSED_MODULES,
     all_replaced,
+    importing_what_it_uses,
     of_a_worker,
     of_an_inspection,
+    without_inductor,
 )
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_driver({"plan": run_plan, "offline": run_offline}, argv)
 
 
-@loaded_later(UNUSED_MODULES)
+@importing_what_it_uses()
 def import_ahead() -> None:
     """Import what every plan imports, in a plan's order; no device is opened, nothing recorded.
 
@@ -77,6 +77,11 @@ def import_ahead() -> None:
     inspect.getmodule(compile("", "no module's file", "exec"))
 
 
+def import_when_idle() -> None:
+    """Import what plans with graphs need and the first plan did not wait for."""
+    from torch._inductor.compile_fx import compile_fx  # noqa: F401
+
+
 def main_in_fork(argv: Sequence[str]) -> int:
     """Run one mode in a fork of a process that has called ``import_ahead``; returns the status.
 
@@ -90,7 +95,7 @@ def main_in_fork(argv: Sequence[str]) -> int:
     return status
 
 
-@loaded_later(UNUSED_MODULES)
+@importing_what_it_uses()
 def run_plan(options: Options, engine_args: list[str]) -> int:
     """Bring the engine up to its KV plan and stop; or on, through its largest batches.
 
@@ -122,7 +127,8 @@ def run_plan(options: Options, engine_args: list[str]) -> int:
             vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
                 UsageContext.OPENAI_API_SERVER
             )
-    with all_replaced(of_a_worker()):
+    eager = vllm_config.model_config.enforce_eager
+    with all_replaced(of_a_worker()), without_inductor(eager):
         return kv_plan_run.run(vllm_config, options)
 
 

@@ -13,10 +13,11 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
 
+from vllm_memprof.engines.later import loaded_later
 from vllm_memprof.engines.vllm.alike_layers import form_of, of_alike_layers
 from vllm_memprof.engines.vllm.forks import Fork
 from vllm_memprof.files import read_own
@@ -27,7 +28,7 @@ Replacement = tuple[Any, str, Any]
 _INSPECTS = "_run_in_subprocess"
 _INDUCTOR_PATTERNS = "torch_npu._inductor.npu_fusion_attention_graph"
 _ASCEND_IMPORT = "vllm_ascend.patch.worker.patch_weight_utils"
-UNUSED_MODULES = read_own(__file__, "unused_modules.json")
+_UNUSED_MODULES = read_own(__file__, "unused_modules.json")
 #: Functions of the host: module or class, name.
 _OF_THE_HOST = (
     ("torch._dynamo.convert_frame", "fullgraph_capture"),
@@ -54,6 +55,32 @@ def all_replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
         for replacement in replacements:
             stack.enter_context(replaced(*replacement))
         yield
+
+
+@contextmanager
+def importing_what_it_uses() -> Iterator[None]:
+    """Inside, the engine is imported without modules that a plan does not use.
+
+    A function that is to be compiled asks for inductor's configuration when it is defined, which
+    imports all of inductor: half a second. It is only for who asks the function for it.
+    """
+    with loaded_later(_UNUSED_MODULES):
+        import vllm.env_override  # noqa: F401  # imports torch as the engine does
+        from torch import _TorchCompileInductorWrapper as Inductor
+
+        with replaced(Inductor, "get_compiler_config", lambda _: None):
+            yield
+
+
+def without_inductor(eager: bool) -> AbstractContextManager[None]:
+    """Inside, an eager plan's worker does not import torch_npu's part of inductor, nor inductor.
+
+    Up to torch 2.9 that import runs on the device, which then holds the binaries of its operators.
+    """
+    import torch
+
+    without = eager and tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+    return loaded_later({"torch_npu._inductor": []} if without else {})
 
 
 def of_an_inspection() -> Iterator[Replacement]:
