@@ -74,6 +74,9 @@ class Server:
         self._stopping = False
         for number in _ENDING:
             signal.signal(number, self._stop)
+        self._child_ended, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakes)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self, idle_s: float) -> None:
         """Serve until told to stop, or so many seconds without a plan."""
@@ -83,13 +86,15 @@ class Server:
         ):
             clients = {plan.connection: plan for plan in self._plans if plan.kill_at_s == inf}
             tick_s = _TICK_S if self._plans else _IDLE_TICK_S
-            heard = wait([self._listener, *clients], tick_s)
+            heard = wait([self._listener, self._child_ended, *clients], tick_s)
             if self._when_idle and not heard and not self._plans:
                 self._when_idle = self._when_idle()
                 gc.freeze()
             for ready in heard:
                 if ready is self._listener:
                     self._accept()
+                elif ready is self._child_ended:
+                    os.read(self._child_ended, 1 << 16)
                 else:  # a client says nothing more: it went away
                     plan = clients[ready]  # type: ignore[index]  # one of those that are waited for
                     _signal_group(plan.pid, signal.SIGTERM)
@@ -144,7 +149,8 @@ class Server:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
-            for number in _ENDING:
+            signal.set_wakeup_fd(-1)
+            for number in (*_ENDING, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)

@@ -200,6 +200,11 @@ class EngineProcess:
             self._guard = None
         return code
 
+    def tell(self, at_end: Callable[[], None]) -> None:
+        """Where this is a fork of a warm process: call it at the end, in a thread."""
+        if isinstance(self._process, warm.WarmChild):
+            self._process.tell(at_end)
+
     def stop_warm(self) -> None:
         """Where this is a fork of a warm process: ask that one to end as well."""
         if isinstance(self._process, warm.WarmChild):

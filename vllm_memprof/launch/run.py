@@ -178,6 +178,7 @@ class EngineRun:
             try:
                 interrupted = (lambda: bool(self._signals)) if job.warm else None
                 self._engine = EngineProcess(job.command, job.env, self._pump, interrupted)
+                self._engine.tell(self._wake.set)
                 self._watch = ProcessWatch(self._engine.pid)
                 self._host = HostWatch(
                     info.host_memory or HostRecord(), progress.seen, bool(info.sample)

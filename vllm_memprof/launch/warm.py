@@ -13,9 +13,11 @@ import hashlib
 import json
 import os
 import re
+import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -94,6 +96,15 @@ class WarmChild:
                 self.returncode = told["status"]
                 self._connection.close()
         return self.returncode
+
+    def tell(self, at_end: Callable[[], None]) -> None:
+        """Call it, in a thread, once there is something to ask ``poll`` for."""
+
+        def wait() -> None:
+            select.select([self._connection], [], [])
+            at_end()
+
+        threading.Thread(target=wait, daemon=True).start()
 
     def send_signal(self, number: int) -> None:
         """Signal it while it runs."""

@@ -85,3 +85,21 @@ def test_afterwards_and_for_others_an_import_executes(executed: list[str]) -> No
 def test_a_module_that_is_not_there_is_not_there_at_once() -> None:
     with loaded_later({"memprof_test_absent": ()}), pytest.raises(ModuleNotFoundError):
         importlib.import_module("memprof_test_absent")
+
+
+def test_what_it_is_said_to_lack_is_there_once_it_is_executed(executed: list[str]) -> None:
+    with loaded_later({NAME: ("-value",)}):
+        module = importlib.import_module(NAME)
+    assert not hasattr(module, "value")
+    assert executed == []
+    assert not hasattr(module, "another")  # asked for something else: executed
+    assert module.value == 1
+
+
+def test_a_patch_that_came_first_stays(executed: list[str]) -> None:
+    with loaded_later({NAME: ()}):
+        module = importlib.import_module(NAME)
+    module.value = 2
+    assert not hasattr(module, "another")
+    assert executed == [NAME]
+    assert module.value == 2

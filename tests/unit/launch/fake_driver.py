@@ -15,10 +15,20 @@ def import_ahead() -> None:
     print("imported once")
 
 
+def import_when_idle() -> None:
+    sys.modules["imported_when_idle"] = sys
+
+
 def main_in_fork(argv: Sequence[str]) -> int:
     what, *rest = argv
     if what == "say":
-        told = {"env": os.environ.get("SAID"), "folder": os.getcwd(), "session": os.getsid(0)}
+        idle = "imported_when_idle" in sys.modules
+        told = {
+            "idle": idle,
+            "env": os.environ.get("SAID"),
+            "folder": os.getcwd(),
+            "session": os.getsid(0),
+        }
         print(json.dumps(told))
         print("to stderr", file=sys.stderr)
     elif what == "fail":

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +116,24 @@ def test_what_a_plan_leaves_behind_ends(
     left = int((tmp_path / "pid").read_text())
     until(lambda: not psutil.pid_exists(left), 5 if politely else 40)
     assert (time.monotonic() - started > 25) is not bool(politely)
+
+
+def test_a_warm_process_without_a_plan_imports_what_the_first_did_not_wait_for(
+    env: dict[str, str],
+) -> None:
+    printed = Asked("say", env=env).ends()[1]
+    assert '"idle": false' in printed
+    end_s = time.monotonic() + 30
+    while '"idle": false' in Asked("say", env=env).ends()[1]:
+        assert time.monotonic() < end_s
+        time.sleep(1.5)  # a pause in which it has nothing to do
+
+
+def test_the_end_of_a_fork_wakes_who_waits_for_it(env: dict[str, str]) -> None:
+    asked, ended = Asked("fail", "3", env=env), threading.Event()
+    asked.child.tell(ended.set)
+    assert ended.wait(10)
+    assert asked.child.poll() == 3
 
 
 def test_signals_reach_the_fork(env: dict[str, str], tmp_path: Path) -> None:
