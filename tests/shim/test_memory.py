@@ -49,6 +49,25 @@ acl.result(before=before, context=context, total=acl.mem_info()[1], sizes=sizes)
     }
 
 
+def test_the_other_chip_of_a_card_has_a_total_of_its_own(
+    sim: Sim, change_profile: Callable[..., None]
+) -> None:
+    change_profile(other_chip_total_bytes=1 << 30)
+    figures = sim.run(f"""
+import acl
+totals = []
+for device in (0, 1, 2):
+    acl.set_device(device)
+    totals.append(acl.mem_info()[1])
+acl.set_device(1)
+code = acl.malloc_error(900 * {MIB})
+acl.result(totals=totals, code=code, text=acl.message())
+""")
+    assert figures["totals"] == [TOTAL, 1 << 30, TOTAL]
+    assert figures["code"] == 207001
+    assert "of 1073741824 bytes free" in figures["text"]
+
+
 def test_a_full_device_refuses(sim: Sim, change_profile: Callable[..., None]) -> None:
     change_profile(total_bytes=1 << 30)
     figures = sim.run(f"""

@@ -46,6 +46,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: MEMPROF_SIM_LIMITS asks for them. No figure of memory depends on them.
     stream_count: Size = 0
     event_count: Size = 0
+    other_chip_total_bytes: Size = 0  # total_bytes of every second device; 0: as of the first
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -264,7 +264,7 @@ Slot *slot_locked(int device, bool create) {
 
 bool charge_locked(int device, Component component, uint64_t bytes) {
   reclaim_dead();
-  if (used_locked(device) + bytes > profile().total_bytes) return false;
+  if (used_locked(device) + bytes > total_bytes_of(device)) return false;
   Slot *slot = slot_locked(device, true);
   if (!slot) return false;
   uint64_t now = slot->current[component].fetch_add(bytes) + bytes;

@@ -79,8 +79,9 @@ SHIM_API aclError aclrtGetDeviceUtilizationRate(int32_t device, aclrtUtilization
   if (!info || !device_valid(device))
     return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDeviceUtilizationRate: bad argument");
   uint64_t used = account_device_used(physical_device(device));
+  uint64_t total = total_bytes_of(physical_device(device));
   *info = aclrtUtilizationInfo{};  // nothing computes: the cores are idle
-  info->memoryUtilization = static_cast<int32_t>(used * 100 / profile().total_bytes);
+  info->memoryUtilization = static_cast<int32_t>(used * 100 / total);
   return ACL_SUCCESS;
 }
 
@@ -105,7 +106,7 @@ SHIM_API aclError aclrtGetDeviceInfo(uint32_t device, aclrtDevAttr attribute, in
     case ACL_DEV_ATTR_CUBE_CORE_NUM: *value = profile().ai_core_count; return ACL_SUCCESS;
     case ACL_DEV_ATTR_VECTOR_CORE_NUM: *value = profile().vector_core_count; return ACL_SUCCESS;
     case ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE:
-      *value = static_cast<int64_t>(profile().total_bytes);
+      *value = static_cast<int64_t>(total_bytes_of(physical_device(static_cast<int>(device))));
       return ACL_SUCCESS;
     case ACL_DEV_ATTR_L2_CACHE_SIZE: *value = profile().l2_cache_bytes; return ACL_SUCCESS;
     case ACL_DEV_ATTR_PHY_CHIP_ID:

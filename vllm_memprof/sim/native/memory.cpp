@@ -100,14 +100,14 @@ aclError allocate(void **pointer, uint64_t bytes, uint64_t page, Component compo
   if (device < 0)
     return fail(ACL_ERROR_RT_CONTEXT_NULL, "device memory requested without a context");
   uint64_t charged = round_up(bytes, page);
-  if (!account_charge(physical_device(device), component, charged))
+  if (!account_charge(physical_device(device), component, charged)) {
+    uint64_t total = total_bytes_of(physical_device(device));
     return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
                 "device %d has %llu of %llu bytes free, %llu requested", device,
                 static_cast<unsigned long long>(
-                    profile().total_bytes -
-                    std::min(profile().total_bytes, account_device_used(physical_device(device)))),
-                static_cast<unsigned long long>(profile().total_bytes),
-                static_cast<unsigned long long>(charged));
+                    total - std::min(total, account_device_used(physical_device(device)))),
+                static_cast<unsigned long long>(total), static_cast<unsigned long long>(charged));
+  }
   std::lock_guard<std::mutex> guard(blocks().mutex);
   int &file = blocks().file;
   uint64_t offset = blocks().end;
@@ -226,8 +226,8 @@ SHIM_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t *free_bytes, size_t *tota
   int device = current_device();
   if (device < 0) return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtGetMemInfo: no context");
   uint64_t used = account_device_used(physical_device(device));
-  *total_bytes = profile().total_bytes;
-  *free_bytes = used < profile().total_bytes ? profile().total_bytes - used : 0;
+  *total_bytes = total_bytes_of(physical_device(device));
+  *free_bytes = used < *total_bytes ? *total_bytes - used : 0;
   return ACL_SUCCESS;
 }
 

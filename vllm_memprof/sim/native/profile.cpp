@@ -63,6 +63,7 @@ Profile load() {
   result.driver_version = text(values, "driver_version");
   result.device_count = static_cast<uint32_t>(number(values, "device_count", &result));
   result.total_bytes = number(values, "total_bytes", &result);
+  result.other_chip_total_bytes = number(values, "other_chip_total_bytes", &result);
   result.context_bytes = number(values, "context_bytes", &result);
   result.further_context_bytes = number(values, "further_context_bytes", &result);
   result.context_runtime_bytes = number(values, "context_runtime_bytes", &result);
@@ -108,6 +109,12 @@ bool named_in(const char *variable, const std::string &name) {
 const Profile &profile() {
   static const Profile &loaded = process_state<Profile>() = load();
   return loaded;
+}
+
+uint64_t total_bytes_of(int physical_device) {
+  const Profile &known = profile();
+  bool other = physical_device % 2 && known.other_chip_total_bytes;
+  return other ? known.other_chip_total_bytes : known.total_bytes;
 }
 
 bool glob_match(const char *pattern, const char *text) {

@@ -24,6 +24,7 @@ struct Profile {
   std::string driver_version;
   uint32_t device_count = 0;
   uint64_t total_bytes = 0;
+  uint64_t other_chip_total_bytes = 0;  // of every second device; 0: the same
   uint64_t context_bytes = 0;
   uint64_t further_context_bytes = 0;
   uint64_t context_runtime_bytes = 0;
@@ -52,6 +53,7 @@ struct Profile {
 };
 
 const Profile &profile();
+uint64_t total_bytes_of(int physical_device);
 const WorkspaceRule *workspace_rule_for(
     const std::string &operator_name);  // null: it asks for none
 uint64_t workspace_bytes_for(const std::string &operator_name, uint64_t largest_tensor_bytes);
