@@ -49,7 +49,12 @@ def describe(config: ModelConfig, four_bits: bool = False) -> dict[str, object] 
     if kind not in RULES:
         return None
     draft = "quantized_draft" in ARCHITECTURES[kind]
-    layers = text_config(config)["num_hidden_layers"]
+    text = text_config(config)
+    layers, rules = text["num_hidden_layers"], dict[str, str]()
+    for pattern, rule in RULES[kind].items():
+        type_, _, size = rule.partition(" of hidden_size ")
+        if size in ("", str(text["hidden_size"])):
+            rules[pattern] = type_
     types = {}
     for name in list_weights(config, draft=True) or ():
         if re.search(r"\.experts\.[1-9]\d*\.", name):
@@ -58,7 +63,7 @@ def describe(config: ModelConfig, four_bits: bool = False) -> dict[str, object] 
         match = _LAYER.fullmatch(name)
         if match and (draft or int(match["layer"] or 0) < layers):
             types[name] = next(
-                (t for pattern, t in RULES[kind].items() if re.fullmatch(pattern, match["rest"])),
+                (t for pattern, t in rules.items() if re.fullmatch(pattern, match["rest"])),
                 "FLOAT",
             )
             of_model = int(match["layer"] or layers) < layers
