@@ -157,8 +157,6 @@ class Statistics:
     percentile_90: float  # of their sizes
     worst: Error
     met: int | None  # errors within the target; None without one
-    low: float
-    high: float
 
 
 def statistics_of(errors: Iterable[Error]) -> Statistics | None:
@@ -175,8 +173,6 @@ def statistics_of(errors: Iterable[Error]) -> Statistics | None:
         percentile_90=sizes[math.ceil(0.9 * len(sizes)) - 1],
         worst=max(counted, key=lambda each: abs(each.relative)),
         met=None if None in met else sum(bool(each) for each in met),
-        low=min(signed),
-        high=max(signed),
     )
 
 
@@ -191,9 +187,12 @@ def spreads_text(errors: Sequence[Error], profiles: Mapping[str, str]) -> str:
     kinds = sorted({(error.planned.equation or "", error.run.device) for error in kv})
     rows = []
     for equation, device in kinds:
-        of_kind = [e for e in kv if (e.planned.equation, e.run.device) == (equation, device)]
-        stats = statistics_of(of_kind)
-        if stats is not None and stats.count >= LEAST_RUNS:
-            low, median, high = (round(x, 4) for x in (stats.low, stats.median, stats.high))
-            rows.append(ErrorSpread(equation, profiles[device], stats.count, low, median, high))
+        off = [
+            round(each.simulated - each.published.value)
+            for each in kv
+            if (each.planned.equation, each.run.device) == (equation, device)
+        ]
+        if len(off) >= LEAST_RUNS:
+            of_kind = min(off), round(statistics.median(off)), max(off)
+            rows.append(ErrorSpread(equation, profiles[device], len(off), *of_kind))
     return json.dumps([asdict(row) for row in rows], indent=1) + "\n"

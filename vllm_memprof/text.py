@@ -14,7 +14,14 @@ from itertools import groupby
 from string import Formatter, digits
 from typing import Any
 
-from vllm_memprof.units import format_bytes, format_gib, format_ms, format_rate, format_size
+from vllm_memprof.units import (
+    format_bytes,
+    format_gib,
+    format_ms,
+    format_rate,
+    format_signed_gib,
+    format_size,
+)
 
 #: A template, said where its figures are known, or ``say`` where that of ``when`` is known, too.
 Sentence = str | Mapping[str, str]
@@ -23,6 +30,7 @@ Part = Sentence | tuple[Sentence, ...]
 #: unknown.
 _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
     "gib": format_gib,
+    "+gib": lambda size: format_signed_gib(size, 2),
     "gib3": lambda size: format_gib(size, 3),
     "gib4": lambda size: format_gib(size, 4),
     "size": format_size,
@@ -96,8 +104,8 @@ def text(template: str, of: object = None, /, **params: object) -> Text:
 
     Args:
         template: English, with ``{name}`` or ``{name:spec}`` for parameters. Specs are those of
-            ``format``, and ``gib``, ``gib3``, ``gib4``, ``size``, ``mib`` and ``bytes`` for bytes,
-            ``ms`` for seconds.
+            ``format``, and ``gib``, ``+gib``, ``gib3``, ``gib4``, ``size``, ``mib`` and ``bytes``
+            for bytes, ``ms`` for seconds.
         of: what has the parameters that are not given, as attributes.
         params: figures, names, or further texts, which are translated in their turn.
     """

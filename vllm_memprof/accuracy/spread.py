@@ -16,14 +16,14 @@ DATA = Path(__file__).parent / "data/spread.json"
 
 @dataclass(frozen=True)
 class ErrorSpread:
-    """Signed relative errors of predictions, of 1."""
+    """Signed errors of predicted KV caches: what is missing or too much does not grow with them."""
 
     equation: str
     profile: str  # of the simulated device, its name
     runs: int
-    low: float
-    median: float
-    high: float
+    low_bytes: int
+    median_bytes: int
+    high_bytes: int
 
 
 @cache

@@ -12,8 +12,8 @@ from vllm_memprof.report.documents import report as document
 from vllm_memprof.sources import read_report
 
 DATA = Path(__file__).parents[2] / "data"
-SPREAD = ErrorSpread("E4", "ascend910b", 12, -0.0031, 0.0012, 0.0064)
-SAID = "on 12 published runs of this kind the error was -0.3 to +0.6 %, median +0.1 %"
+SPREAD = ErrorSpread("E4", "ascend910b", 12, -332_859_596, 53_687_091, 687_194_767)
+SAID = "on 12 published runs of this kind the error was -0.31 to +0.64 GiB, median +0.05"
 
 
 def drawn(name, monkeypatch, spread, lang="en"):
@@ -43,4 +43,4 @@ def test_a_run_has_no_spread(name, monkeypatch):
 
 def test_in_chinese(monkeypatch):
     text, _ = drawn("plan_tp2", monkeypatch, SPREAD, "zh")
-    assert "在 12 次同类的公开运行上，误差为 -0.3 至 +0.6 %" in text
+    assert "在 12 次同类的公开运行上，误差为 -0.31 至 +0.64 GiB" in text

@@ -137,12 +137,12 @@ def spread(report: Report) -> Iterator[Line]:
     if (spread := spread_of(least.budget.equation, report.run.device_profile)) is not None:
         told = text(
             "KV cache {size:gib} GiB; on {count} published runs of this kind the error was "
-            "{low:+.1f} to {high:+.1f} %, median {median:+.1f} % (docs/accuracy.md)",
+            "{low:+gib} to {high:+gib} GiB, median {median:+gib} (docs/accuracy.md)",
             size=least.budget.engine_kv_cache_bytes,
             count=spread.runs,
-            low=100 * spread.low,
-            high=100 * spread.high,
-            median=100 * spread.median,
+            low=spread.low_bytes,
+            high=spread.high_bytes,
+            median=spread.median_bytes,
         )
         yield Line(text("accuracy"), told)
 
