@@ -163,7 +163,8 @@ def read_table(path: Path) -> dict[str, Any]:
         else:
             import tomli as tomllib
         table = tomllib.loads(text)
-    return {name: _frozen(value) for name, value in table.items() if not name.startswith("#")}
+    frozen: dict[str, Any] = _frozen(table)
+    return frozen
 
 
 def read_own(module: str, name: str) -> dict[str, Any]:
