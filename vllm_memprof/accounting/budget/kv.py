@@ -133,7 +133,7 @@ def kv_cache(read: RankReadings, rank: RankReport) -> RankReport:
         {str(name) for name in layers} if isinstance(layers, list) else None,
         of.figure("kv_storage_bytes"),
     )
-    peers = [each for each in run.processes if each.is_worker and each.identity.dp_rank == dp_rank]
+    peers = [each for each in run.workers if each.identity.dp_rank == dp_rank]
     stages = {each.identity.pp_rank for each in peers}  # that hold other layers
     if not kv.recorded and of.figure("kv_cache_bytes") is not None and len(stages) < 2:
         # the engine serves with the tokens of the rank that has the least
