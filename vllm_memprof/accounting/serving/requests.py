@@ -22,7 +22,7 @@ from vllm_memprof.record.samples import (
     RequestRecord,
     Sample,
 )
-from vllm_memprof.record.schema import STAGES
+from vllm_memprof.record.schema import LARGEST, STAGES
 from vllm_memprof.record.spans import Span, first_of
 from vllm_memprof.units import largest, minus, only_known, product_or_none
 
@@ -209,10 +209,10 @@ def _point(samples: list[tuple[str, Sample]], start: int) -> Point:
     return Point((begin - start) / 1e9, (end - start) / 1e9, readings, low, high)
 
 
-def largest_rows(rows: Sequence[RequestRow], name: str, count: int = 10) -> list[RequestRow]:
+def largest_rows(rows: Sequence[RequestRow], name: str) -> list[RequestRow]:
     """Return the rows with the largest values of a field, the largest first."""
     known = (row for row in rows if getattr(row, name) is not None)
-    return nlargest(count, known, key=attrgetter(name))
+    return nlargest(LARGEST, known, key=attrgetter(name))
 
 
 def mm_profile(process: ProcessRecord) -> MmProfile | None:

@@ -19,6 +19,7 @@ from vllm_memprof.accounting.serving.requests import largest_rows
 from vllm_memprof.accounting.serving.trend import GROWING, STEADY, TOO_SHORT
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import BAD, PLAIN, Section
+from vllm_memprof.record.schema import RANKED_BY
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import (
     GIB,
@@ -33,8 +34,6 @@ from vllm_memprof.units import minus
 
 #: Up to so many requests, all are shown; of more, the largest by each figure.
 SHOWN_REQUESTS = 12
-#: What makes a request one of the largest.
-RANKED_BY = ("allocated_peak_bytes", "left_allocated_bytes", "left_reserved_bytes")
 #: Characters of a request's id in a table, by width.
 _ID, _WIDE_ID = 14, 26
 #: Cycles that are listed from the first on; of the rest the last alone.
