@@ -119,8 +119,8 @@ def item_not_subtracted(name: str, rank: RankReport, run: Context) -> Iterator[F
 
 def graph_estimate_high(rank: RankReport, run: Context) -> Iterator[Found]:
     """Find estimates of graph memory that the capture did not use."""
-    rows = (row for row in rank.budget.terms if row.name == "graph_estimate" and row.subtracted)
-    estimate, actual = next((row.bytes for row in rows), None), rank.figures.get("graph_bytes")
+    estimate = rank.budget.subtracted.get("graph_estimate")
+    actual = rank.figures.get("graph_bytes")
     if estimate is not None and actual is not None:
         over = estimate - max(0, int(actual))
         if over >= WARNING_BYTES:

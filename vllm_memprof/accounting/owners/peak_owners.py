@@ -137,7 +137,7 @@ def _at_the_peak(rank: RankReport) -> list[ItemPart]:
 def _as_printed(rank: RankReport, total: Amount) -> list[ItemPart]:
     """Return the terms that a log prints, and what it leaves of the device."""
     budget, weights = rank.budget, rank.figure("weights_bytes")
-    terms = [(row.name, row.bytes) for row in budget.terms if row.subtracted]
+    terms = [*budget.subtracted.items()]
     terms += [(row.name, row.bytes) for row in budget.not_subtracted]
     rows: list[tuple[str, str, Amount]]
     rows = [("kv_cache", _TITLES["kv_cache"], budget.engine_kv_cache_bytes)]
