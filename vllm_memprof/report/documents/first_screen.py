@@ -27,7 +27,7 @@ from vllm_memprof.accounting.owners.peak_owners import (
 )
 from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_name
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import TITLES, how_title
 from vllm_memprof.document import BAD, CODE, GOOD, MUTED, PLAIN, TOTAL, Document, Line, Row, Section
 from vllm_memprof.record.schema import DAMAGED
 from vllm_memprof.record.spans import MODELLED
@@ -612,7 +612,7 @@ def _cures(report: Report, rank: RankReport | None) -> list[Line]:
     for row in sorted(remedies, key=lambda row: row.bytes is None):
         figures = vars(row) | {
             row.bound or "": True,
-            "how": TITLES["how"].get(row.how or "", row.how),
+            "how": how_title(row),
             "short": row.enough is False,
         }
         style = {True: GOOD, False: MUTED, None: PLAIN}[row.enough]
