@@ -53,6 +53,12 @@ class DeviceMemory:
     parts: list[ComponentRow] = field(default_factory=list)
     unexplained_how: How = DERIVED
 
+    @property
+    def by_owner(self) -> dict[str, int | None]:
+        """Return the bytes of the rows, and what is unexplained."""
+        sizes: dict[str, int | None] = {row.component: row.bytes for row in self.rows}
+        return sizes | {UNEXPLAINED: self.unexplained_bytes}
+
     def remainders(self) -> list[ComponentRow]:
         """Return the parts of what is unexplained; they add up to it."""
         return [part for part in self.parts if part.part_of == UNEXPLAINED]
