@@ -14,6 +14,11 @@ TITLES: dict[str, dict[str, Text]] = {
 }
 
 
+def title_in(area: str, name: Any) -> Any:
+    """Return the title of a name; of what another release or a stranger wrote, the name itself."""
+    return TITLES[area].get(name, name)
+
+
 def how_title(row: Any) -> Any:
-    """Return how a row's figure is known, in words; of a report of others, the word as it is."""
-    return TITLES["how"].get(row.how, row.how)
+    """Return how a row's figure is known, in words."""
+    return title_in("how", row.how)

@@ -17,7 +17,7 @@ from vllm_memprof.accounting.deployment.clock import MOMENTS
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
 from vllm_memprof.accounting.readings.startup import peak_between, value
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import title_in
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     AFTER,
@@ -184,7 +184,7 @@ def _owners(rank: RankReport, readings: list[_Reading]) -> list[StackedOwner]:
     names = [*_TENSORS.values(), _OTHER_TENSORS, _UNDIVIDED, _RESERVED]
     names += [name for own in stacks for name in own if name != UNEXPLAINED]
     return [
-        StackedOwner(name, sizes, how.get(name, MEASURED), TITLES["timeline"].get(name, name))
+        StackedOwner(name, sizes, how.get(name, MEASURED), title_in("timeline", name))
         for name in dict.fromkeys((*names, UNEXPLAINED))
         if name not in _NOT_OWNERS and any(sizes := [own.get(name) for own in stacks])
     ]

@@ -11,7 +11,7 @@ from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.model import ItemPart, RankReport
 from vllm_memprof.accounting.readings.counters import APP
 from vllm_memprof.accounting.readings.quantities import title_of
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import TITLES, title_in
 from vllm_memprof.record.spans import (
     DERIVED,
     ESTIMATED,
@@ -91,7 +91,7 @@ def _of_files(rank: RankReport) -> list[ItemPart]:
     if any(row.table == "owners" for row in rows.values()):
         rows.pop(APP, None)  # has torch's segments
     return [
-        ItemPart(name, TITLES["file_rows"].get(name, name), row.bytes, MEASURED)
+        ItemPart(name, title_in("file_rows", name), row.bytes, MEASURED)
         for name, row in rows.items()
         if row.bytes
     ]

@@ -27,7 +27,7 @@ from vllm_memprof.accounting.owners.peak_owners import (
 )
 from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_name
-from vllm_memprof.accounting.titles import TITLES, how_title
+from vllm_memprof.accounting.titles import how_title, title_in
 from vllm_memprof.document import BAD, CODE, GOOD, MUTED, PLAIN, TOTAL, Document, Line, Row, Section
 from vllm_memprof.record.schema import DAMAGED
 from vllm_memprof.record.spans import MODELLED
@@ -307,7 +307,7 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
             **vars(oom),
             "missing": oom.missing_bytes,
             "pieces": None not in (oom.requested_bytes, oom.free_bytes),
-            "part": TITLES["stages"].get(oom.stage or "", oom.stage),
+            "part": title_in("stages", oom.stage),
             "labels": _few([each.label for each in report.ranks if each.oom is not None]),
         }
         yield Line("", sentences_of("asked", asked, ", "))

@@ -11,7 +11,7 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.owners.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.owners.outside_torch import CommunicatorUse, communicators_of
 from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
-from vllm_memprof.accounting.titles import TITLES, how_title
+from vllm_memprof.accounting.titles import TITLES, how_title, title_in
 from vllm_memprof.document import MUTED, NOT_MEASURED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.spans import UNEXPLAINED, ComponentRow, DeviceMemory, device_after
 from vllm_memprof.report.sections.base import Sheet, draw, fitting
@@ -61,7 +61,7 @@ def device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             unread = [
                 text(
                     "{title}: {not_measured} ({reason})",
-                    title=TITLES["readings"].get(what, what),
+                    title=title_in("readings", what),
                     not_measured=NOT_MEASURED,
                     reason=why,
                 )
