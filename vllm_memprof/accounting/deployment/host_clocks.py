@@ -81,8 +81,8 @@ def _passages(runs: Sequence[Run]) -> dict[_Key, _Passages]:
     for group, process in workers:
         size = process.identity.world_size
         for span in process.phases if size else ():
-            ranks = span.detail.get("ranks") if span.phase == "communicator" else None
-            for rank in ranks if isinstance(ranks, list) else ():
+            ranks = span.listed("ranks") if span.phase == "communicator" else None
+            for rank in ranks or ():
                 if isinstance(rank, int) and rank >= (size or 0):
                     across.add(group)
     found: dict[_Key, _Passages] = defaultdict(lambda: defaultdict(list))

@@ -226,7 +226,7 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
     nothing = Span("", 0)
     profiled, merged = span or nothing, (profile or nothing).detail.get("mm_merge_ran")
     items, each = profiled.integer("mm_items"), profiled.integer("mm_tokens_per_item")
-    size, peak = profiled.detail.get("mm_size"), value(profiled.after, "allocated_peak_bytes")
+    peak = value(profiled.after, "allocated_peak_bytes")
     # the profiled encoder's peak, where the allocator's rose in it
     rose = (growth(profiled.before, profiled.after, "allocated_peak_bytes") or 0) > 0
     none = MediaStage("")
@@ -236,7 +236,7 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
         modality=profiled.string("mm_modality"),
         items=items,
         tokens=product_or_none(items, each),
-        size=list(size) if isinstance(size, list) else None,
+        size=profiled.listed("mm_size"),
         bytes=minus(peak, value(profiled.before, "allocated_bytes")) if rose else None,
         merged=merged if isinstance(merged, bool) else None,
         frames=profiled.integer("mm_frames"),
