@@ -154,16 +154,22 @@ def read_table(path: Path) -> dict[str, Any]:
         path: TOML, or JSON where an engine's process reads it: it has the standard library of
             Python 3.10 alone. A name that begins with ``#`` is a comment.
     """
-    text = path.read_text("utf-8")
-    if path.suffix == ".json":
-        table = json.loads(text)
+    parse = json.loads if path.suffix == ".json" else parse_toml
+    frozen: dict[str, Any] = _frozen(parse(path.read_text("utf-8")))
+    return frozen
+
+
+def parse_toml(text: str) -> Any:
+    """Return what a TOML text holds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
     else:
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
-        table = tomllib.loads(text)
-    return {name: _frozen(value) for name, value in table.items() if not name.startswith("#")}
+        import tomli as tomllib
+    return tomllib.loads(text)
 
 
 def read_own(module: str, name: str) -> dict[str, Any]:

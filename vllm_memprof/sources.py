@@ -130,8 +130,8 @@ def _completed(run: Run, logged: Run) -> list[ProcessRecord]:
 
     Those are figures of workers of which hooks read none, as of one that refused to start.
     """
-    said = [process for process in logged.processes if process.is_worker and process.figures]
-    workers = [process for process in run.processes if process.is_worker]
+    said = [process for process in logged.workers if process.figures]
+    workers = run.workers
     if any(process.figures for process in workers):
         return run.processes
     if not workers:

@@ -89,10 +89,9 @@ def read_ranks(
         nothing_later = text("memprof plan stops after the KV plan")
     choice = choose(summary, run.forms, [process for _, process in workers], evidence.partial)
     replicas: dict[int | None, list[Moments]] = defaultdict(list)
-    for process in run.whole.processes:
-        if process.is_worker:
-            moments = Moments(process.phases, {}, summary.simulated)
-            replicas[process.identity.dp_rank].append(moments)
+    for process in run.whole.workers:
+        moments = Moments(process.phases, {}, summary.simulated)
+        replicas[process.identity.dp_rank].append(moments)
     found = []
     for at, (_, process) in enumerate(workers):
         startup = StartupReadings(

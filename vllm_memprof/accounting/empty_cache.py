@@ -101,7 +101,7 @@ def _call(spans: list[Span], span: Span, after_ready: bool) -> EmptyCacheCall:
     if before.components is not None and after.components is not None:
         names = sorted({*before.components, *after.components})
         by_module = {n: (counter(before, n) or 0) - (counter(after, n) or 0) for n in names}
-    seconds, chain = span.detail.get("seconds", span.seconds), span.detail.get("chain")
+    seconds = span.detail.get("seconds", span.seconds)
     return EmptyCacheCall(
         # its own time, without that of the two snapshots
         seconds=seconds if isinstance(seconds, (int, float)) else None,
@@ -118,7 +118,7 @@ def _call(spans: list[Span], span: Span, after_ready: bool) -> EmptyCacheCall:
         by=span.string("by") or ENGINE,
         after_ready=after_ready,
         refilled_by=None if refilled is None else where,
-        chain=tuple(map(str, chain)) if isinstance(chain, list) else (),
+        chain=tuple(map(str, span.listed("chain") or ())),
         site=span.string("site"),
         function=span.string("function"),
         thread=span.string("thread"),

@@ -25,7 +25,7 @@ from vllm_memprof.record.memory_files import MemoryFile
 from vllm_memprof.record.samples import RequestFigures
 from vllm_memprof.record.schema import REPORT_SCHEMA, RunInfo, Snapshot
 from vllm_memprof.record.spans import DERIVED, MEASURED, ComponentRow, How, Span
-from vllm_memprof.units import MIB, Amount, minus, sum_or_none
+from vllm_memprof.units import MIB, Amount, minus, only_known, sum_or_none
 
 ENGINE, MEMPROF = "engine", "memprof"
 EXACT, AT_MOST, AT_LEAST = "exact", "at_most", "at_least"
@@ -270,18 +270,22 @@ class Budget:
     @computed
     def implied_requested_bytes(self) -> Amount:
         """Return the request that the subtracted terms and the granted KV cache add up to."""
-        sizes = [row.bytes for row in self.terms if row.subtracted]
-        if self.requested is not None or not sizes:
+        if self.requested is not None or not self.subtracted:
             return None
-        return sum_or_none([*sizes, self.engine_kv_cache_bytes])
+        return sum_or_none([*self.subtracted.values(), self.engine_kv_cache_bytes])
+
+    @property
+    def subtracted(self) -> dict[str, Amount]:
+        """Return the bytes of the terms that the equation subtracts, by name."""
+        return {row.name: row.bytes for row in self.terms if row.subtracted}
 
     def implied_term(self, divisor: int = 1) -> tuple[str, int] | None:
         """Return (name, bytes) of the only unknown term, as the available KV cache leaves it."""
-        missing = [row.name for row in self.terms if row.subtracted and row.bytes is None]
+        missing = [name for name, size in self.subtracted.items() if size is None]
         granted, asked = self.engine_kv_cache_bytes, self.requested_bytes
         if len(missing) != 1 or granted is None or asked is None or self.override:
             return None
-        known = sum(row.bytes for row in self.terms if row.subtracted and row.bytes is not None)
+        known = sum(only_known(self.subtracted.values()))
         return missing[0], asked - known - granted * divisor
 
     @property

@@ -72,9 +72,8 @@ def workers_by_label(run: Run) -> list[tuple[str, ProcessRecord]]:
 
     A label that several replicas have, as TP0, begins with the replica, or ends with the process.
     """
-    workers = [process for process in run.processes if process.is_worker]
     found = []
-    for process in workers:
+    for process in run.workers:
         who = process.identity
         label = who.label or (f"pid {who.pid}" if who.rank is None else f"rank {who.rank}")
         found.append((label, process))

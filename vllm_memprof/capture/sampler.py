@@ -26,7 +26,7 @@ from vllm_memprof.capture.items import describe
 from vllm_memprof.capture.probe import Probe, host_memory
 from vllm_memprof.capture.sample_files import SampleFiles
 from vllm_memprof.capture.writer import EventWriter
-from vllm_memprof.record.schema import LARGEST, SAMPLE_FIGURES, SAMPLED_REQUESTS
+from vllm_memprof.record.schema import LARGEST, RANKED_BY, SAMPLE_FIGURES, SAMPLED_REQUESTS
 from vllm_memprof.redact import redact_text
 
 #: The part of a step outside the multimodal stages.
@@ -35,8 +35,6 @@ STEP = "step"
 _ID_LENGTH, _MOST_IDS = 80, 4096
 #: Maxima that are remembered while requests run: more of them is a record of a year.
 _MOST_MAXIMA = 4096
-#: What makes a request large.
-_RANKED_BY = ("allocated_peak_bytes", "left_allocated_bytes", "left_reserved_bytes")
 _PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes")
 
 #: A stage under way: the reading at its begin, and the fields of its event.
@@ -337,7 +335,7 @@ class Sampler:
         kept = [*self._largest, fields]
         largest = {
             id(each)
-            for rank in _RANKED_BY
+            for rank in RANKED_BY
             for each in nlargest(LARGEST, kept, key=lambda each: each[rank] or 0)
         }
         self._largest = [each for each in kept if id(each) in largest]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -12,12 +11,8 @@ from typing import Any, NamedTuple
 from vllm_memprof.accounting.findings.table import FINDINGS
 from vllm_memprof.check.limits import BUDGET, FAIL_ON, KEYS, REGRESSION, TOKENS, LimitKey
 from vllm_memprof.errors import UsageError, nearest
+from vllm_memprof.files import parse_toml
 from vllm_memprof.units import MIB, one_line, parse_size
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _LARGEST = 1 << 63
@@ -60,8 +55,8 @@ def parse_budget(text: str, name: str) -> BudgetFile:
             limit; every mistake is named with its line.
     """
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
+        data = parse_toml(text)
+    except ValueError as exc:
         hint = 'a value with a unit is text: "43.5GiB", "1%"'
         raise UsageError(f"{name} is not TOML: {exc}", hint) from exc
     budget, lines = BudgetFile(name, []), text.splitlines()

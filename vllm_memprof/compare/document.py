@@ -14,7 +14,7 @@ from vllm_memprof.accounting.readings.quantities import (
     title_of,
 )
 from vllm_memprof.accounting.summary import device_text, engine_text
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import TITLES, title_in
 from vllm_memprof.compare.causes import (
     BLOCKS,
     METHOD,
@@ -357,7 +357,7 @@ def _changed_section(diff: Diff) -> Section:
     kinds: set[str] = set()
     for change in diff.changed:
         if change.kind not in kinds:
-            rows.append(Row([TITLES["changes"].get(change.kind, change.kind), "", ""], style=MUTED))
+            rows.append(Row([title_in("changes", change.kind), "", ""], style=MUTED))
         kinds.add(change.kind)
         rows.append(change)
     return TABLES.draw(
@@ -461,9 +461,6 @@ def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
 
 
 def _owner_sections(rank: RankDiff) -> list[Section]:
-    def owner(row: OwnerDiff) -> str:
-        return TITLES["weights"].get(row.component, row.component)
-
     def look(row: OwnerDiff) -> str:
         return MUTED if row.component == UNEXPLAINED else PLAIN
 
@@ -477,7 +474,15 @@ def _owner_sections(rank: RankDiff) -> list[Section]:
         ]
         figures = {edge: True, "phase": phase, "labels": _pair(rank)}
         found.append(
-            TABLES.draw(Paper(), "owners", rows, figures, look=look, columns=_SIDES, owner=owner)
+            TABLES.draw(
+                Paper(),
+                "owners",
+                rows,
+                figures,
+                look=look,
+                columns=_SIDES,
+                owner=lambda row: title_in("weights", row.component),
+            )
         )
     return found
 

@@ -7,7 +7,7 @@ from math import fsum
 
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import AFTER, UNEXPLAINED, DeviceMemory, Span, device_after
+from vllm_memprof.record.spans import AFTER, Span, device_after
 from vllm_memprof.tables import merged_order
 from vllm_memprof.units import only_known
 
@@ -83,7 +83,7 @@ def owner_diffs(a: RankReport, b: RankReport) -> list[OwnerDiff]:
         for phase in phases:
             left, right = device_after(a.phases, phase), device_after(b.phases, phase)
             if left is not None and right is not None:
-                sizes_a, sizes_b = _by_owner(left), _by_owner(right)
+                sizes_a, sizes_b = left.by_owner, right.by_owner
                 found += [
                     OwnerDiff(phase, AFTER, name, sizes_a.get(name), sizes_b.get(name))
                     for name in dict.fromkeys([*sizes_a, *sizes_b])
@@ -96,8 +96,3 @@ def owner_diffs(a: RankReport, b: RankReport) -> list[OwnerDiff]:
             for name in merged_order(left_of, right_of)
         ]
     return found
-
-
-def _by_owner(memory: DeviceMemory) -> dict[str, int | None]:
-    found: dict[str, int | None] = {row.component: row.bytes for row in memory.rows}
-    return {**found, UNEXPLAINED: memory.unexplained_bytes}

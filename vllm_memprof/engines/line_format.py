@@ -83,30 +83,32 @@ class LineFormat:
     regex: re.Pattern[str]
     placeholders: tuple[Placeholder, ...]
     stage: int | None
-    scope: str
     engine: str | None  # None: both engines print this line
-    equation: str | None  # the equation whose engines print this line
-    sets: tuple[str, ...]  # figures without a number: 1 where the line is there
-    clears: tuple[str, ...]  # the same, 0
-    when: str | None  # only after a line that opened this context
-    opens: str | None
+    equation: str | None = None  # the equation whose engines print this line
+    scope: str = RANK
+    sets: tuple[str, ...] = ()  # figures without a number: 1 where the line is there
+    clears: tuple[str, ...] = ()  # the same, 0
+    when: str | None = None  # only after a line that opened this context
+    opens: str | None = None
 
 
 def row(
-    stage: int | None,
-    anchor: str,
     pattern: str,
     *,
-    scope: str = RANK,
     engine: str | None = None,
     equation: str | None = None,
-    sets: tuple[str, ...] = (),
-    clears: tuple[str, ...] = (),
-    when: str | None = None,
-    opens: str | None = None,
     cite: str = "",
+    **fields: Any,
 ) -> LineFormat:
-    """Compile a row; the engine follows from the equation where that is given."""
+    """Compile a row; the engine follows from the equation where that is given.
+
+    Args:
+        pattern: of the line, with placeholders.
+        engine: that prints it.
+        equation: of the engines that print it.
+        cite: where the engine's source prints it, for the reader of the table.
+        fields: the others of ``LineFormat``.
+    """
     placeholders: list[Placeholder] = []
     text, at = "", 0
     for match in _PLACEHOLDER.finditer(pattern):
@@ -123,17 +125,11 @@ def row(
         text += pattern[at : match.start()].replace(" ", r"\s*") + number
         at = match.end()
     return LineFormat(
-        anchor=anchor,
         regex=re.compile(text + pattern[at:].replace(" ", r"\s*")),
         placeholders=tuple(placeholders),
-        stage=stage,
-        scope=scope,
         engine=engine or (equation and (ASCEND if equation in _OF_ASCEND else CUDA)),
         equation=equation,
-        sets=sets,
-        clears=clears,
-        when=when,
-        opens=opens,
+        **fields,
     )
 
 

@@ -24,9 +24,13 @@ DEFAULT_PARENT = Path("reports")
 def default_run_dir(model: str, now: time.struct_time | None = None) -> Path:
     """Return ``reports/<time>-<model>``: local time, the model's last path component."""
     stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
+    return DEFAULT_PARENT / f"{stamp}-{model_part(model, 80)}"
+
+
+def model_part(model: str, most: int) -> str:
+    """Return what the name of a folder has of a model: its last path component, made safe."""
     base = model.rstrip("/").rsplit("/", 1)[-1]
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", base).strip(".-")[:80] or "model"
-    return DEFAULT_PARENT / f"{stamp}-{safe}"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", base).strip(".-")[:most] or "model"
 
 
 def other_names(path: Path) -> Iterator[Path]:

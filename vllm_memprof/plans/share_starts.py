@@ -209,7 +209,7 @@ def figures_of(rank: RankReport, row: PlanRow, instance: Instance) -> Figures | 
             size = math.ceil(size * kv.blocks / held - 1e-9) * block
         need = max(need, size)
     sizes = (
-        sum_or_none(term.bytes for term in budget.terms if term.subtracted),
+        sum_or_none(budget.subtracted.values()),
         minus(minus(total, free), kv.planned_bytes),
         minus(total, budget.fits_device_bytes),
         minus(total, rank.initial_free_bytes),

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError, UsageError
-from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE, FILE_MODE
+from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE, FILE_MODE, model_part
 from vllm_memprof.options import long_name, normal_form
 from vllm_memprof.plans.model import Knob, Plan, PlanRow, Sweep, folder_name
 from vllm_memprof.plans.runner import Interrupted, PlanRunner
@@ -83,10 +83,8 @@ def split_values(text: str) -> list[str]:
 
 def default_folder(plan: Plan, knobs: Sequence[Knob]) -> Path:
     """Return ``reports/sweep-<model>-<digest>``, the same for the same sweep."""
-    model = plan.model.rstrip("/").rsplit("/", 1)[-1]
-    base = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:60] or "model"
     digest = hashlib.sha256(_request(plan, knobs).encode()).hexdigest()[:8]
-    return DEFAULT_PARENT / f"sweep-{base}-{digest}"
+    return DEFAULT_PARENT / f"sweep-{model_part(plan.model, 60)}-{digest}"
 
 
 def _request(plan: Plan, knobs: Sequence[Knob]) -> str:

@@ -109,7 +109,7 @@ def load_parts(folders: Sequence[Path], name: str | None = None, named: bool = T
         if run.truncated:
             reason = "; ".join(run.notes) or "events are missing"
             gaps.append(Gap("truncated", str(run.folder), reason, run.info.group))
-        if not any(process.is_worker for process in run.processes):
+        if not run.workers:
             reason = run.info.exit_reason or ""
             gaps.append(Gap("no_rank", str(run.folder), reason, run.info.group))
     return Parts(name or next(iter(found), None), runs, gaps + _missing(runs))

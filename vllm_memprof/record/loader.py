@@ -171,6 +171,11 @@ class Run:
         """Return the run with the processes of all hosts."""
         return self if self.group is None else self.group
 
+    @property
+    def workers(self) -> list[ProcessRecord]:
+        """Return the processes that run a rank of the model."""
+        return [each for each in self.processes if each.is_worker]
+
     @cached_property
     def serving(self) -> list[ProcessRecord]:
         """Return the processes that recorded requests or samples of the KV cache."""

@@ -185,7 +185,8 @@ REQUESTS_BYTES = 16 << 20
 #: Of one process: both, and a line that each file may have more.
 MOST_SAMPLES_BYTES = sum(LEVEL_BYTES) + REQUESTS_BYTES + (1 << 20)
 FILES = 4
-#: Requests that are kept longer than their file, by each of what makes one large.
+#: What makes a request large, and how many are kept longer than their file by each of these.
+RANKED_BY = ("allocated_peak_bytes", "left_allocated_bytes", "left_reserved_bytes")
 LARGEST = 10
 #: Requests that a sample names at most; ``request_count`` counts all.
 SAMPLED_REQUESTS = 8

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from vllm_memprof.record.codec import computed, one_of
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, Snapshot
@@ -52,6 +52,12 @@ class DeviceMemory:
     #: Held by rows or by what is unexplained already: not added.
     parts: list[ComponentRow] = field(default_factory=list)
     unexplained_how: How = DERIVED
+
+    @property
+    def by_owner(self) -> dict[str, int | None]:
+        """Return the bytes of the rows, and what is unexplained."""
+        sizes: dict[str, int | None] = {row.component: row.bytes for row in self.rows}
+        return sizes | {UNEXPLAINED: self.unexplained_bytes}
 
     def remainders(self) -> list[ComponentRow]:
         """Return the parts of what is unexplained; they add up to it."""
@@ -122,6 +128,11 @@ class Span:
         """Return a detail that is an integer; None where it is missing or anything else."""
         value = self.detail.get(name)
         return value if isinstance(value, int) else None
+
+    def listed(self, name: str) -> list[Any] | None:
+        """Return a detail that is a list; None where it is missing or anything else."""
+        value = self.detail.get(name)
+        return value if isinstance(value, list) else None
 
     def string(self, name: str) -> str | None:
         """Return a detail as a string; None where it is missing."""

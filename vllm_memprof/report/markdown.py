@@ -185,17 +185,18 @@ def _more(count: int, page: Document, say: Language, name: str = "") -> list[str
 
 
 def _section(section: Section, say: Language) -> list[str]:
-    """Return a table under its heading, and the notes below it; a long table is folded away."""
+    """Return a table with its heading and notes; a long one is folded away."""
     if len(section.rows) <= _OPEN_ROWS:
         return _table(section)
-    count = say(text("{count} rows", count=len(section.rows)))
-    return [f"## {escape(section.title)}", "", *_folded(count, _rows(section)), *_notes(section)]
+    return _table(section, say(text("{count} rows", count=len(section.rows))))
 
 
-def _table(section: Section) -> list[str]:
+def _table(section: Section, folded: str = "") -> list[str]:
     """Return a table under its heading, where it has one, and the notes below it."""
     heading = [f"## {escape(section.title)}", ""] if section.title else []
-    return [*heading, *_rows(section), *_notes(section)]
+    rows = _rows(section)
+    notes = ["", *(f"- {_paragraph(note)}" for note in section.notes)] if section.notes else []
+    return [*heading, *(_folded(folded, rows) if folded else rows), *notes]
 
 
 def _rows(section: Section) -> list[str]:
@@ -212,10 +213,6 @@ def _rows(section: Section) -> list[str]:
         cells[0] = "&nbsp;" * 2 * row.indent + cells[0]
         rows.append(cells)
     return [f"| {' | '.join(cells)} |" for cells in rows]
-
-
-def _notes(section: Section) -> list[str]:
-    return ["", *(f"- {_paragraph(note)}" for note in section.notes)] if section.notes else []
 
 
 def _findings(views: list[FindingView], page: Document, say: Language) -> list[str]:

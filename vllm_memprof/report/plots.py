@@ -219,12 +219,12 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[WaterfallBar], str
     asked = budget.requested_bytes
     if granted is None and computed is None:
         return [], text("no KV cache was sized: there is no waterfall")
-    terms = [] if budget.override else [term for term in budget.terms if term.subtracted]
+    terms = {} if budget.override else budget.subtracted
     unknown: list[str] = [text("requested")] if asked is None else []
-    unknown += [term_title(report, term) for term in terms if term.bytes is None]
+    unknown += [term_title(report, name) for name, size in terms.items() if size is None]
     if asked is None or unknown:
         return [], text("not drawn, unknown: {titles}", titles=join(", ", unknown))
-    charged = [(term_title(report, term), term.bytes or 0) for term in terms]
+    charged = [(term_title(report, name), size or 0) for name, size in terms.items()]
     beside = [
         (modelled(item.title, item.how == MODELLED), item.bytes)
         for item in budget.not_subtracted

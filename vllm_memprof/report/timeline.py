@@ -17,7 +17,7 @@ from vllm_memprof.accounting.deployment.clock import MOMENTS
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
 from vllm_memprof.accounting.readings.startup import peak_between, value
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import title_in
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     AFTER,
@@ -160,7 +160,7 @@ def _owners(rank: RankReport, readings: list[_Reading]) -> list[StackedOwner]:
     until = min((at.t_ns or 0 for at in changed if at is not None), default=inf)
 
     def stack(reading: _Reading) -> dict[str, int | None]:
-        rows = {row.component: row.bytes for row in reading.owners.rows}
+        rows = reading.owners.by_owner
         here, reserved = rows.get("allocated"), rows.get("reserved_not_allocated")
         unmapped = -(rows.get("unmapped") or 0)
         if unmapped and here is not None and reserved is not None:
@@ -175,9 +175,7 @@ def _owners(rank: RankReport, readings: list[_Reading]) -> list[StackedOwner]:
             tensors = {_UNDIVIDED: here}
         else:
             tensors[_OTHER_TENSORS] = here - known
-        own = {**tensors, _RESERVED: reserved, **rows}
-        own[UNEXPLAINED] = reading.owners.unexplained_bytes
-        return own
+        return {**tensors, _RESERVED: reserved, **rows}
 
     stacks = [stack(reading) for reading in readings]
     how = {row.component: row.how for reading in readings for row in reading.owners.rows}
@@ -186,7 +184,7 @@ def _owners(rank: RankReport, readings: list[_Reading]) -> list[StackedOwner]:
     names = [*_TENSORS.values(), _OTHER_TENSORS, _UNDIVIDED, _RESERVED]
     names += [name for own in stacks for name in own if name != UNEXPLAINED]
     return [
-        StackedOwner(name, sizes, how.get(name, MEASURED), TITLES["timeline"].get(name, name))
+        StackedOwner(name, sizes, how.get(name, MEASURED), title_in("timeline", name))
         for name in dict.fromkeys((*names, UNEXPLAINED))
         if name not in _NOT_OWNERS and any(sizes := [own.get(name) for own in stacks])
     ]

@@ -23,18 +23,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError, UsageError, did_you_mean
+from vllm_memprof.files import parse_toml
 from vllm_memprof.sim.folders import write_file
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 STACKS_DIR = Path(__file__).parent / "data/stacks"
 EXTRAS_DIR = Path(__file__).parent / "data/extras"
@@ -182,7 +177,7 @@ def load_extra(name: str) -> tuple[Chunk, ...]:
 
 def _parse(path: Path) -> Stack:
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = parse_toml(path.read_text("utf-8"))
         lock = path.parent / table.pop("lock")
         stand_ins = tuple(StandIn(**row) for row in table.pop("stand_in", []))
         builds = []

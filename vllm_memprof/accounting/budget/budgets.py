@@ -242,9 +242,7 @@ def fit_device(
     fits, released = minus(total, peak.held_bytes), minus(total, peak.at_least_bytes)
     headroom = minus(fits, serves_with)
     # a figure of the whole device has a part in what the engine granted
-    device_wide = budget.override is None and any(
-        term.subtracted and is_device_wide(term.name) for term in budget.terms
-    )
+    device_wide = budget.override is None and any(map(is_device_wide, budget.subtracted))
     of_equation = MODELLED if of.simulated and device_wide else DERIVED
     of_device = weakest([DERIVED, peak.how])
     suggestions = [

@@ -122,7 +122,7 @@ def kv_cache(read: RankReadings, rank: RankReport) -> RankReport:
         if span is not None and inner.phase in _BESIDE_KV and inner.parent == span.order
     ]
     allocated = growth(before(span), after(span), "allocated_bytes")
-    layers = None if draft is None else draft.detail.get("layers")
+    layers = None if draft is None else draft.listed("layers")
     printed = run.printed_kv.get(dp_rank, run.printed_kv.get(None, {}))
     kv = build_kv(
         plan,
@@ -130,10 +130,10 @@ def kv_cache(read: RankReadings, rank: RankReport) -> RankReport:
         minus(allocated, sum_or_none(beside)),
         printed or run.whole.printed_kv.get(dp_rank, {}),
         counted_per_byte(of.equation, of.figures),
-        {str(name) for name in layers} if isinstance(layers, list) else None,
+        None if layers is None else {*map(str, layers)},
         of.figure("kv_storage_bytes"),
     )
-    peers = [each for each in run.processes if each.is_worker and each.identity.dp_rank == dp_rank]
+    peers = [each for each in run.workers if each.identity.dp_rank == dp_rank]
     stages = {each.identity.pp_rank for each in peers}  # that hold other layers
     if not kv.recorded and of.figure("kv_cache_bytes") is not None and len(stages) < 2:
         # the engine serves with the tokens of the rank that has the least

@@ -52,7 +52,7 @@ RULES = [Rule(**row) for row in _TABLE["rules"]]
 
 def usable(read: RunReadings, report: Report) -> Report:
     """Add to each rank which tokens of its KV cache requests can hold, and which rule binds."""
-    workers = [each.identity for each in read.run.whole.processes if each.is_worker]
+    workers = [each.identity for each in read.run.whole.workers]
     labels = {(who.dp_rank, who.rank): who.label for who in workers}
     last = max((who.pp_rank or 0 for who in workers), default=0)
     run = report.run

@@ -76,13 +76,13 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
 
 def _passages(runs: Sequence[Run]) -> dict[_Key, _Passages]:
     """Return each passage of the ranks through a blocking phase, by world and number."""
-    workers = [(run.info.group, each) for run in runs for each in run.processes if each.is_worker]
+    workers = [(run.info.group, each) for run in runs for each in run.workers]
     across = set()  # groups whose replicas are one world: a communicator has ranks of several
     for group, process in workers:
         size = process.identity.world_size
         for span in process.phases if size else ():
-            ranks = span.detail.get("ranks") if span.phase == "communicator" else None
-            for rank in ranks if isinstance(ranks, list) else ():
+            ranks = span.listed("ranks") if span.phase == "communicator" else None
+            for rank in ranks or ():
                 if isinstance(rank, int) and rank >= (size or 0):
                     across.add(group)
     found: dict[_Key, _Passages] = defaultdict(lambda: defaultdict(list))

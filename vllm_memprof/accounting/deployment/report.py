@@ -66,7 +66,7 @@ def build_deployment(found: Parts) -> Report:
         made = [
             run_report(
                 replace(run, group=whole, clock_offsets=offsets),
-                [(labels[id(each)], each) for each in run.processes if each.is_worker],
+                [(labels[id(each)], each) for each in run.workers],
             )
             for run in runs
         ]

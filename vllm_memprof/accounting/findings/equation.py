@@ -19,7 +19,7 @@ from vllm_memprof.accounting.findings.rules import (
 )
 from vllm_memprof.accounting.model import RankReport, Tried
 from vllm_memprof.accounting.readings.quantities import title_of
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import how_title
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, only_known
 
@@ -113,14 +113,14 @@ def item_not_subtracted(name: str, rank: RankReport, run: Context) -> Iterator[F
     if rank.budget.device_verdict is None:
         held = total is not None and asked is not None and item.bytes <= total - asked
     room = leave_room(rank, item.bytes, run.least_granted_bytes, by_utilization=True)
-    figures = {**vars(item), "how": TITLES["how"].get(item.how, item.how), **room}
+    figures = {**vars(item), "how": how_title(item), **room}
     yield Found(item.bytes, figures, INFO if held else BY_BYTES, item.kv_tokens)
 
 
 def graph_estimate_high(rank: RankReport, run: Context) -> Iterator[Found]:
     """Find estimates of graph memory that the capture did not use."""
-    rows = (row for row in rank.budget.terms if row.name == "graph_estimate" and row.subtracted)
-    estimate, actual = next((row.bytes for row in rows), None), rank.figures.get("graph_bytes")
+    estimate = rank.budget.subtracted.get("graph_estimate")
+    actual = rank.figures.get("graph_bytes")
     if estimate is not None and actual is not None:
         over = estimate - max(0, int(actual))
         if over >= WARNING_BYTES:

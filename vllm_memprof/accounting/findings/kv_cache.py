@@ -24,7 +24,7 @@ def negative_kv(rank: RankReport, run: Context) -> Iterator[Found]:
     refused = rank.figures.get("no_cache_blocks")
     if not refused and (granted is None or granted > 0):
         return
-    sizes = [row.bytes for row in budget.terms if row.subtracted]
+    sizes = budget.subtracted.values()
     missing = max(0, -(granted or 0))
     if sizes and not missing:
         missing = max(0, minus(sum_or_none(sizes), budget.requested_bytes) or 0)

@@ -101,7 +101,7 @@ def _facts(run: Run, left_out: Mapping[str, Sequence[str]]) -> dict[str, str]:
     )
     info = run.info
     socs = (each.identity.soc for each in run.processes if each.identity.soc)
-    totals = [first_device_total(each.phases) for each in run.processes if each.is_worker]
+    totals = [first_device_total(each.phases) for each in run.workers]
     total = smallest(totals)
     given = {
         **dict(sorted(run.versions.items())),

@@ -234,7 +234,7 @@ def fewer_graphs(case: Case) -> Iterator[Estimate]:
         return
     graphs = int(case.rank.figures.get("graph_bytes") or case.oom.graph_pools_bytes or 0)
     if graphs:
-        subtracted = any(row.name == "graph" and row.subtracted for row in case.rank.budget.terms)
+        subtracted = "graph" in case.rank.budget.subtracted
         yield Estimate(graphs, {"no_graphs": options.no_graphs}, how=how, unsure=subtracted)
         yield Estimate(graphs // 2, {**fewer, "half": True}, how=ESTIMATED, unsure=subtracted)
 

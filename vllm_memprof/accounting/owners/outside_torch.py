@@ -341,12 +341,11 @@ def communicators_of(rank: RankReport) -> list[CommunicatorUse]:
     for span in rank.phases:
         if span.phase != "communicator":
             continue
-        names, ranks = span.detail.get("names"), span.detail.get("ranks")
         around = next(ancestors(rank.phases, span), None)
         p2p = ["p2p"] if span.detail.get("p2p") else []
         use = CommunicatorUse(
-            names=[*(map(str, names) if isinstance(names, list) else ()), *p2p],
-            ranks=ranks if isinstance(ranks, list) else None,
+            names=[*map(str, span.listed("names") or ()), *p2p],
+            ranks=span.listed("ranks"),
             buffer_bytes=span.integer("buffer_bytes"),
             buffer_source=span.string("buffer_source"),
             op=span.string("op"),

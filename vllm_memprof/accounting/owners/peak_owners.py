@@ -11,7 +11,7 @@ from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.model import ItemPart, RankReport
 from vllm_memprof.accounting.readings.counters import APP
 from vllm_memprof.accounting.readings.quantities import title_of
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import TITLES, title_in
 from vllm_memprof.record.spans import (
     DERIVED,
     ESTIMATED,
@@ -91,7 +91,7 @@ def _of_files(rank: RankReport) -> list[ItemPart]:
     if any(row.table == "owners" for row in rows.values()):
         rows.pop(APP, None)  # has torch's segments
     return [
-        ItemPart(name, TITLES["file_rows"].get(name, name), row.bytes, MEASURED)
+        ItemPart(name, title_in("file_rows", name), row.bytes, MEASURED)
         for name, row in rows.items()
         if row.bytes
     ]
@@ -137,7 +137,7 @@ def _at_the_peak(rank: RankReport) -> list[ItemPart]:
 def _as_printed(rank: RankReport, total: Amount) -> list[ItemPart]:
     """Return the terms that a log prints, and what it leaves of the device."""
     budget, weights = rank.budget, rank.figure("weights_bytes")
-    terms = [(row.name, row.bytes) for row in budget.terms if row.subtracted]
+    terms = [*budget.subtracted.items()]
     terms += [(row.name, row.bytes) for row in budget.not_subtracted]
     rows: list[tuple[str, str, Amount]]
     rows = [("kv_cache", _TITLES["kv_cache"], budget.engine_kv_cache_bytes)]

@@ -22,7 +22,7 @@ from vllm_memprof.record.samples import (
     RequestRecord,
     Sample,
 )
-from vllm_memprof.record.schema import STAGES
+from vllm_memprof.record.schema import LARGEST, STAGES
 from vllm_memprof.record.spans import Span, first_of
 from vllm_memprof.units import largest, minus, only_known, product_or_none
 
@@ -209,10 +209,10 @@ def _point(samples: list[tuple[str, Sample]], start: int) -> Point:
     return Point((begin - start) / 1e9, (end - start) / 1e9, readings, low, high)
 
 
-def largest_rows(rows: Sequence[RequestRow], name: str, count: int = 10) -> list[RequestRow]:
+def largest_rows(rows: Sequence[RequestRow], name: str) -> list[RequestRow]:
     """Return the rows with the largest values of a field, the largest first."""
     known = (row for row in rows if getattr(row, name) is not None)
-    return nlargest(count, known, key=attrgetter(name))
+    return nlargest(LARGEST, known, key=attrgetter(name))
 
 
 def mm_profile(process: ProcessRecord) -> MmProfile | None:
@@ -226,7 +226,7 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
     nothing = Span("", 0)
     profiled, merged = span or nothing, (profile or nothing).detail.get("mm_merge_ran")
     items, each = profiled.integer("mm_items"), profiled.integer("mm_tokens_per_item")
-    size, peak = profiled.detail.get("mm_size"), value(profiled.after, "allocated_peak_bytes")
+    peak = value(profiled.after, "allocated_peak_bytes")
     # the profiled encoder's peak, where the allocator's rose in it
     rose = (growth(profiled.before, profiled.after, "allocated_peak_bytes") or 0) > 0
     none = MediaStage("")
@@ -236,7 +236,7 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
         modality=profiled.string("mm_modality"),
         items=items,
         tokens=product_or_none(items, each),
-        size=list(size) if isinstance(size, list) else None,
+        size=profiled.listed("mm_size"),
         bytes=minus(peak, value(profiled.before, "allocated_bytes")) if rose else None,
         merged=merged if isinstance(merged, bool) else None,
         frames=profiled.integer("mm_frames"),

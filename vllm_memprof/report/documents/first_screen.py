@@ -27,7 +27,7 @@ from vllm_memprof.accounting.owners.peak_owners import (
 )
 from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_name
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import how_title, title_in
 from vllm_memprof.document import BAD, CODE, GOOD, MUTED, PLAIN, TOTAL, Document, Line, Row, Section
 from vllm_memprof.record.schema import DAMAGED
 from vllm_memprof.record.spans import MODELLED
@@ -67,7 +67,7 @@ from vllm_memprof.tables import (
     table,
 )
 from vllm_memprof.text import Text, fold, join, text
-from vllm_memprof.units import GIB, MIB, either, format_gib, format_size, one_line
+from vllm_memprof.units import GIB, MIB, either, format_gib, format_size, one_line, only_known
 
 #: Less is left out.
 _LEAST_BYTES = 10 * MIB
@@ -307,7 +307,7 @@ def _failure(report: Report, rank: RankReport | None, width: int) -> Iterable[Li
             **vars(oom),
             "missing": oom.missing_bytes,
             "pieces": None not in (oom.requested_bytes, oom.free_bytes),
-            "part": TITLES["stages"].get(oom.stage or "", oom.stage),
+            "part": title_in("stages", oom.stage),
             "labels": _few([each.label for each in report.ranks if each.oom is not None]),
         }
         yield Line("", sentences_of("asked", asked, ", "))
@@ -446,7 +446,7 @@ def _figures(rank: RankReport) -> dict[str, float | None]:
     return {
         text("KV cache"): budget.engine_kv_cache_bytes,
         text("headroom"): budget.headroom_bytes,
-        **{title_of(row.name): row.bytes for row in budget.terms if row.subtracted},
+        **{title_of(name): size for name, size in budget.subtracted.items()},
         text("graph memory"): rank.figures.get("graph_bytes"),
         text("free at the start"): rank.initial_free_bytes,
     }
@@ -545,8 +545,7 @@ def _printed(each: Passage, side: int) -> list[str]:
 def _equation(on: Paper, rank: RankReport) -> list[Line]:
     """Return the equation with its values in one line, and what it does not subtract."""
     budget, form = rank.budget, form_of(rank.budget.equation)
-    terms = [row for row in budget.terms if row.subtracted]
-    if budget.override or form is None or all(row.bytes is None for row in terms):
+    if budget.override or form is None or not only_known(budget.subtracted.values()):
         return []
     asked = {
         "base": budget.device_total_bytes or rank.device_total_bytes,
@@ -556,10 +555,10 @@ def _equation(on: Paper, rank: RankReport) -> list[Line]:
     if form.base != "device_total_bytes":
         asked |= {"base": rank.figures.get(form.base), "share": rank.figures.get(form.share)}
     parts = [sentences_of("asked_of_device", asked)]
-    for row in terms:
-        if row.bytes is None or abs(row.bytes) >= _LEAST_BYTES // 2:
-            title = modelled(title_of(row.name), on.simulated and is_device_wide(row.name))
-            parts.append(sentences_of("term", {"bytes": row.bytes, "title": title}))
+    for name, size in budget.subtracted.items():
+        if size is None or abs(size) >= _LEAST_BYTES // 2:
+            title = modelled(title_of(name), on.simulated and is_device_wide(name))
+            parts.append(sentences_of("term", {"bytes": size, "title": title}))
     divisor = divisor_of(budget.equation)
     figures = {
         "sum": join(" - ", parts),
@@ -613,7 +612,7 @@ def _cures(report: Report, rank: RankReport | None) -> list[Line]:
     for row in sorted(remedies, key=lambda row: row.bytes is None):
         figures = vars(row) | {
             row.bound or "": True,
-            "how": TITLES["how"].get(row.how or "", row.how),
+            "how": how_title(row),
             "short": row.enough is False,
         }
         style = {True: GOOD, False: MUTED, None: PLAIN}[row.enough]
@@ -647,7 +646,7 @@ def _not_in_the_log(report: Report) -> list[Line]:
     ranks = report.ranks
     if report.run.source != "log":
         return []
-    terms = {row.name for rank in ranks for row in rank.budget.terms if row.subtracted}
+    terms = {name for rank in ranks for name in rank.budget.subtracted}
     known: dict[str, list[object]] = {
         text("release"): [report.run.engine_version],
         text("device total"): [rank.device_total_bytes for rank in ranks],

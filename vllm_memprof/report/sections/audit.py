@@ -52,10 +52,11 @@ def recomputed_from(sheet: Sheet, rank: RankReport) -> Iterator[str]:
     budget = rank.budget
     if budget.balanced is not True or budget.override:
         return
-    terms = {term.name for term in budget.terms if term.subtracted}
     if sheet.evidence.recomputed is not None:
         yield sheet.evidence.recomputed
-    elif any(row.name in terms and row.engine_bytes is not None for row in budget.audit):
+    elif any(
+        row.name in budget.subtracted and row.engine_bytes is not None for row in budget.audit
+    ):
         yield text(
             "recomputed from the engine's own values: the equation matches this release; "
             "the cross-check tests its inputs"

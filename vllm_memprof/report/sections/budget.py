@@ -11,7 +11,7 @@ from vllm_memprof.accounting.budget.equations import (
     ignoring_fixed_size,
 )
 from vllm_memprof.accounting.findings.advice import device_total
-from vllm_memprof.accounting.model import Budget, ItemPart, RankReport, Reading, Report, TermRow
+from vllm_memprof.accounting.model import Budget, ItemPart, RankReport, Reading, Report
 from vllm_memprof.accounting.readings.quantities import is_device_wide, title_of
 from vllm_memprof.accounting.summary import engine_name
 from vllm_memprof.accounting.titles import TITLES
@@ -42,9 +42,9 @@ _RECOMPUTED = {
 }
 
 
-def term_title(report: Report, term: TermRow) -> str:
+def term_title(report: Report, name: str) -> str:
     """Return a term's title, marked where a simulated device's profile has a part in it."""
-    return modelled(title_of(term.name), report.run.simulated and is_device_wide(term.name))
+    return modelled(title_of(name), report.run.simulated and is_device_wide(name))
 
 
 def budget_tokens(rank: RankReport) -> dict[str, int | None]:
@@ -115,7 +115,7 @@ def equation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     rows.append(Size(text("requested"), budget.requested_bytes, TOTAL, "="))
     for term in [] if budget.override else budget.terms:
         if term.subtracted:
-            rows.append(Size(term_title(sheet.report, term), term.bytes, mark="-"))
+            rows.append(Size(term_title(sheet.report, term.name), term.bytes, mark="-"))
             rows += _parts(term.parts)
     title, style, mark = _RECOMPUTED[budget.balanced]
     size = signed(budget.residual_bytes)
@@ -128,7 +128,7 @@ def equation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
     ]
     for term in budget.terms:
         if not term.subtracted and term.bytes is not None:
-            name = term_title(sheet.report, term)
+            name = term_title(sheet.report, term.name)
             rows.append(Size(text("{term}, not subtracted", term=name), term.bytes, MUTED))
     figures = _equation_figures(sheet, rank)
     notes = [*failed(budget.checks), *recomputed_from(sheet, rank)]
@@ -143,7 +143,7 @@ def _equation_figures(sheet: Sheet, rank: RankReport) -> dict[str, object]:
         release = engine_name(run) or text("this engine")
         return {"equation": UNKNOWN, "no_equation": unnamed, "release": release}
     form = form_of(budget.equation)
-    missing = [term.name for term in budget.terms if term.subtracted and term.bytes is None]
+    missing = [name for name, size in budget.subtracted.items() if size is None]
     unknown = (["requested"] if budget.requested is None else []) + missing
     option = None if budget.override is None else f"--{budget.override.replace('_', '-')}"
     skipped = join(", ", map(title_of, missing)) if budget.override == STARTUP_PLAN else None

@@ -20,7 +20,7 @@ from vllm_memprof.accounting.model import (
     RankReport,
 )
 from vllm_memprof.accounting.owners.skew import OwnerSkew, skew_by_owner
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import TITLES, title_in
 from vllm_memprof.document import BAD, MUTED, PLAIN, Row, Section
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.report.sections.base import Sheet, draw, fitting, sentences_of
@@ -63,7 +63,7 @@ def hosts(sheet: Sheet) -> Iterator[Section]:
         return smallest(headroom[label] for label in row.labels)
 
     def status(row: HostRow) -> str:
-        word: str = TITLES["statuses"].get(row.status, row.status)
+        word: str = title_in("statuses", row.status)
         if not row.run.exit_reason or row.status in _WELL or row.run.id in told:
             return word
         told.add(row.run.id)

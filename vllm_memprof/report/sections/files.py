@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.readings.counters import APP
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import TITLES, title_in
 from vllm_memprof.document import Section
 from vllm_memprof.record.memory_files import FileRow
 from vllm_memprof.report.sections.base import draw, sentences_of
@@ -43,7 +43,7 @@ def memory_files(
             }
             yield draw(
                 sheet, "memory_file", listed, figures, most=most, engine_bytes=engines_own,
-                titled=lambda row: TITLES["file_rows"].get(row.name, row.name),
+                titled=lambda row: title_in("file_rows", row.name),
             )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_memprof.accounting.model import HostMemory, RankReport
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import TITLES, how_title
 from vllm_memprof.document import Section
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.text import join
@@ -40,5 +40,5 @@ def _owners(sheet: Sheet, memory: HostMemory) -> Iterator[Section]:
             figures,
             title=lambda row: join(": ", map(_TITLES.get, row.owner.split(":"))),
             rounding=lambda row: row.tensor_bytes and minus(row.bytes, row.tensor_bytes),
-            how_read=lambda row: TITLES["how"].get(row.how),
+            how_read=how_title,
         )

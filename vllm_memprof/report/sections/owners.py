@@ -11,7 +11,7 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.owners.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.owners.outside_torch import CommunicatorUse, communicators_of
 from vllm_memprof.accounting.readings.quantities import TORCH_ROWS
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import TITLES, how_title, title_in
 from vllm_memprof.document import MUTED, NOT_MEASURED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.spans import UNEXPLAINED, ComponentRow, DeviceMemory, device_after
 from vllm_memprof.report.sections.base import Sheet, draw, fitting
@@ -61,7 +61,7 @@ def device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             unread = [
                 text(
                     "{title}: {not_measured} ({reason})",
-                    title=TITLES["readings"].get(what, what),
+                    title=title_in("readings", what),
                     not_measured=NOT_MEASURED,
                     reason=why,
                 )
@@ -77,7 +77,7 @@ def device(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
                 owner=lambda row: (
                     text("of which {component}", row) if row.part_of else row.component
                 ),
-                how_read=lambda row: TITLES["how"].get(row.how, row.how),
+                how_read=how_title,
             )
             return
 
@@ -214,7 +214,7 @@ def connectors(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         ),
         name=lambda row: row.connector or text("all"),
         where=lambda row: TITLES["places"][row.place],
-        how_read=lambda row: TITLES["how"].get(row.how, row.how),
+        how_read=how_title,
     )
 
 

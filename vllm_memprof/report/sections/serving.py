@@ -17,8 +17,9 @@ from vllm_memprof.accounting.serving.growth import (
 )
 from vllm_memprof.accounting.serving.requests import largest_rows
 from vllm_memprof.accounting.serving.trend import GROWING, STEADY, TOO_SHORT
-from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.accounting.titles import TITLES, title_in
 from vllm_memprof.document import BAD, PLAIN, Section
+from vllm_memprof.record.schema import RANKED_BY
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import (
     GIB,
@@ -33,8 +34,6 @@ from vllm_memprof.units import minus
 
 #: Up to so many requests, all are shown; of more, the largest by each figure.
 SHOWN_REQUESTS = 12
-#: What makes a request one of the largest.
-RANKED_BY = ("allocated_peak_bytes", "left_allocated_bytes", "left_reserved_bytes")
 #: Characters of a request's id in a table, by width.
 _ID, _WIDE_ID = 14, 26
 #: Cycles that are listed from the first on; of the rest the last alone.
@@ -60,7 +59,7 @@ def stages(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             "stages",
             rank.stages,
             look=lambda row: look[row.failed > 0],
-            title=lambda row: TITLES["stages"].get(row.stage, row.stage),
+            title=lambda row: title_in("stages", row.stage),
             passed=lambda row: (
                 text("{passages}, {failed} failed", row) if row.failed else str(row.passages)
             ),
@@ -147,7 +146,7 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         size=size,
         peak=lambda row: _least(row) + GIB(row.allocated_peak_bytes),
         above=above,
-        stage=lambda row: TITLES["stages_short"].get(row.peak_stage or "", row.peak_stage),
+        stage=lambda row: title_in("stages_short", row.peak_stage),
         seconds=lambda row: minus(row.end_seconds, row.begin_seconds),
     )
 
