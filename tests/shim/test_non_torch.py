@@ -150,6 +150,15 @@ def test_atb_takes_a_pool_and_a_workspace(
         )  # a library's memory counts as the application's
 
 
+def test_a_workspace_of_atb_may_grow_with_its_tensors(
+    sim: Sim, change_profile: Callable[..., None]
+) -> None:
+    """The query of 64 tokens is 128 KiB; torch_npu asks for 32 bytes more, in pages of 2 MiB."""
+    change_profile(workspace="AtbSelfAttention 0 64 0")
+    steps = sim.run_torch(ATTENTION, TASK_QUEUE_ENABLE="1")["steps"]
+    assert [step["workspace"] for step in steps] == [0, 10 * MIB, 10 * MIB, 0, 10 * MIB]
+
+
 def test_kernels_are_loaded_by_the_first_operator_with_a_workspace(
     sim: Sim, change_profile: Callable[..., None]
 ) -> None:

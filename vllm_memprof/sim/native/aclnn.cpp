@@ -198,11 +198,6 @@ aclError touch_communicators(const uint64_t *words, int count) {
   return ACL_SUCCESS;
 }
 
-uint64_t tensor_bytes(const aclTensor &tensor) {
-  return static_cast<uint64_t>(std::max<int64_t>(element_count(tensor), 0)) *
-         element_bytes(tensor.type);
-}
-
 // What a workspace grows with: the largest of the operator's tensors. A list counts as one.
 uint64_t largest_tensor_bytes(const uint64_t *words, int count) {
   uint64_t largest = 0;

@@ -1,6 +1,7 @@
 // ATB. The mangled names are generated from what libop_plugin_atb.so links; their bodies call in
 // here. An operation is an object whose virtual table follows atb::Operation: destructors, GetName,
 // InferShape, GetInputNum, GetOutputNum, Setup, Execute.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -110,8 +111,12 @@ class Operation {
   }
   virtual uint32_t GetInputNum() const { return 0; }
   virtual uint32_t GetOutputNum() const { return 0; }
-  virtual int Setup(const void *, uint64_t &workspace_bytes, void *) {
-    workspace_bytes = workspace_bytes_for(family_, 0);  // what the arguments hold is not looked at
+  virtual int Setup(const void *pack, uint64_t &workspace_bytes, void *) {
+    uint64_t largest = 0;
+    for (auto which : {&AtbPack::in, &AtbPack::out})
+      for (const aclTensor &tensor : tensors_of(static_cast<const AtbPack *>(pack), which))
+        largest = std::max(largest, tensor_bytes(tensor));
+    workspace_bytes = workspace_bytes_for(family_, largest);
     return charge_pool();
   }
   virtual int Execute(const void *pack, uint8_t *, uint64_t, void *) {

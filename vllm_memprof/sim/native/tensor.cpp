@@ -1,6 +1,7 @@
 // aclTensor and the other argument objects of operators.
 #include "tensor.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -85,6 +86,11 @@ int64_t element_count(const aclTensor &tensor) {
   int64_t count = 1;
   for (int64_t extent : tensor.shape) count *= extent;
   return count;
+}
+
+uint64_t tensor_bytes(const aclTensor &tensor) {
+  return static_cast<uint64_t>(std::max<int64_t>(element_count(tensor), 0)) *
+         element_bytes(tensor.type);
 }
 
 std::vector<int64_t> dense_strides(const std::vector<int64_t> &shape) {

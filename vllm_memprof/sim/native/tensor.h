@@ -52,6 +52,7 @@ Kind kind_of(uint64_t word);  // of a live argument object; kNone for anything e
 
 uint64_t element_bytes(aclDataType type);
 int64_t element_count(const aclTensor &tensor);
+uint64_t tensor_bytes(const aclTensor &tensor);
 std::vector<int64_t> dense_strides(
     const std::vector<int64_t> &shape);  // in elements, the last axis contiguous
 
