@@ -66,7 +66,8 @@ class Server:
     """
 
     def __init__(self, listener: socket.socket, driver: Any, printed: int) -> None:
-        self._listener, self._driver, self._printed = listener, driver, printed
+        self._listener, self._driver = listener, driver
+        self._printed = os.pread(printed, os.fstat(printed).st_size, 0)
         self._when_idle = getattr(driver, "import_when_idle", None)
         self._plans: list[_Plan] = []
         #: Process group of a plan that has ended -> when what is left of it is killed.
@@ -158,7 +159,7 @@ class Server:
                 os.dup2(output, stream)
             os.close(output)
             with open(1, "wb", closefd=False) as stdout:
-                stdout.write(os.pread(self._printed, os.fstat(self._printed).st_size, 0))
+                stdout.write(self._printed)
             for end in (self._listener, *(plan.connection for plan in self._plans)):
                 end.close()
             os.environ.clear()

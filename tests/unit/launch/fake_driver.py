@@ -16,6 +16,7 @@ def import_ahead() -> None:
 
 
 def import_when_idle() -> None:
+    print("imported when idle")
     sys.modules["imported_when_idle"] = sys
 
 

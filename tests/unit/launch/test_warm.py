@@ -124,9 +124,10 @@ def test_a_warm_process_without_a_plan_imports_what_the_first_did_not_wait_for(
     printed = Asked("say", env=env).ends()[1]
     assert '"idle": false' in printed
     end_s = time.monotonic() + 30
-    while '"idle": false' in Asked("say", env=env).ends()[1]:
+    while '"idle": false' in (printed := Asked("say", env=env).ends()[1]):
         assert time.monotonic() < end_s
         time.sleep(1.5)  # a pause in which it has nothing to do
+    assert "imported when idle" not in printed  # of no plan
 
 
 def test_the_end_of_a_fork_wakes_who_waits_for_it(env: dict[str, str]) -> None:
