@@ -74,7 +74,8 @@ def loaded_later(modules: Mapping[str, Collection[str]]) -> Iterator[None]:
     """Inside, importing these modules does not execute them; their first use does, also after.
 
     Args:
-        modules: by name, what is imported from them and can wait too: classes, functions.
+        modules: by name, what is imported from them and can wait too: classes, functions. With "-"
+            before it, what somebody looks for and passes over: it is missing until then.
     """
 
     def find_spec(name: str, *where: Any) -> ModuleSpec | None:

@@ -41,8 +41,8 @@ from vllm_memprof.socket_credentials import peer_of
 #: Seconds that a client has for its request, and a plan to end by itself after its client went
 #: away.
 _ASKS_WITHIN_S, _ENDS_WITHIN_S = 10.0, 30.0
-#: How often plans are looked at, and how often the server itself.
-_TICK_S, _IDLE_TICK_S = 0.05, 1.0
+#: How often deadlines are looked at; the end of a plan wakes the server.
+_TICK_S = 1.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -86,8 +86,7 @@ class Server:
             self._plans or self._left or not (self._stopping or time.monotonic() - last_s > idle_s)
         ):
             clients = {plan.connection: plan for plan in self._plans if plan.kill_at_s == inf}
-            tick_s = _TICK_S if self._plans else _IDLE_TICK_S
-            heard = wait([self._listener, self._child_ended, *clients], tick_s)
+            heard = wait([self._listener, self._child_ended, *clients], _TICK_S)
             if self._when_idle and not heard and not self._plans:
                 self._when_idle = self._when_idle()
                 gc.freeze()
