@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -22,6 +24,7 @@ from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.json_text import render_result_json
 
 
+@cache
 def schema_of(name: str) -> dict[str, Any]:
     folder = files("vllm_memprof.report") / "schemas"
     (path,) = (each for each in folder.iterdir() if each.name.rpartition("-")[0] == name)
@@ -47,10 +50,18 @@ def problems(schema: dict[str, Any], data: Any) -> Iterator[str]:
         yield f"{error.json_path}: {error.message[:200]}"
 
 
+@cache
+def closed_schema_of(name: str) -> dict[str, Any]:
+    """Return the closed form, for what the published one takes: it has no way to demand a refusal."""
+    schema = schema_of(name)
+    assert not {"not", "oneOf", "if"} & set(re.findall(r'"(\w+)":', json.dumps(schema)))
+    shut: dict[str, Any] = closed(schema)
+    return shut
+
+
 def assert_obeys(name: str, text: str) -> None:
-    """Both the published schema and its closed form: a key that memprof writes and no schema names is a gap."""
-    for schema in (schema_of(name), closed(schema_of(name))):
-        assert list(problems(schema, json.loads(text))) == []
+    """The closed form is the stricter one: a key that memprof writes and no schema names is a gap."""
+    assert list(problems(closed_schema_of(name), json.loads(text))) == []
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -2,12 +2,17 @@
 #include "device.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -65,6 +70,41 @@ struct DeviceState {
   }
 };
 
+// The threads of torch_npu's queues (NPUQueue.cpp::StartConsume names them, then sets the device).
+// One with nothing to do sleeps.
+constexpr char kLaunchingThread[] = "acl_thread";
+constexpr int kAwaitTries = 1000, kAwaitMicroseconds = 100;
+struct Launching {
+  std::mutex mutex;
+  std::vector<int> threads;
+};
+Launching &launching() { return forked_state<Launching>(); }
+
+int own_thread() { return static_cast<int>(syscall(SYS_gettid)); }
+
+void note_launching_thread() {
+  char name[16] = "";
+  if (pthread_getname_np(pthread_self(), name, sizeof name) || strcmp(name, kLaunchingThread))
+    return;
+  std::lock_guard<std::mutex> guard(launching().mutex);
+  auto &threads = launching().threads;
+  if (std::find(threads.begin(), threads.end(), own_thread()) == threads.end())
+    threads.push_back(own_thread());
+}
+
+bool is_running(int thread) {
+  char path[64], buffer[128];
+  snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  ssize_t got = read(file, buffer, sizeof buffer - 1);
+  close(file);
+  if (got <= 0) return false;
+  buffer[got] = 0;
+  const char *name_end = strrchr(buffer, ')');
+  return name_end && name_end[1] && name_end[2] == 'R';
+}
+
 DeviceState &devices() { return forked_state<DeviceState>(); }
 Registry<Context> &created_contexts() { return process_state<Registry<Context>>(); }
 
@@ -110,6 +150,18 @@ int physical_device(int device) {
   return device_valid(device) ? devices().visible[static_cast<size_t>(device)] : -1;
 }
 
+void await_launches() {
+  std::vector<int> threads;
+  {
+    std::lock_guard<std::mutex> guard(launching().mutex);
+    threads = launching().threads;
+  }
+  for (int thread : threads)
+    for (int tries = 0; tries < kAwaitTries && thread != own_thread() && is_running(thread);
+         ++tries)
+      usleep(kAwaitMicroseconds);
+}
+
 void drop_device(int device, bool all_uses, void (*release)(int device)) {
   DeviceState &state = devices();
   std::lock_guard<std::mutex> guard(state.mutex);
@@ -142,6 +194,7 @@ SHIM_API aclError aclFinalize() { return ACL_SUCCESS; }
 
 SHIM_API aclError aclrtSetDevice(int32_t device) {
   if (aclError status = check_profile()) return status;
+  note_launching_thread();
   if (!device_valid(device))
     return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtSetDevice: no device %d, %d are visible",
                 device, visible_device_count());

@@ -225,6 +225,7 @@ SHIM_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t *free_bytes, size_t *tota
     return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemInfo: null argument");
   int device = current_device();
   if (device < 0) return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtGetMemInfo: no context");
+  await_launches();
   uint64_t used = account_device_used(physical_device(device));
   *total_bytes = total_bytes_of(physical_device(device));
   *free_bytes = used < *total_bytes ? *total_bytes - used : 0;
