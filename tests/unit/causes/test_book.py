@@ -519,3 +519,20 @@ def test_a_device_of_a_different_container_is_not_there() -> None:
         "ERROR [engine.py:4]   [Init][Version]init soc version failed, ret = 507008[FUNC:Report]\n"
     )
     assert "another container has it" in failure.title
+
+
+def test_nccl_says_in_a_line_of_its_own_that_memory_ran_out() -> None:
+    failure = only(
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:133, unhandled cuda error\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Cuda failure 'out of memory'\n"
+    )
+    assert (failure.kind, failure.is_memory) == ("communicator-resources", True)
+
+
+def test_a_rank_that_waits_in_a_collective_operation_is_linked() -> None:
+    failure = only(
+        "ERROR hccl fftsplus task timeout occurred during task execution, stuck notify num:3, "
+        "timeout:1836.[FUNC:ProcessStarsHcclFftsPlusTimeoutErrorInfo]\n"
+    )
+    assert "HCCL_CONNECT_TIMEOUT" not in {cure.environment for cure in failure.cures}
