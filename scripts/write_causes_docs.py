@@ -20,11 +20,10 @@ MADE = "<!-- Made by scripts/write_causes_docs.py from vllm_memprof/causes: edit
 _COMMON = re.compile(r"^(?:(?:ERROR|INFO|WARNING) (?:\S+\] )?|[\w.]*(?:Error|Exception): )+")
 ROWS = [row for rows in read_book().origins.values() for row in rows]
 OPENING = (
-    "What a failed start or server may have failed of, by the kind that `memprof explain` and a "
-    "report name: what each error means, the line of the log (an out-of-memory message is shown "
-    "once for each kind), and in brackets the numbers of [what to change](#what-to-change). A "
-    "report calls a change enough only if a plan tried it (`--prove`). An error that is not listed "
-    "is shown as it is."
+    "Errors by the kind that `memprof explain` and a report name: what each means, its line in the "
+    "log (an out-of-memory message once for each kind), and in brackets the numbers of [what to "
+    "change](#what-to-change). A change is called enough only if a plan tried it (`--prove`). An "
+    "error that is not listed is shown as it is."
 )
 
 
@@ -46,7 +45,7 @@ def change(cure: Cure) -> str:
 def short(row: Row) -> str:
     """Return the line of the log that shows a row, cut to what tells it from others."""
     said = max(row.example.splitlines(), key=len).strip().replace("`", "'")
-    return textwrap.shorten(_COMMON.sub("", said), 36, placeholder="…")
+    return textwrap.shorten(_COMMON.sub("", said), 30, placeholder="…")
 
 
 def meaning(row: Row) -> str:

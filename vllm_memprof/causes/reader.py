@@ -59,7 +59,7 @@ class _Match(NamedTuple):
     row: Row
     line: _Line
     groups: Mapping[str, str | None]
-    beside: _Line  # what stands beside it, else its own
+    beside: _Line  # what stands beside it, else where its match ends
 
 
 @dataclass
@@ -105,13 +105,11 @@ class CauseReader:
     def add(self, number: int, line: str) -> None:
         """Take the next line; its number counts from 1, its secrets are replaced."""
         start = self._starts[-1]
-        if _has(line, self._words.begins) and (
-            start.ready is not None or start.ends_of_processes()
-        ):
+        if _has(line, self._words.begins) and (start.ready or start.ends_of_processes()):
             start = _Start(after_another=not start.ended)
             self._starts.append(start)
             del self._starts[:-_MOST_STARTS]
-        if start.ready is None and _has(line, self._words.ready):
+        if not start.ready and _has(line, self._words.ready):
             start.ready = number
         start.ended |= _has(line, self._words.ended)
         if _has(line, self._signals):
@@ -130,8 +128,7 @@ class CauseReader:
 
     def finish(self) -> list[tuple[int, NamedFailure]]:
         """Return (line, failure) of each start that failed, in their order."""
-        found = (_first_cause(start, self._words.speakers) for start in self._starts)
-        return only_known(found)
+        return only_known(_first_cause(start, self._words.speakers) for start in self._starts)
 
 
 def _has(line: str, words: Iterable[str]) -> bool:
@@ -176,16 +173,17 @@ def _first_cause(
 
 
 def _match(row: Row, lines: list[_Line], page: str, start: _Start) -> _Match | None:
-    """Return the first place at which a row holds."""
+    """Return the first place at which a row holds, a line of source only where no other does."""
+    source = None
     for match in islice(_compiled(row.pattern).finditer(page), _MOST_PLACES):
         groups = match.groupdict()
-        if row.holds is not None and not ask(row.holds, groups, False):
+        if row.holds and not ask(row.holds, groups, False):
             continue
-        line = beside = lines[page.count("\n", 0, match.start())]
+        line, beside = (lines[page.count("\n", 0, at)] for at in match.span())
         at = start.lines.index(line)
         near = start.lines[max(0, at - _LINES_BEFORE) : at + _LINES_AFTER]
         said = "\n".join(each.text for each in near)
-        if start.ready is not None and line.number > start.ready:
+        if start.ready and line.number > start.ready:
             said = f"{SERVING}\n{said}"
         if start.after_another:
             said = f"{AFTER_ANOTHER}\n{said}"
@@ -196,8 +194,11 @@ def _match(row: Row, lines: list[_Line], page: str, start: _Start) -> _Match | N
             if not pattern.search(said):
                 continue
             beside = next((each for each in near if pattern.search(each.text)), line)
-        return _Match(row, line, groups, beside)
-    return None
+        found = _Match(row, line, groups, beside)
+        if not _pattern("source").search(line.text):
+            return found
+        source = source or found
+    return source
 
 
 def _named(match: _Match, spoken: list[str]) -> NamedFailure:
@@ -206,7 +207,7 @@ def _named(match: _Match, spoken: list[str]) -> NamedFailure:
     for cure in row.cures:
         # of the engines that speak the first counts, and of the platforms below them
         peers = [name for name in spoken if (name in ENGINES) == (cure.engine in ENGINES)]
-        if cure.engine is not None and peers and peers[0] != cure.engine:
+        if cure.engine and peers and peers[0] != cure.engine:
             continue
         if value := ask(row.values[cure], match.groups, "") if cure in row.values else "":
             cure = replace(cure, value=value, enough="computed")
@@ -232,7 +233,7 @@ def _unrecognised(
     start: _Start, loud: list[_Line], over: list[int]
 ) -> tuple[int, NamedFailure] | None:
     """Return an error that no row names, where one was the end of a process or of a start."""
-    starting = start.ready is None
+    starting = not start.ready
     if not over and not starting:
         return None
     told = [line for line in loud if not _pattern("consequence").search(line.text)]
@@ -243,18 +244,23 @@ def _unrecognised(
         for line in lines
         if (found := _pattern(name).search(line.text))
     ]
-    for each in loud:
-        if each.number in over[:1] or (starting and _pattern("error-level").match(each.text)):
-            said.append((each.number, each.text))
+    said += [
+        (each.number, each.text)
+        for each in loud
+        if each.number in over[:1] or (starting and _pattern("error-level").match(each.text))
+    ]
     if not said:
         return None
     number, line = said[0]
     shown = line.strip()[:300]
-    failure = NamedFailure(
+    title = text("failed: {error}; not recognised", error=shown)
+    if '.py", line ' in shown:
+        shown = shown.replace('"', "")
+        title = text("failed in {frame}; its error is not in this log: give all of it", frame=shown)
+    return number, NamedFailure(
         kind="other",
         is_memory=False,
-        title=text("failed: {error}; not recognised", error=shown),
+        title=title,
         confidence="unrecognised",
         evidence=[EvidenceLine(number, shown)],
     )
-    return number, failure

@@ -28,7 +28,7 @@ def ask(
     """
     figures: dict[str, float] = {}
     for name, number in groups.items():
-        if number is not None and not name.endswith("_unit"):
+        if number and not name.endswith("_unit"):
             size = float(number.replace(",", "")) * _GIB[groups.get(f"{name}_unit") or "GiB"]
             figures[name.removesuffix("2")] = size
     if {"allocated", "idle"} <= figures.keys():
@@ -95,7 +95,7 @@ def grew(first: float, last: float) -> bool:
 
 def longest(length: float, needed: float, there: float, estimate: float | None = None) -> str:
     """Return the longest request that fits: as the engine estimates, else by proportion."""
-    if estimate is not None:
+    if estimate:
         return f"{estimate:.0f}"
     tokens = floor(length * there / needed) // 128 * 128 if needed else 0
     return str(tokens) if tokens > 0 else ""

@@ -395,7 +395,7 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "aclrtLaunchKernelWithHostArgs failed: 507018, error code is 507018\n"
             "Communication_Error_Timeout(EI0002): The Notify register times out.",
             "not-memory-at-all",
-            "ranks did not reach",
+            "a rank waited in a collective operation",
         ),
         (
             "[Rank 4] HCCL watchdog thread terminated with exception: ERR02005 DIST internal error",
@@ -464,3 +464,75 @@ def test_two_sleeps_on_one_line_end_nothing() -> None:
     starts, _ = sorted_lines([log.encode()])
     ((worker,),) = [list(start.workers.values()) for start in starts.starts]
     assert len(worker.sleeps) == 1
+
+
+def test_the_reason_behind_a_validation_error_is_evidence() -> None:
+    failure = only(
+        "vllm serve: error: argument --compilation-config/-O: 1 validation error for CompilationConfig\n"
+        "  Input should be an object [type=dataclass_type, input_value=3, input_type=int]\n"
+    )
+    assert [line.line for line in failure.evidence] == [1, 2]
+
+
+def test_what_is_raised_is_evidence_and_not_the_line_of_source_that_raises_it() -> None:
+    failure = only(
+        'ERROR     raise ValueError("No available memory for the cache blocks. "\n'
+        "ERROR ValueError: No available memory for the cache blocks. Try increasing `gpu_memory`\n"
+    )
+    assert [line.line for line in failure.evidence] == [2]
+    assert only("    raise HFValidationError(\n").evidence[0].line == 1
+
+
+def test_a_model_whose_class_cannot_be_imported_is_not_unknown() -> None:
+    inspected = (
+        "ERROR registry.py] Error in inspecting model architecture 'NewForCausalLM'\n{reason}"
+        "pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "  Value error, Model architectures ['NewForCausalLM'] failed to be inspected.\n"
+    )
+    assert "could not import it" in only(inspected.format(reason="")).title
+    missing = "ModuleNotFoundError: No module named 'triton'\n"
+    assert only(inspected.format(reason=missing)).evidence[0].line == 2
+
+
+def test_a_large_piece_in_one_step_of_serving_is_no_growth() -> None:
+    failure = only(
+        "(Worker_TP0 pid=1) ERROR [x.py:1] RuntimeError: NPU out of memory. Tried to allocate 11.50 GiB "
+        "(NPU 0; 60.97 GiB total capacity; 54.10 GiB already allocated; 54.10 GiB current active; 4.64 "
+        "GiB free; 54.27 GiB reserved in total by PyTorch)\n"
+        '(Worker_TP0 pid=1) ERROR [x.py:1]   File "worker_v1.py", line 254, in execute_model\n'
+    )
+    assert failure.kind == "profile-too-small"
+
+
+def test_workers_that_do_not_answer_hang_unless_the_engine_is_ready_after_all() -> None:
+    silent = "(EngineCore pid=1) INFO [shm_broadcast.py:801] No available shared memory broadcast block\n"
+    assert "hang" in only(silent * 3).title
+    assert named(silent * 2) == []
+    assert (
+        named(silent * 3 + "INFO init engine (profile, create kv cache) took 400 s: KV cache") == []
+    )
+
+
+def test_a_device_of_a_different_container_is_not_there() -> None:
+    failure = only(
+        "ERROR [engine.py:4]   halGetDeviceInfo get device type version failed , ret:87[FUNC:Init]\n"
+        "ERROR [engine.py:4]   [Init][Version]init soc version failed, ret = 507008[FUNC:Report]\n"
+    )
+    assert "another container has it" in failure.title
+
+
+def test_nccl_says_in_a_line_of_its_own_that_memory_ran_out() -> None:
+    failure = only(
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:133, unhandled cuda error\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Cuda failure 'out of memory'\n"
+    )
+    assert (failure.kind, failure.is_memory) == ("communicator-resources", True)
+
+
+def test_a_rank_that_waits_in_a_collective_operation_is_linked() -> None:
+    failure = only(
+        "ERROR hccl fftsplus task timeout occurred during task execution, stuck notify num:3, "
+        "timeout:1836.[FUNC:ProcessStarsHcclFftsPlusTimeoutErrorInfo]\n"
+    )
+    assert "HCCL_CONNECT_TIMEOUT" not in {cure.environment for cure in failure.cures}

@@ -5,11 +5,14 @@ The lines are written by hand in the engines' formats; figures as the comments d
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.unit.logs.conftest import explain
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Finding, Report
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.units import GIB, MIB
 
 INIT = (
@@ -215,3 +218,19 @@ def test_every_refusal_has_its_finding(line: str, name: str, said: str) -> None:
     assert report.run.status == "failed"
     assert said in only(report, name).evidence
     assert len(report.findings) == 1  # one cause, one finding
+
+
+def test_a_share_of_the_device_changes_nothing_while_weights_are_loaded(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "(NPURayWorkerWrapper pid=4) ERROR 06-09 06:57:48 worker_base.py:581] RuntimeError: NPU out of "
+        "memory. Tried to allocate 30.00 MiB (NPU 3; 60.96 GiB total capacity; 60.34 GiB already "
+        "allocated; 60.34 GiB current active; 14.24 MiB free; 60.60 GiB reserved in total by PyTorch)\n"
+    )
+    (run,) = read_log(str(log))
+    report = build_report(run)
+    oom = report.ranks[0].oom
+    assert report.failure is not None
+    assert report.failure.kind == "weights-too-large"
+    assert oom is not None
+    assert "utilization" not in {remedy.id for remedy in oom.remedies}

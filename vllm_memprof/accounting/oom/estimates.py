@@ -43,6 +43,7 @@ class Case:
     oom: Oom
     run: RunSummary
     max_batched_tokens: Amount
+    for_weights: bool = False  # named so: the weights did not fit, whatever the phase
 
     @property
     def logged(self) -> bool:
@@ -63,7 +64,7 @@ class Case:
     def has_kv_cache(self) -> bool | None:
         """Return whether the KV cache was on the device, or being allocated; None: not known."""
         state = kv_cache_state(self.rank, self.oom)
-        return None if state is None else state != NOT_YET
+        return (False if self.for_weights else None) if state is None else state != NOT_YET
 
     @property
     def needed(self) -> int | None:

@@ -53,14 +53,15 @@ def remedied(read: RunReadings, report: Report) -> Report:
     """Add what would have let the failed allocations pass, and with it the cures of the failure."""
     given = read_options(report.run.command, [Option("max-num-batched-tokens", int)])
     asked = cast("int | None", given.get("max_num_batched_tokens"))
-    ranks = []
+    failure, ranks = read.run.failure, []
+    weights = failure is not None and failure.kind == "weights-too-large"
     for rank in report.ranks:
         if rank.oom is not None:
-            case = Case(rank, rank.oom, report.run, either(rank.kv.max_num_batched_tokens, asked))
+            tokens = either(rank.kv.max_num_batched_tokens, asked)
+            case = Case(rank, rank.oom, report.run, tokens, weights)
             rank = replace(rank, oom=replace(rank.oom, remedies=remedies(case)))
         ranks.append(rank)
-    failure = with_values(read.run.failure, ranks, report.run.engine)
-    return replace(report, ranks=ranks, failure=failure)
+    return replace(report, ranks=ranks, failure=with_values(failure, ranks, report.run.engine))
 
 
 def remedies(case: Case) -> list[Remedy]:
