@@ -137,7 +137,8 @@ def _bytes_of(model: str, quantized: bool, pooling: bool) -> tuple[float, float]
     found = [0.0, 0.0]
     for name, shape in (list_weights(preset.config) or {}).items():
         experts = ".experts." in name
-        known = types.get(re.sub(r"\.experts\.\d+\.", ".experts.0.", name), "FLOAT")
+        first = re.sub(r"\.experts\.\d+\.", ".experts.0.", name) if experts and types else name
+        known = types.get(first, "FLOAT")
         bits: float = {"FLOAT": 16, "W4A8_DYNAMIC": 4}.get(known, 8)
         if packed and experts:  # values, and a scale of each group
             weights = packed["config_groups"]["group_0"]["weights"]

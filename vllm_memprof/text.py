@@ -40,11 +40,12 @@ _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
 }
 
 
-#: What a terminal obeys: sequences whole, then control characters of ASCII and C1, separators of
+#: What a terminal obeys: sequences whole (a digit ends one only where a set of characters is
+#: chosen; elsewhere it is that of a figure), then control characters of ASCII and C1, separators of
 #: lines, and what turns the direction of writing.
 _CONTROL = re.compile(
     "\x1b[\\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\\\|\x9c)?|[\x90\x9d-\x9f][^\x07\x1b\x9c\n]*[\x07\x9c]"
-    "|(?:\x1b\\[|\x9b)[0-9;:?<=>]*[ -/]*[@-~]|\x1b[ -/]*[0-~]"
+    "|(?:\x1b\\[|\x9b)[0-9;:?<=>]*[ -/]*[@-~]|\x1b(?:[0-~]|[ -/]+[@-~]|[#%(-+][0-9])"
     "|[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
 )
 #: What a spreadsheet takes for a formula.

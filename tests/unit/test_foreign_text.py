@@ -120,6 +120,7 @@ def test_messages_and_the_live_view(run_dir):
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_each_sequence_goes_whole(escape):
     assert plain(f"a{escape}b") == "ab"
+    assert plain("K size:\x1b 16.09") == "K size: 16.09"  # no sequence takes a digit of a figure
     assert plain("a\tb\nc é 汉字 → 😀") == "a\tb\nc é 汉字 → 😀"
 
 
