@@ -23,7 +23,7 @@ TWO_GRAPHS = ["--compilation-config", json.dumps({"cudagraph_capture_sizes": [1,
 BUFFERS = 2 * 200 * MIB
 #: What HCCL takes beside the buffers, with a communicator's first collective: ``hccl_base_bytes`` of
 #: the profile.
-HCCL_BASE = 76 * MIB
+HCCL_BASE = MIB
 
 #: Appends a line per call of the runtime's function, in the process that makes it.
 COUNT_CALLS = """

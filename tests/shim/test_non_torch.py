@@ -233,16 +233,17 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.parametrize(("mode", "each"), [("HOST", 6), ("AIV", 6 + 40)])
 def test_hccl_takes_a_base_with_the_first_collective_of_each_communicator(
-    sim: Sim, change_profile: Callable[..., None]
+    sim: Sim, change_profile: Callable[..., None], mode: str, each: int
 ) -> None:
     change_profile(hccl_base_bytes=6 * MIB)
-    for steps in run_groups(sim):
+    for steps in run_groups(sim, HCCL_OP_EXPANSION_MODE=mode):
         assert list(steps.values())[1:] == [
-            (400 + 6) * MIB,
-            (500 + 6 + 6) * MIB,
-            (540 + 6 + 6) * MIB,  # a transfer's communicator has buffers alone
-            (540 + 6 + 6) * MIB,  # those that are sent together are the group's own
+            (400 + each) * MIB,
+            (500 + each + each) * MIB,
+            (540 + each + each) * MIB,  # a transfer's communicator has buffers alone
+            (540 + each + each) * MIB,  # those that are sent together are the group's own
         ]
 
 

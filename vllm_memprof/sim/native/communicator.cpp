@@ -35,6 +35,7 @@ struct Communicator {
   std::mutex mutex;
   std::vector<void *> buffers;
   void *base = nullptr;
+  void *vector[2] = {};  // for the vector cores: of plain calls, of captured ones
   bool touched = false;
 };
 
@@ -83,13 +84,26 @@ HcclResult create(const char *function, uint32_t ranks, uint32_t rank, const Hcc
   return HCCL_SUCCESS;
 }
 
+// Data and flags of collectives on the vector cores (hcomm, ccl_buffer_manager.h: AIV_DATA_SIZE,
+// AIV_FLAG_SIZE). They run there by HCCL_OP_EXPANSION_MODE alone (externalinput.cc).
+constexpr uint64_t kVectorBytes = 40ull << 20;
+
+bool on_vector_cores() {
+  const char *mode = getenv("HCCL_OP_EXPANSION_MODE");
+  return mode && strcmp(mode, "AIV") == 0 && profile().soc_name.rfind("Ascend910", 0) == 0;
+}
+
+HcclResult take(void **block, uint64_t bytes) {
+  if (*block || bytes == 0) return HCCL_SUCCESS;
+  return device_allocate(block, bytes, kHccl) == ACL_SUCCESS ? HCCL_SUCCESS : no_memory(bytes);
+}
+
 // What HCCL takes for a communicator beside its buffers, with its first collective. Transfers
 // between two ranks take none of it. (hcomm, CollSendExecutor: no buffers of the vector cores)
-HcclResult take_base(Communicator &communicator) {
+HcclResult take_base(Communicator &communicator, bool captured) {
   std::lock_guard<std::mutex> guard(communicator.mutex);
-  if (communicator.base || profile().hccl_base_bytes == 0) return HCCL_SUCCESS;
-  bool taken = device_allocate(&communicator.base, profile().hccl_base_bytes, kHccl) == ACL_SUCCESS;
-  return taken ? HCCL_SUCCESS : no_memory(profile().hccl_base_bytes);
+  if (HcclResult status = take(&communicator.base, profile().hccl_base_bytes)) return status;
+  return take(&communicator.vector[captured], on_vector_cores() ? kVectorBytes : 0);
 }
 
 HcclResult touch(const std::shared_ptr<Communicator> &communicator) {
@@ -140,7 +154,7 @@ HcclResult begin_transfer(const char *function, HcclComm handle, aclrtStream str
 HcclResult begin(const char *function, HcclComm handle, aclrtStream stream,
                  std::shared_ptr<Communicator> *communicator) {
   if (HcclResult status = begin_transfer(function, handle, stream, communicator)) return status;
-  return take_base(**communicator);
+  return take_base(**communicator, capture_active(stream));
 }
 
 void deliver(void *destination, const void *source, uint64_t bytes) {
@@ -165,7 +179,8 @@ void lack_others(const std::shared_ptr<Communicator> &communicator, const char *
 bool communicator_touch_by_name(const char *name, aclError *status) {
   for (const std::shared_ptr<Communicator> &communicator : communicators().all())
     if (communicator->name == name) {
-      bool taken = touch(communicator) == HCCL_SUCCESS && take_base(*communicator) == HCCL_SUCCESS;
+      bool taken =
+          touch(communicator) == HCCL_SUCCESS && take_base(*communicator, false) == HCCL_SUCCESS;
       *status = taken ? ACL_SUCCESS : ACL_ERROR_RT_MEMORY_ALLOCATION;
       return true;
     }
@@ -214,6 +229,8 @@ SHIM_API HcclResult HcclCommDestroy(HcclComm handle) {
   if (!communicator) return hccl_fail(HCCL_E_PARA, "HcclCommDestroy: unknown communicator");
   for (void *buffer : communicator->buffers) device_free(buffer);
   if (communicator->base) device_free(communicator->base);
+  for (void *block : communicator->vector)
+    if (block) device_free(block);
   return HCCL_SUCCESS;
 }
 
