@@ -30,11 +30,15 @@ TABLE = ROOT / "tests/data/peer_suites.toml"
 MARK = "PEER "
 #: Both run in the stack's Python, with a checkout and a file: a line for each test that has ended.
 UNITTEST = r"""
-import json, os, re, sys, unittest
+import importlib.util, json, os, re, sys, unittest
 path, left_out = sys.argv[2:]
 os.chdir(os.path.dirname(path))
 sys.path.insert(0, os.getcwd())
 sys.argv = [path]
+os.environ["PYTORCH_PRINT_REPRO_ON_FAILURE"] = "0"  # messages end with the error
+# what tests compile includes headers of a submodule, which the wheel has too
+wheel = importlib.util.find_spec("torch_npu").submodule_search_locations[0]
+os.environ["CPATH"] = wheel + "/include/third_party/acl/inc"
 class Told(unittest.TestResult):
     def say(self, test, outcome, why=""):
         lines = [line for line in str(why).splitlines() if line.strip()]
