@@ -83,13 +83,19 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str:
     return "\n".join(parts)
 
 
+#: Of no consequence for a rank alone: it has no collective.
+_OF_SEVERAL = "hccl_base_bytes"
+
+
 def _earlier(done: Sequence[tuple[PublishedRun, PlannedRow]]) -> str:
     """Name the rows that were planned before a constant of their device's profile changed."""
     changed: dict[str, list[str]] = {}  # row -> the constants
     for run, planned in done:
         memory = load_profile(run.device).memory
         if names := [
-            name for name, value in planned.constants.items() if value != getattr(memory, name)
+            name
+            for name, value in planned.constants.items()
+            if value != getattr(memory, name) and (planned.world_size != 1 or name != _OF_SEVERAL)
         ]:
             changed[run.id] = names
     if not changed:

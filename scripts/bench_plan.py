@@ -215,7 +215,7 @@ def plan_models(only: str, again: bool, at_most: int | None) -> bool:
         print(f"{stack} {device} {show(outcome)}", flush=True)
         row = {"model": model, "stack": stack, "device": device, "arguments": arguments}
         row |= {name: outcome[name] for name in KEPT if name in outcome}
-        row["constants"] = constants_of(device)
+        row["constants"] = constants_of(device, arguments)
         PAGE.write_text(write_page(keep_row(row)), encoding="utf-8")
         started = started and "error" not in row
     return started

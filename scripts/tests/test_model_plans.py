@@ -31,7 +31,7 @@ FIGURES = {
 def row_of(index: int, **figures: object) -> Row:
     model, stack, device, arguments = list_plans()[index].key
     row = {"model": model, "stack": stack, "device": device, "arguments": arguments}
-    return {**row, "constants": constants_of(device), **(figures or FIGURES)}
+    return {**row, "constants": constants_of(device, arguments), **(figures or FIGURES)}
 
 
 def test_arguments_of_a_case() -> None:
