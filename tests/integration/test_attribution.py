@@ -22,8 +22,8 @@ EAGER = [*TINY, "--device", "sim:910b", "--enforce-eager"]
 TWO_GRAPHS = ["--compilation-config", json.dumps({"cudagraph_capture_sizes": [1, 2]})]
 BUFFERS = 2 * 200 * MIB
 #: What HCCL takes beside the buffers, with a communicator's first collective: ``hccl_base_bytes`` of
-#: the profile.
-HCCL_BASE = MIB
+#: the profile, in a page of 2 MiB.
+HCCL_BASE = 2 * MIB
 
 #: Appends a line per call of the runtime's function, in the process that makes it.
 COUNT_CALLS = """
