@@ -14,7 +14,7 @@ from vllm_memprof.sim.runtime import engine_env
 
 MIB = 1 << 20
 CONTEXT = 375_809_638
-HCCL_BASE = 1_048_576  # taken with a communicator's first collective
+HCCL_BASE = 2 * 1_048_576  # a page, taken with a communicator's first collective
 
 ALLOCATOR = """
 npu = torch.npu
