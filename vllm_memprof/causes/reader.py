@@ -69,7 +69,7 @@ class _Start:
     after_another: bool = False  # that did not say that it ends
     lines: list[_Line] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
-    ready: int | None = None  # line at which the server was up
+    ready: int = 0  # line at which the server was up; 0: it was not
     ended: bool = False  # it said so
 
     def keep(self, number: int, line: str) -> None:
@@ -148,7 +148,7 @@ def _first_cause(
     start: _Start, speakers: Mapping[str, re.Pattern[str]]
 ) -> tuple[int, NamedFailure] | None:
     loud, over = [line for line in start.lines if not line.quiet], start.ends_of_processes()
-    up = start.ready or 0  # what came before was survived
+    up = start.ready  # what came before was survived
     survived, failed = not any(at < up for at in over), any(at >= up for at in over)
     whole_page, loud_page = (
         "\n".join(line.text for line in lines) for lines in (start.lines, loud)

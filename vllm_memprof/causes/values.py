@@ -95,7 +95,7 @@ def grew(first: float, last: float) -> bool:
 
 def longest(length: float, needed: float, there: float, estimate: float | None = None) -> str:
     """Return the longest request that fits: as the engine estimates, else by proportion."""
-    if estimate:
+    if estimate is not None:
         return f"{estimate:.0f}"
     tokens = floor(length * there / needed) // 128 * 128 if needed else 0
     return str(tokens) if tokens > 0 else ""
