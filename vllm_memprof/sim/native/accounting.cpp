@@ -32,6 +32,26 @@
 #include "profile.h"
 
 namespace memprof_sim {
+
+uint64_t thread_start_time(pid_t pid, pid_t thread, char *thread_state) {
+  char path[64], buffer[1024];
+  snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, thread);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  ssize_t got = read(fd, buffer, sizeof buffer - 1);
+  close(fd);
+  if (got <= 0) return 0;
+  buffer[got] = 0;
+  char *field = strrchr(buffer, ')');  // the name may hold spaces and parentheses
+  if (!field) return 0;
+  *thread_state = field[2];
+  unsigned long long start = 0;
+  field += 2;
+  for (int skip = 0; skip < 19 && field; ++skip) field = strchr(field + 1, ' ');
+  if (field) sscanf(field, "%llu", &start);
+  return start;
+}
+
 namespace {
 
 constexpr uint64_t kMagic = 0x314d4953504d454dull;  // "MEMPSIM1"
@@ -76,30 +96,10 @@ Binaries &binaries() { return forked_state<Binaries>(); }
 pid_t own_pid = 0;
 uint64_t own_start = 0;
 
-uint64_t process_start_time(pid_t pid, char *process_state) {
-  char path[64], buffer[1024];
-  // Of the first thread: qemu makes up /proc/<own pid>/stat of a process that it runs.
-  snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, pid);
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  ssize_t got = read(fd, buffer, sizeof buffer - 1);
-  close(fd);
-  if (got <= 0) return 0;
-  buffer[got] = 0;
-  char *field = strrchr(buffer, ')');  // the name may hold spaces and parentheses
-  if (!field) return 0;
-  *process_state = field[2];
-  unsigned long long start = 0;
-  field += 2;
-  for (int skip = 0; skip < 19 && field; ++skip) field = strchr(field + 1, ' ');
-  if (field) sscanf(field, "%llu", &start);
-  return start;
-}
-
 bool alive(int32_t pid, uint64_t start_time) {
   if (pid == own_pid && start_time == own_start) return true;
   char process_state = 0;
-  uint64_t start = process_start_time(pid, &process_state);
+  uint64_t start = thread_start_time(pid, pid, &process_state);
   return start == start_time && process_state != 'Z' && process_state != 'X';
 }
 
@@ -178,7 +178,7 @@ void after_fork_in_child() {
   // The child inherits no device memory: what the parent holds stays the parent's.
   own_pid = getpid();
   char ignored;
-  own_start = process_start_time(own_pid, &ignored);
+  own_start = thread_start_time(own_pid, own_pid, &ignored);
   forget_own_slots();
 }
 
@@ -230,7 +230,7 @@ bool attach() {
   close(fd);
   own_pid = getpid();
   char ignored;
-  own_start = process_start_time(own_pid, &ignored);
+  own_start = thread_start_time(own_pid, own_pid, &ignored);
   forget_own_slots();
   pthread_atfork(nullptr, nullptr, after_fork_in_child);
   state = candidate;

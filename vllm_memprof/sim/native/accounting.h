@@ -31,6 +31,10 @@ struct Usage {
   uint64_t peak[kComponentCount];
 };
 
+// When a thread started, in clock ticks since boot, and its state ('R': it runs); 0: there is none.
+// A process is its first thread: qemu makes up /proc/<own pid>/stat of a process that it runs.
+uint64_t thread_start_time(pid_t pid, pid_t thread, char *thread_state);
+
 // Charges this process; false when the device has not that many bytes left.
 bool account_charge(int device, Component component, uint64_t bytes);
 // A context: the first one of a device takes more than that of one more process.

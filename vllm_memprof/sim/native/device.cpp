@@ -2,7 +2,6 @@
 #include "device.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -93,16 +92,8 @@ void note_launching_thread() {
 }
 
 bool is_running(int thread) {
-  char path[64], buffer[128];
-  snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
-  int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  ssize_t got = read(file, buffer, sizeof buffer - 1);
-  close(file);
-  if (got <= 0) return false;
-  buffer[got] = 0;
-  const char *name_end = strrchr(buffer, ')');
-  return name_end && name_end[1] && name_end[2] == 'R';
+  char thread_state = 0;
+  return thread_start_time(getpid(), thread, &thread_state) && thread_state == 'R';
 }
 
 DeviceState &devices() { return forked_state<DeviceState>(); }
