@@ -408,6 +408,26 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "negative-kv",
             "no memory is left",
         ),
+        (
+            "Failed to allocate resource[DeviceMemory] with info [size:140737488355328].\n"
+            "Nnopbase fails to invoke the HcclAllocComResourceByTiling function of the hccl module.",
+            "engine-bug",
+            "a size was computed wrongly",
+        ),
+        (
+            "[ERROR] RUNTIME(7,all):2026-01-20-09:48:14.623.842 [device_error_core_proc.cc:333]7 "
+            "ProcessStarsCoreErrorInfo:report error module_type=5, module_name=EZ9999\n"
+            "The error from device(chipId:5, dieId:0), serial number is 59, there is an exception of "
+            "fftsplus aivector error, core id is 8, error code = 0x10",
+            "not-memory-at-all",
+            "a kernel faulted on the device",
+        ),
+        (
+            "EE1001: The argument is invalid.Reason: Set visible device failed, invalid device=1, "
+            "input visible devices:1\nrtSetDevice execute failed, reason=[device id error]",
+            "not-memory-at-all",
+            "the devices that are asked for",
+        ),
     ],
 )
 def test_of_several_lines_the_one_nearest_to_the_root_counts(
