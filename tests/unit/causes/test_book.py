@@ -428,6 +428,16 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "not-memory-at-all",
             "the devices that are asked for",
         ),
+        (
+            "RuntimeError: checkUceErrAndRepair:NPUException.cpp:200 NPU error, error code is "
+            "507899\n"
+            "EZ9999: Inner Error!\n"
+            "EZ9999: there is an exception of fftsplus aicore error, core id is 2\n"
+            "errorStr: The DDR address of the MTE instruction is out of range.\n"
+            "rtStreamSynchronize execute failed, reason=[device mem error]",
+            "not-memory-at-all",
+            "a kernel faulted on the device",
+        ),
     ],
 )
 def test_of_several_lines_the_one_nearest_to_the_root_counts(
