@@ -438,6 +438,51 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "not-memory-at-all",
             "a kernel faulted on the device",
         ),
+        (
+            "INFO:     Application startup complete.\n"
+            "ERROR core.py:341] EngineCore hit an exception: Traceback (most recent call last):\n"
+            "ERROR core.py:341] IndexError: list index out of range",
+            "not-memory-at-all",
+            "the engine's code met",
+        ),
+        (
+            "INFO:     Application startup complete.\n"
+            "[2025-01-17 01:52:11 TP0] TpModelWorkerClient hit an exception: Traceback (most recent "
+            "call last):\nNameError: name 'x' is not defined",
+            "not-memory-at-all",
+            "the engine's code met",
+        ),
+        (
+            "    done = await asyncio.wait_for(task, timeout)\nIndexError: tuple index out of range",
+            "not-memory-at-all",
+            "the engine's code met",
+        ),
+        (
+            "CUDA Error: out of memory (2) /flashinfer/handler.cuh: line 100 at function "
+            "cudaMallocAsync\nRuntimeError: BatchDecode failed with error out of memory",
+            "other",
+            "device memory ran out",
+        ),
+        (
+            "[2025-04-09 17:19:56 TP5] Scheduler hit an exception: Traceback (most recent call last):\n"
+            '  File "mm_utils.py", line 354, in general_mm_embed_routine\n'
+            "    inputs_embeds = embed_tokens(input_ids)\n"
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.43 GiB.",
+            "static-share",
+            "weights and KV pool leave too little",
+        ),
+        (
+            "RuntimeError: [15:36:55] /project/cpp/regex_converter.cc:73: Regex parsing error at "
+            "position 106: Invalid repetition count.",
+            "not-memory-at-all",
+            "a grammar for structured output",
+        ),
+        (
+            "TypeError: Error: --enable-auto-tool-choice and --enable-reasoning cannot be enabled at "
+            "the same time",
+            "not-memory-at-all",
+            "the engine refuses a combination of arguments",
+        ),
     ],
 )
 def test_of_several_lines_the_one_nearest_to_the_root_counts(
