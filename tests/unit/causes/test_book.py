@@ -478,6 +478,42 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "a grammar for structured output",
         ),
         (
+            "ERROR core.py:205] KeyError: 'Cannot find `mm_limits` for model=m'\n"
+            "CRITICAL core_client.py:146] Got fatal signal from worker processes, shutting down.\n"
+            "deploy.sh: line 46:  7164 Killed                  vllm serve m",
+            "not-memory-at-all",
+            "the engine's code met",
+        ),
+        (
+            "[2026-01-01 00:00:00] Scheduler or DataParallelController 42 terminated with -9\n"
+            "Received sigquit from a child process. It usually means the child failed.",
+            "host-memory",
+            "a process was killed from outside",
+        ),
+        (
+            "RuntimeError: Rank 0 scheduler died during initialization (exit code: -11). If exit code "
+            "is -9 (SIGKILL), a common cause is the OS OOM killer.",
+            "not-memory-at-all",
+            "a process crashed in native code",
+        ),
+        (
+            'https://huggingface.co:443 "HEAD /m/preprocessor_config.json HTTP/1.1" 200 0\n'
+            '  File "worker.py", line 1, in load_model\n'
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 114.00 MiB.",
+            "weights-too-large",
+            "the weights do not fit",
+        ),
+        (
+            "Exception in ModelTpServer:\nValueError: not enough values to unpack (expected 2)",
+            "not-memory-at-all",
+            "the engine's code met",
+        ),
+        (
+            "pydantic_core.ValidationError: 1 validation error for CapitalInfo\nEngineDeadError",
+            "other",
+            "failed: pydantic_core.ValidationError",
+        ),
+        (
             "TypeError: Error: --enable-auto-tool-choice and --enable-reasoning cannot be enabled at "
             "the same time",
             "not-memory-at-all",
