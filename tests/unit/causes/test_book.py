@@ -497,6 +497,13 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "a process crashed in native code",
         ),
         (
+            "*** SIGSEGV received at time=1746566409 on cpu 131 ***\n"
+            "ActorDiedError: Worker unexpectedly exits with a connection error code 2. There are some "
+            "potential root causes. (3) The worker is crashed unexpectedly due to SIGSEGV",
+            "not-memory-at-all",
+            "a process crashed in native code",
+        ),
+        (
             'https://huggingface.co:443 "HEAD /m/preprocessor_config.json HTTP/1.1" 200 0\n'
             '  File "worker.py", line 1, in load_model\n'
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 114.00 MiB.",
