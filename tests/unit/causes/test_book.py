@@ -408,6 +408,124 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "negative-kv",
             "no memory is left",
         ),
+        (
+            "Failed to allocate resource[DeviceMemory] with info [size:140737488355328].\n"
+            "Nnopbase fails to invoke the HcclAllocComResourceByTiling function of the hccl module.",
+            "engine-bug",
+            "a size was computed wrongly",
+        ),
+        (
+            "[ERROR] RUNTIME(7,all):2026-01-20-09:48:14.623.842 [device_error_core_proc.cc:333]7 "
+            "ProcessStarsCoreErrorInfo:report error module_type=5, module_name=EZ9999\n"
+            "The error from device(chipId:5, dieId:0), serial number is 59, there is an exception of "
+            "fftsplus aivector error, core id is 8, error code = 0x10",
+            "not-memory-at-all",
+            "a kernel faulted on the device",
+        ),
+        (
+            "EE1001: The argument is invalid.Reason: Set visible device failed, invalid device=1, "
+            "input visible devices:1\nrtSetDevice execute failed, reason=[device id error]",
+            "not-memory-at-all",
+            "the devices that are asked for",
+        ),
+        (
+            "RuntimeError: checkUceErrAndRepair:NPUException.cpp:200 NPU error, error code is "
+            "507899\n"
+            "EZ9999: Inner Error!\n"
+            "EZ9999: there is an exception of fftsplus aicore error, core id is 2\n"
+            "errorStr: The DDR address of the MTE instruction is out of range.\n"
+            "rtStreamSynchronize execute failed, reason=[device mem error]",
+            "not-memory-at-all",
+            "a kernel faulted on the device",
+        ),
+        (
+            "INFO:     Application startup complete.\n"
+            "ERROR core.py:341] EngineCore hit an exception: Traceback (most recent call last):\n"
+            "ERROR core.py:341] IndexError: list index out of range",
+            "not-memory-at-all",
+            "the engine's code met",
+        ),
+        (
+            "INFO:     Application startup complete.\n"
+            "[2025-01-17 01:52:11 TP0] TpModelWorkerClient hit an exception: Traceback (most recent "
+            "call last):\nNameError: name 'x' is not defined",
+            "not-memory-at-all",
+            "the engine's code met",
+        ),
+        (
+            "    done = await asyncio.wait_for(task, timeout)\nIndexError: tuple index out of range",
+            "not-memory-at-all",
+            "the engine's code met",
+        ),
+        (
+            "CUDA Error: out of memory (2) /flashinfer/handler.cuh: line 100 at function "
+            "cudaMallocAsync\nRuntimeError: BatchDecode failed with error out of memory",
+            "other",
+            "device memory ran out",
+        ),
+        (
+            "[2025-04-09 17:19:56 TP5] Scheduler hit an exception: Traceback (most recent call last):\n"
+            '  File "mm_utils.py", line 354, in general_mm_embed_routine\n'
+            "    inputs_embeds = embed_tokens(input_ids)\n"
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.43 GiB.",
+            "static-share",
+            "weights and KV pool leave too little",
+        ),
+        (
+            "RuntimeError: [15:36:55] /project/cpp/regex_converter.cc:73: Regex parsing error at "
+            "position 106: Invalid repetition count.",
+            "not-memory-at-all",
+            "a grammar for structured output",
+        ),
+        (
+            "ERROR core.py:205] KeyError: 'Cannot find `mm_limits` for model=m'\n"
+            "CRITICAL core_client.py:146] Got fatal signal from worker processes, shutting down.\n"
+            "deploy.sh: line 46:  7164 Killed                  vllm serve m",
+            "not-memory-at-all",
+            "the engine's code met",
+        ),
+        (
+            "[2026-01-01 00:00:00] Scheduler or DataParallelController 42 terminated with -9\n"
+            "Received sigquit from a child process. It usually means the child failed.",
+            "host-memory",
+            "a process was killed from outside",
+        ),
+        (
+            "RuntimeError: Rank 0 scheduler died during initialization (exit code: -11). If exit code "
+            "is -9 (SIGKILL), a common cause is the OS OOM killer.",
+            "not-memory-at-all",
+            "a process crashed in native code",
+        ),
+        (
+            "*** SIGSEGV received at time=1746566409 on cpu 131 ***\n"
+            "ActorDiedError: Worker unexpectedly exits with a connection error code 2. There are some "
+            "potential root causes. (3) The worker is crashed unexpectedly due to SIGSEGV",
+            "not-memory-at-all",
+            "a process crashed in native code",
+        ),
+        (
+            'https://huggingface.co:443 "HEAD /m/preprocessor_config.json HTTP/1.1" 200 0\n'
+            '  File "worker.py", line 1, in load_model\n'
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 114.00 MiB.",
+            "weights-too-large",
+            "the weights do not fit",
+        ),
+        (
+            "Exception in ModelTpServer:\nValueError: not enough values to unpack (expected 2)",
+            "not-memory-at-all",
+            "the engine's code met",
+        ),
+        (
+            "pydantic_core.ValidationError: 1 validation error for CapitalInfo\nEngineDeadError",
+            "other",
+            "failed: pydantic_core.ValidationError",
+        ),
+        (
+            "TypeError: Error: --enable-auto-tool-choice and --enable-reasoning cannot be enabled at "
+            "the same time",
+            "not-memory-at-all",
+            "the engine refuses a combination of arguments",
+        ),
     ],
 )
 def test_of_several_lines_the_one_nearest_to_the_root_counts(
