@@ -78,6 +78,7 @@ def test_reference_run_reproduces_hardware_figures(run_memprof):
     assert report["run"]["status"] == "ok"
 
 
+@pytest.mark.full  # CI: the rows of test_accuracy.py
 def test_14b_weights_print_what_a_user_saw_on_hardware(run_memprof):
     run = run_memprof(
         "plan",

@@ -38,7 +38,11 @@ EP = "--enable-expert-parallel"
 CASES = {
     "tp2": (TINY, ["--tensor-parallel-size=2"], ["--rank=0"]),
     # a rank alone goes into the graph with copies of its layers, ranks among others do not
-    "tp2-graphs": ("Qwen/Qwen3-0.6B", ["--tensor-parallel-size=2"], ["--rank=0"]),
+    "tp2-graphs": (
+        "Qwen/Qwen3-0.6B",
+        ["--tensor-parallel-size=2", '--hf-overrides={"num_hidden_layers": 8}'],
+        ["--rank=0"],
+    ),
     "tp2-other": (TINY, ["--tensor-parallel-size=2"], ["--rank=1"]),
     "tp2-ep": (EXPERTS, ["--tensor-parallel-size=2", EP], ["--rank=1"]),
     "tp4": (TINY, ["--tensor-parallel-size=4"], ["--rank=3"]),

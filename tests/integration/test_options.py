@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
     ("stack", "row", "asked", "wrong"),
     [
         (STACK, VLLM, "--help=all", "--gpu-memory-utilisation"),
-        (OLD_STACK, VLLM, "--help=all", "--gpu-memory-utilisation"),
+        pytest.param(
+            OLD_STACK, VLLM, "--help=all", "--gpu-memory-utilisation", marks=pytest.mark.full
+        ),
         ("sglang-0.5.23", ENGINES["sglang"], "--help", "--mem-fraction-statik"),
     ],
 )

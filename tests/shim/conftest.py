@@ -11,6 +11,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,9 +27,16 @@ from vllm_memprof.sim.extensions import target_of
 from vllm_memprof.sim.profiles import load_profile, write_flat
 
 RESULT = "RESULT "
+#: Of every child: the helper ``acl``, and memprof from its sources.
+PATHS = os.pathsep.join(str(Path(__file__).parents[above]) for above in (0, 2))
 #: Seconds that a child may take.
 DEADLINE_S = 120
 IMPORTS = "import json, torch, torch_npu\n"
+#: Beginnings of variables that an import reads, or the loader.
+AT_IMPORT = ("ASCEND_", "LD_", "MEMPROF_", "PYTHON")
+#: Two ranks of one program: rank 0 ends last.
+BEGIN_RANKS = "import os\nos.environ['RANK'] = str(int(os.fork() == 0))\n"
+END_RANKS = "\nif os.environ['RANK'] == '0':\n    assert os.wait()[1] == 0\n"
 #: Imports, and forks for each line it is sent; answers with the fork's exit status. What an import
 #: prints is no answer.
 FORKS = f"""
@@ -92,8 +100,7 @@ def shim(engine_python: Path, request: pytest.FixtureRequest) -> Path:
 class Imported:
     """A process that has imported torch_npu, six seconds' work, and touched no device."""
 
-    def __init__(self, python: Path, env: dict[str, str], profile: Path) -> None:
-        self.profile = profile.read_bytes()  # it is read by the import
+    def __init__(self, python: Path, env: dict[str, str]) -> None:
         self._process = subprocess.Popen(
             [str(python), "-c", FORKS],
             env=env,
@@ -124,7 +131,7 @@ def imported(
 ) -> Iterator[Imported]:
     folder = tmp_path_factory.mktemp("imported")
     write_flat(load_profile("910b"), folder / "profile")
-    process = Imported(engine_python, Sim(shim, engine_python, folder).env(), folder / "profile")
+    process = Imported(engine_python, Sim(shim, engine_python, folder).env())
     yield process
     process.close()
 
@@ -153,7 +160,7 @@ class Sim:
             "MEMPROF_SIM_PROFILE": str(self.folder / "profile"),
             "MEMPROF_SIM_STATE": str(self.folder / "state"),
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": PATHS,
             **extra,
         }
 
@@ -182,40 +189,49 @@ class Sim:
     def run(self, code: str, **extra: str) -> dict[str, Any]:
         """Runs `code`, which prints ``RESULT <json>``, with this interpreter and the ctypes helper
         ``acl``."""
-        return self._finish(self.start(code, **extra))
+        process = self.start(code, **extra)
+        [result] = self._results(process.communicate(timeout=DEADLINE_S), process.returncode)
+        return result
 
     def run_torch(self, code: str, **extra: str) -> dict[str, Any]:
         """The same with the engine's interpreter: ``torch`` and ``torch_npu`` are imported first.
 
-        What an import may read makes it a process of its own: other variables, another profile.
+        It is a fork of a process that has imported them, without variables that an import reads.
         """
-        known = self.imported.profile if self.imported else None
-        if extra or known != (self.folder / "profile").read_bytes():
-            return self._finish(self.start_torch(code, **extra))
-        assert self.imported is not None
+        [result] = self._results_of(code, extra)
+        return result
+
+    def run_ranks(self, code: str, **extra: str) -> list[dict[str, Any]]:
+        """The same of two ranks, which torch's own variables bring together."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        extra |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+        return self._results_of(f"{BEGIN_RANKS}{code}{END_RANKS}", extra)
+
+    def _results_of(self, code: str, extra: dict[str, str]) -> list[dict[str, Any]]:
+        if self.imported is None or any(name.startswith(AT_IMPORT) for name in extra):
+            process = self.start_torch(code, **extra)
+            return self._results(process.communicate(timeout=DEADLINE_S), process.returncode)
         out, err = self.folder / "stdout", self.folder / "stderr"
         for path in (out, err):
             path.unlink(missing_ok=True)
-        status = self.imported.run(code, self.env(), out, err)
-        return self._result(status, out.read_text(), err.read_text())
+        status = self.imported.run(code, self.env(**extra), out, err)
+        return self._results((out.read_text(), err.read_text()), status)
 
     def start_torch(self, code: str, **extra: str) -> subprocess.Popen[str]:
         return self.start(IMPORTS + code, self.engine_python, **extra)
 
-    def _finish(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        out, err = process.communicate(timeout=DEADLINE_S)
-        return self._result(process.returncode, out, err)
-
     @staticmethod
-    def _result(status: int, out: str, err: str) -> dict[str, Any]:
+    def _results(printed: tuple[str, str], status: int) -> list[dict[str, Any]]:
+        out, err = printed
         assert status == 0, f"exit status {status}\n{err[-3000:]}"
-        return result_of(out)
+        return results_of(out)
 
 
-def result_of(out: str) -> dict[str, Any]:
-    line = next(line for line in reversed(out.splitlines()) if line.startswith(RESULT))
-    result: dict[str, Any] = json.loads(line[len(RESULT) :])
-    return result
+def results_of(out: str) -> list[dict[str, Any]]:
+    lines = (line.partition(RESULT) for line in out.splitlines())
+    return [json.loads(result) for start, mark, result in lines if mark and not start]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shim.conftest import Sim, result_of
+from tests.shim.conftest import Sim, results_of
 
 GIB = 1 << 30
 CONTEXT = 375_809_638  # of the first process on a device
@@ -207,7 +207,7 @@ def test_a_missing_profile_is_an_error(sim: Sim) -> None:
         MEMPROF_SIM_PROFILE="/nonexistent",
     )
     out, err = process.communicate(timeout=30)
-    assert result_of(out)["code"] != 0
+    assert results_of(out)[-1]["code"] != 0
     assert "cannot read the device profile /nonexistent" in err
 
 

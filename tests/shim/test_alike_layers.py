@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.shim.conftest import Sim
-
-PACKAGE = Path(__file__).resolve().parent.parent.parent
 
 MODELS = """
 import types
@@ -154,7 +151,7 @@ print("RESULT", json.dumps(found))
 
 @pytest.fixture
 def found(sim: Sim) -> dict[str, Any]:
-    return sim.run_torch(MODELS, PYTHONPATH=str(PACKAGE))
+    return sim.run_torch(MODELS)
 
 
 def test_the_graph_is_the_one_without_copies(found: dict[str, Any]) -> None:

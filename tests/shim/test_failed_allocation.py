@@ -17,7 +17,6 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.model import Oom
 from vllm_memprof.record.loader import load_run
 
-ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 BLOCK = 512  # torch_npu asks for 32 bytes more than a tensor, in blocks of 512
 CODE = """
@@ -69,8 +68,7 @@ def fail(
         info: dict[str, Any] = {"schema": "memprof.run/1", "id": "r", "mode": "offline"}
         (run / "run.json").write_text(json.dumps({**info, "model": "m", "command": []}))
         code = f"RUN, ASKED = {str(run)!r}, {size}\n{CODE}"
-        env = {"PYTHONPATH": str(ROOT), "PYTORCH_NPU_ALLOC_CONF": settings}
-        passed = bool(sim.run_torch(code, **env)["passed"])
+        passed = bool(sim.run_torch(code, PYTORCH_NPU_ALLOC_CONF=settings)["passed"])
         ranks = build_report(load_run(run)).ranks  # none of a process that recorded nothing
         return passed, ranks[0].oom if ranks else None
 

@@ -3,14 +3,11 @@ top, to the byte."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from tests.shim.conftest import Sim, result_of
+from tests.shim.conftest import Sim
 
 MIB = 1 << 20
 CONTEXT = 375_809_638
@@ -238,29 +235,14 @@ def test_hccl_takes_a_base_with_the_first_collective_of_each_communicator(
     sim: Sim, change_profile: Callable[..., None], mode: str, each: int
 ) -> None:
     change_profile(hccl_base_bytes=6 * MIB)
-    for steps in run_groups(sim, HCCL_OP_EXPANSION_MODE=mode):
+    for result in sim.run_ranks(GROUPS, HCCL_OP_EXPANSION_MODE=mode):
+        steps = result["steps"]
         assert list(steps.values())[1:] == [
             (400 + each) * MIB,
             (500 + each + each) * MIB,
             (540 + each + each) * MIB,  # a transfer's communicator has buffers alone
             (540 + each + each) * MIB,  # those that are sent together are the group's own
         ]
-
-
-def run_groups(sim: Sim, **extra: str) -> list[dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", **extra}
-    workers: list[subprocess.Popen[str]] = [
-        sim.start_torch(GROUPS, RANK=str(rank), **common) for rank in range(2)
-    ]
-    results = []
-    for worker in workers:
-        out, err = worker.communicate(timeout=120)
-        assert worker.returncode == 0, err[-3000:]
-        results.append(result_of(out)["steps"])
-    return results
 
 
 @pytest.mark.parametrize(
@@ -281,6 +263,7 @@ def test_buffers_of_communicators(
     point_to_point: int,
 ) -> None:
     change_profile(hccl_base_bytes=0)
-    for steps in run_groups(sim, **extra):
+    for result in sim.run_ranks(GROUPS, **extra):
+        steps = result["steps"]
         sizes = [0, world, world + 50, *[world + 50 + point_to_point] * 2]
         assert list(steps.values()) == [2 * size * MIB for size in sizes], steps

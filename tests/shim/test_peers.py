@@ -3,12 +3,8 @@ need none."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import vllm_memprof
 from tests.shim.conftest import Sim
 
-PACKAGE = Path(vllm_memprof.__file__).parent.parent
 MIB = 1 << 20
 
 ALONE = """
@@ -69,7 +65,7 @@ print("RESULT", json.dumps({
 
 def test_a_rank_without_peers(sim: Sim, change_profile) -> None:
     change_profile(hccl_base_bytes=0)
-    result = sim.run_torch(ALONE, PYTHONPATH=str(PACKAGE))
+    result = sim.run_torch(ALONE)
     assert result["world"] == [21, 32, 1, [20, 21, 22]]
     assert result["elsewhere"]
     assert result["minimum"] == [7, 3]

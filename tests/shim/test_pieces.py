@@ -4,7 +4,6 @@ nothing else."""
 from __future__ import annotations
 
 from tests.shim.conftest import Sim
-from tests.shim.test_peers import PACKAGE
 
 PIECES = """
 from torch.fx import symbolic_trace
@@ -64,7 +63,7 @@ print("RESULT", json.dumps({
 
 
 def test_alike_and_other_pieces(sim: Sim) -> None:
-    found = sim.run_torch(PIECES, PYTHONPATH=str(PACKAGE))
+    found = sim.run_torch(PIECES)
     assert found["alike"] == [True, True]
     assert found["hash"]
     assert not [name for name, alike in found["other"].items() if alike]
@@ -107,7 +106,7 @@ print("RESULT", json.dumps([
 
 
 def test_a_piece_with_another_layer_s_name_runs_with_its_own_layer(sim: Sim) -> None:
-    one, two, others, layers = sim.run_torch(NAMED, PYTHONPATH=str(PACKAGE))
+    one, two, others, layers = sim.run_torch(NAMED)
     assert one == [[1.0, 1], [2.0, 1], [3.0, 1]]
     assert two == [[6.0, 2], [3.0, 2], [9.0, 3]]
     assert others == [[0.0, 4], [2.0, 1]]
@@ -131,7 +130,7 @@ print("RESULT", json.dumps([grown_by(torch_npu.npu_convert_weight_to_int4pack), 
 
 
 def test_weights_of_four_bits_take_what_torch_npu_packs_them_into(sim: Sim) -> None:
-    theirs, ours = sim.run_torch(PACKED, PYTHONPATH=str(PACKAGE))
+    theirs, ours = sim.run_torch(PACKED)
     assert ours == theirs
     assert ours[0] == [24, 512]
 
@@ -166,6 +165,6 @@ print("RESULT", json.dumps([kept(True), kept(None)]))
 
 
 def test_a_kept_model_has_the_results_that_go_from_one_piece_to_another(sim: Sim) -> None:
-    split, whole = sim.run_torch(KEPT, PYTHONPATH=str(PACKAGE))
+    split, whole = sim.run_torch(KEPT)
     assert set(whole) - set(split) == {"relu", "mul", "output"}
     assert split == ["x", "weight", "matmul", "sigmoid", "add"]

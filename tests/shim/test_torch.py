@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Callable
 
-from tests.shim.conftest import Sim, result_of
+from tests.shim.conftest import Sim, results_of
 from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.sim.runtime import engine_env
 
@@ -65,7 +64,7 @@ def test_preloaded_library_comes_before_the_runtime(sim: Sim) -> None:
         LD_PRELOAD=str(library),
     )
     out, err = process.communicate(timeout=120)
-    assert result_of(out) == 2 * MIB, err[-2000:]
+    assert results_of(out)[-1] == 2 * MIB, err[-2000:]
     assert f"hooked {2 * MIB}" in err
 
 
@@ -257,17 +256,7 @@ def test_communicators_are_charged_at_their_first_collective(
     sim: Sim, change_profile: Callable[..., None]
 ) -> None:
     change_profile(operator_binary_bytes=0)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    workers: list[subprocess.Popen[str]] = [
-        sim.start_torch(HCCL, RANK=str(rank), **common) for rank in range(2)
-    ]
-    for worker in workers:
-        out, err = worker.communicate(timeout=120)
-        assert worker.returncode == 0, err[-3000:]
-        figures = result_of(out)
+    for figures in sim.run_ranks(HCCL):
         each = 2 * 200 * MIB + HCCL_BASE
         assert figures["steps"] == {
             "start": CONTEXT,

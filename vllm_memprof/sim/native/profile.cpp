@@ -95,6 +95,11 @@ Profile load() {
   return result;
 }
 
+struct Loaded {
+  std::once_flag once;
+  Profile profile;
+};
+
 // Whether a variable, globs with commas between, names it.
 bool named_in(const char *variable, const std::string &name) {
   const char *given = getenv(variable);
@@ -106,9 +111,11 @@ bool named_in(const char *variable, const std::string &name) {
 
 }  // namespace
 
+// torch_npu asks while it is imported: a fork of a process that imported it has its own variables.
 const Profile &profile() {
-  static const Profile &loaded = process_state<Profile>() = load();
-  return loaded;
+  Loaded &state = forked_state<Loaded>();
+  std::call_once(state.once, [&state] { state.profile = load(); });
+  return state.profile;
 }
 
 uint64_t total_bytes_of(int physical_device) {
