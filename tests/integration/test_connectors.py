@@ -177,7 +177,8 @@ OFFLOAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("stack", [STACK, pytest.param(OLD_STACK, marks=pytest.mark.full)])
+@pytest.mark.full  # CI: test_host_memory.py
+@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
 def test_offload_is_named_on_the_host(
     run_memprof: Callable[..., Any], sim_stack: str, stack: str
 ) -> None:

@@ -26,7 +26,13 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
         pytest.param(
             OLD_STACK, VLLM, "--help=all", "--gpu-memory-utilisation", marks=pytest.mark.full
         ),
-        ("sglang-0.5.23", ENGINES["sglang"], "--help", "--mem-fraction-statik"),
+        pytest.param(
+            "sglang-0.5.23",
+            ENGINES["sglang"],
+            "--help",
+            "--mem-fraction-statik",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_no_option_of_the_engine_s_help_is_refused(

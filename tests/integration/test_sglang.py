@@ -267,6 +267,7 @@ def test_the_engine_ends_after_its_launcher_was_killed(tmp_path: Path) -> None:
     wait_until(gone, 60, "SGLang's processes have ended")
 
 
+@pytest.mark.full  # CI: the same of vLLM, test_capture.py
 def test_a_wrong_argument_gets_the_engine_s_message_and_status(tmp_path: Path) -> None:
     run = offline(tmp_path / "run", *TINY, "--no-such-option")
     assert run.returncode == 2

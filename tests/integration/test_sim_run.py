@@ -106,7 +106,7 @@ def reported(tmp_path: Path, *command: str) -> tuple[str, list[dict]]:
 
 
 @pytest.mark.parametrize(
-    "lengths", [["1024", "2048"], pytest.param(["512"], marks=pytest.mark.full)], ids=len
+    "lengths", [["512"], pytest.param(["1024", "2048"], marks=pytest.mark.full)], ids=len
 )
 def test_each_engine_of_a_script_has_a_report(
     lengths: list[str], sim_stack, tmp_path: Path

@@ -43,9 +43,11 @@ def assert_balanced(run, equation, tp):
 @pytest.mark.parametrize(
     ("tp", "utilization"),
     [
-        (1, "0.9"),
         (2, "0.95"),
-        *(pytest.param(*row, marks=pytest.mark.full) for row in ((1, "0.95"), (2, "0.9"))),
+        *(
+            pytest.param(*row, marks=pytest.mark.full)
+            for row in ((1, "0.9"), (1, "0.95"), (2, "0.9"))
+        ),
     ],
 )
 @pytest.mark.parametrize("stack", [OLD_STACK, STACK])
