@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.test_serve import free_port, request
 from tests.support.engine import (
+    FORK,
     OLD_STACK,
     STACK,
     RunResult,
@@ -86,7 +87,10 @@ def whole(run: RunResult, *labels: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_data_parallel_with_a_headless_host(stack: str, deployment: Start) -> None:
+def test_data_parallel_with_a_headless_host(
+    stack: str, deployment: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(*FORK)
     made, head, headless = two_hosts(deployment, stack, "host-a", "host-b")
     port = made.variables["PORT"]
     serve_some(int(made.variables["HTTP"]), "memprof/tiny-moe")

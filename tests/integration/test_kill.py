@@ -21,6 +21,7 @@ import pytest
 
 from tests.integration.test_serve import free_port
 from tests.support.engine import (
+    FORK,
     MEMPROF,
     read_events,
     start_memprof,
@@ -135,7 +136,9 @@ def lost_events(run_dir, report) -> int:
 
 
 @pytest.mark.parametrize(("name", "who", "when"), CELLS)
-def test_a_process_is_ended(sim_stack, tmp_path, cleanup_processes, name, who, when):
+def test_a_process_is_ended(sim_stack, tmp_path, cleanup_processes, monkeypatch, name, who, when):
+    if (name, who, when) in ALWAYS and when == "under load":
+        monkeypatch.setenv(*FORK)
     number, run_dir, port = signal.Signals[f"SIG{name}"], tmp_path / "run", free_port()
     process = start_memprof(arguments(when, port), run_dir)
     cleanup_processes.append(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.test_serve import free_port
 from tests.support.engine import (
+    FORK,
     MEMPROF,
     assert_nothing_left,
     engine_pids,
@@ -79,6 +81,7 @@ def test_a_server_under_load_is_watched_and_goes_on_when_the_disk_is_full(
          "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY,
          "--sample", "1", "--metrics-port", str(metrics_port)],
         run_dir,
+        env={**os.environ, **dict([FORK])},
     )  # fmt: skip
     cleanup_processes.append(process)
 
