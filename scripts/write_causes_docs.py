@@ -43,9 +43,10 @@ def change(cure: Cure) -> str:
 
 
 def short(row: Row) -> str:
-    """Return the line of the log that shows a row, cut to what tells it from others."""
-    said = max(row.example.splitlines(), key=len).strip().replace("`", "'")
-    return textwrap.shorten(_COMMON.sub("", said), 30, placeholder="…")
+    """Return the line of the log that shows a row, from where its pattern matches, cut short."""
+    found = re.search(row.pattern, row.example)
+    said = row.example[found.start() if found else 0 :].lstrip().partition("\n")[0]
+    return textwrap.shorten(_COMMON.sub("", said.replace("`", "'")), 27, placeholder="…")
 
 
 def meaning(row: Row) -> str:
@@ -62,16 +63,17 @@ def entries(kind: str, numbers: dict[str, int]) -> str:
     for row in (row for row in ROWS if row.kind == kind):
         changes = ",".join(dict.fromkeys(str(numbers[cure.why]) for cure in row.cures))
         known = lines.setdefault((meaning(row), changes), {})
-        if not any(f"`{short(row)}`" in each for each in lines.values()):
-            known[f"`{short(row)}`"] = None
+        said = f"`{short(row)}`"
+        if said != "`…`" and not any(said in each for each in lines.values()):
+            known[said] = None
     return "\n".join(
         wrapped(
             f"- {title}"
-            + (f": {', '.join(said)}" if said else "")
+            + (f": {', '.join(known)}" if known else "")
             + f" [{changes}]" * bool(changes),
             "  ",
         )
-        for (title, changes), said in lines.items()
+        for (title, changes), known in lines.items()
     )
 
 
