@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.errors import SetupError
+from vllm_memprof.launch.watch import OWN_CHILDREN
 from vllm_memprof.sim.build import build_shim
 from vllm_memprof.sim.extensions import target_of
 from vllm_memprof.sim.profiles import load_profile, write_flat
@@ -109,6 +110,7 @@ class Imported:
             text=True,
             start_new_session=True,
         )
+        OWN_CHILDREN.add(self._process.pid)  # a run of this process ends others that it finds
 
     def run(self, code: str, env: dict[str, str], out: Path, err: Path) -> int:
         """Run code in a fork with this environment; return its exit status."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import inspect
@@ -37,7 +36,6 @@ from vllm_memprof.record.schema import ENV_STOP_AFTER
 #: How long the engine may take to end itself. vLLM's default kills it at once, and with it the
 #: shutdown phase.
 _SHUTDOWN_TIMEOUT_S = 30
-_PR_SET_TIMERSLACK = 29
 #: What a plan imports after its arguments are parsed, whatever the model is. With 0.23 it opens no
 #: device; with 0.13.0 it does, so that no plan of it is a fork (``EngineRow.warm_since``).
 _MODULES = (
@@ -102,12 +100,6 @@ def run_plan(options: Options, engine_args: list[str]) -> int:
     The engine core runs in this process: the workers, and with them every figure, are the same as
     behind a server, but no front end, tokenizer or second engine process has to start.
     """
-    if options.devices is not None:
-        # Let sleeps of this thread, and of what it starts, end up to a millisecond late. A thread
-        # of torch_npu looks every two microseconds, or as seldom as the kernel lets it, whether
-        # operators are done (release_thread): 17,000 times a second, a tenth of a plan's processor
-        # time. Simulated operators are done at once.
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1_000_000, 0, 0, 0)
     if options.until == "kv":
         os.environ[ENV_STOP_AFTER] = "kv_plan"
     with _without_collecting():
