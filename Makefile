@@ -63,10 +63,10 @@ test-arm64: sim  ## Plans on an emulated aarch64, each byte compared with those 
 test-unit: $(STAMP)  ## Unit tests: no engine, no device
 	$(BIN)/python -m pytest -n 3 -m "not full" --durations=20 tests/unit tests/golden scripts/tests
 
-test-fuzz: $(STAMP)  ## A minute of damaged logs from a fixed seed, so that a failure can be had again
-	$(BIN)/python -m tests.support.fuzz_explain --seed 0 --seconds 60
+test-fuzz: $(STAMP)  ## Half a minute of damaged logs from a fixed seed, so that a failure can be had again
+	$(BIN)/python -m tests.support.fuzz_explain --seed 0 --seconds 30
 
-fuzz: $(STAMP)  ## The same from a seed that no run had before
+fuzz: $(STAMP)  ## A minute from a seed that no run had before
 	$(BIN)/python -m tests.support.fuzz_explain --seconds 60
 
 test-sim: sim-all  ## Shim tests and the real engines on the simulated device

@@ -40,6 +40,8 @@ def keys_of(cls: Any) -> tuple[str, ...]:
 
 def to_json(value: object) -> Any:
     """Return a dataclass object, or what holds some, as ``json`` takes it."""
+    if value is None or isinstance(value, (str, int, float)):  # most by far
+        return value
     if isinstance(value, Mapping):
         return {str(name): to_json(item) for name, item in value.items()}
     if isinstance(value, frozenset):

@@ -14,8 +14,9 @@ from vllm_memprof.text import plain_data
 
 Event = dict[str, Any]
 #: What lines of one kind differ by: numbers, not digits at the end of a word. No word by which
-#: secrets are found has so many digits, unless it is escaped.
-_NUMBER = re.compile(rb"(?<=[:,\[ ])\d{4,}")
+#: secrets are found has so many digits, unless it is escaped. And names of a record in which such a
+#: word stands.
+_NUMBER = re.compile(rb'(?<=[:,\[ ])\d{4,}|"(?:hook|values|\w*seconds)":')
 _MOST_KEPT = 8192  # bytes of a line
 
 
