@@ -44,7 +44,7 @@ def change(cure: Cure) -> str:
 
 def short(row: Row) -> str:
     """Return the line of the log that shows a row, from where its pattern matches, cut short."""
-    found = re.search(row.pattern, row.example)
+    found = re.search(row.pattern, row.example, re.MULTILINE)  # as the reader does
     said = row.example[found.start() if found else 0 :].lstrip().partition("\n")[0]
     return textwrap.shorten(_COMMON.sub("", said.replace("`", "'")), 27, placeholder="…")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import subprocess
@@ -67,10 +66,11 @@ def attach(run_dir: Path) -> str:
 
 
 def test_a_server_under_load_is_watched_and_goes_on_when_the_disk_is_full(
-    sim_stack, tmp_path, cleanup_processes
+    sim_stack, tmp_path, cleanup_processes, monkeypatch
 ):
     from vllm_memprof.sim.presets import resolve_model
 
+    monkeypatch.setenv(*FORK)
     folder = tmp_path / FOLDER
     folder.symlink_to(resolve_model("memprof/tiny", []).path)
     port, metrics_port = free_port(), free_port()
@@ -81,7 +81,6 @@ def test_a_server_under_load_is_watched_and_goes_on_when_the_disk_is_full(
          "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY,
          "--sample", "1", "--metrics-port", str(metrics_port)],
         run_dir,
-        env={**os.environ, **dict([FORK])},
     )  # fmt: skip
     cleanup_processes.append(process)
 

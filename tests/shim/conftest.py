@@ -191,8 +191,7 @@ class Sim:
     def run(self, code: str, **extra: str) -> dict[str, Any]:
         """Runs `code`, which prints ``RESULT <json>``, with this interpreter and the ctypes helper
         ``acl``."""
-        process = self.start(code, **extra)
-        [result] = self._results(process.communicate(timeout=DEADLINE_S), process.returncode)
+        [result] = self._results_of_process(self.start(code, **extra))
         return result
 
     def run_torch(self, code: str, **extra: str) -> dict[str, Any]:
@@ -213,20 +212,22 @@ class Sim:
 
     def _results_of(self, code: str, extra: dict[str, str]) -> list[dict[str, Any]]:
         if self.imported is None or any(name.startswith(AT_IMPORT) for name in extra):
-            process = self.start_torch(code, **extra)
-            return self._results(process.communicate(timeout=DEADLINE_S), process.returncode)
+            return self._results_of_process(self.start_torch(code, **extra))
         out, err = self.folder / "stdout", self.folder / "stderr"
         for path in (out, err):
             path.unlink(missing_ok=True)
         status = self.imported.run(code, self.env(**extra), out, err)
-        return self._results((out.read_text(), err.read_text()), status)
+        return self._results(out.read_text(), err.read_text(), status)
 
     def start_torch(self, code: str, **extra: str) -> subprocess.Popen[str]:
         return self.start(IMPORTS + code, self.engine_python, **extra)
 
+    def _results_of_process(self, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+        out, err = process.communicate(timeout=DEADLINE_S)
+        return self._results(out, err, process.returncode)
+
     @staticmethod
-    def _results(printed: tuple[str, str], status: int) -> list[dict[str, Any]]:
-        out, err = printed
+    def _results(out: str, err: str, status: int) -> list[dict[str, Any]]:
         assert status == 0, f"exit status {status}\n{err[-3000:]}"
         return results_of(out)
 

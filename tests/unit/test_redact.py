@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.secrets import ALL, HARMLESS, KEY, MARK, ORDINARY, marked
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.launch.engine_log import MAX_LINE_BYTES, LogFilter
-from vllm_memprof.record.lines import _NUMBER
+from vllm_memprof.record.lines import _NOT_SECRET, parse_event
 from vllm_memprof.redact import (
     _NEEDLE_WORDS,
     _NEEDLES,
@@ -290,4 +290,14 @@ def test_no_word_of_a_secret_is_lost_with_the_numbers_of_a_line():
     assert not [word for word in words if re.search(r"(?<!\\u)\d{4}", word)]
     for word in filter(lambda each: each[-1].isdigit(), words):
         line = json.dumps({"a": f"{word}1234{KEY}"}).encode()
-        assert may_hold_secret(_NUMBER.sub(b"0", line).decode()) == may_hold_secret(line.decode())
+        assert may_hold_secret(_NOT_SECRET.sub(b"0", line).decode()) == may_hold_secret(
+            line.decode()
+        )
+
+
+@pytest.mark.parametrize("name", ["hook", "values", "seconds"])
+@pytest.mark.parametrize("held", [f"https://hooks.x.test/{KEY}", f"token={KEY}", {"api_key": KEY}])
+def test_a_secret_under_a_name_that_is_left_out_is_found(name, held):
+    event = parse_event(json.dumps({"kind": "phase", name: held}).encode())
+    assert event is not None
+    assert KEY not in json.dumps(event)

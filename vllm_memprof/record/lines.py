@@ -16,7 +16,7 @@ Event = dict[str, Any]
 #: What lines of one kind differ by: numbers, not digits at the end of a word. No word by which
 #: secrets are found has so many digits, unless it is escaped. And names of a record in which such a
 #: word stands.
-_NUMBER = re.compile(rb'(?<=[:,\[ ])\d{4,}|"(?:hook|values|\w*seconds)":')
+_NOT_SECRET = re.compile(rb'(?<=[:,\[ ])\d{4,}|"(?:hook|values|\w*seconds)":')
 _MOST_KEPT = 8192  # bytes of a line
 
 
@@ -54,7 +54,7 @@ def parse_event(line: bytes) -> Event | None:
         if escaped := b"\\u" in line or not line.isascii():
             event = plain_data(event)
         look = _may_hold_secret if len(line) < _MOST_KEPT else _may_hold_secret.__wrapped__
-        may = look(line if escaped else _NUMBER.sub(b"0", line))
+        may = look(line if escaped else _NOT_SECRET.sub(b"0", line))
         return redact_data(event) if may else event
     except (ValueError, RecursionError):
         return None
