@@ -186,19 +186,16 @@ def outside(errors: Iterable[Error]) -> list[Error]:
 
 
 def _outside(errors: Sequence[Error]) -> str:
-    """Return a line per reason; tokens follow from the KV cache and have no line of their own."""
+    """Return a line per reason; tokens that follow from a KV cache have no line of their own."""
     rows: dict[str, list[str]] = {}
     for error in outside(errors):
-        if error.figure in ("tokens", "concurrency"):
-            continue
         said = error.run.explained.get(error.figure)
         why = said or f"unexplained: {error.run.unexplained.get(error.figure, 'no reason known')}"
+        if re.search("as the (KV cache|tokens)$", why):
+            continue
         value = f"{error.run.id}, {TITLES[error.figure]} {_percent(error.relative)}"
         rows.setdefault(re.sub(r"^[\d.]+ of [\d.]+ MiB: |^[\d.]+ MiB: ", "", why), []).append(value)
-    listed = [
-        ["; ".join(values), textwrap.shorten(why, 80, placeholder="…")]
-        for why, values in rows.items()
-    ]
+    listed = [["; ".join(values), why] for why, values in rows.items()]
     return _table(("value", "why"), listed) if listed else "None.\n"
 
 
