@@ -71,7 +71,7 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str:
         _statistics(errors),
         "## Starts that failed\n",
         _failing(done),
-        "## By device and equation: median error (number of values)\n",
+        "## By device and equation: median error (values that meet the target)\n",
         _by_device(errors),
         "## Outside the targets\n",
         _outside(errors),
@@ -165,8 +165,8 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _by_device(errors: Sequence[Error]) -> str:
-    """Return the median and the number of predicted values of each device, equation and stack."""
-    shown = ("weights", "peak_activation", "kv_cache", "graphs")
+    """Return median and numbers of the predicted values of each device, equation and stack."""
+    shown = ("weights", "peak_activation", "kv_cache", "tokens", "graphs")
     groups: dict[tuple[str, str, str], list[Error]] = {}
     for each in errors:
         key = each.run.device, each.planned.equation or "-", each.planned.stack or "-"
@@ -175,7 +175,10 @@ def _by_device(errors: Sequence[Error]) -> str:
     for key, members in sorted(groups.items()):
         found = [statistics_of([e for e in members if e.figure == name]) for name in shown]
         if any(found):
-            cells = [f"{_percent(each.median)} ({each.count})" if each else "-" for each in found]
+            cells = [
+                f"{_percent(each.median)} ({each.met} of {each.count})" if each else "-"
+                for each in found
+            ]
             rows.append([*key, *cells])
     return _table(("device", "equation", "stack", *(TITLES[name] for name in shown)), rows)
 
