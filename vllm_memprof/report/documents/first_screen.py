@@ -228,13 +228,14 @@ def _few(labels: Sequence[str], most: int = 40) -> str:
 def _headline(report: Report, named: bool = True) -> Text:
     """Return model, engine, ranks, device and time, as far as known; not ``named``: no model."""
     run, ranks = report.run, report.ranks
-    kinds = {rank.label.rstrip(digits) for rank in ranks}  # TP8 where ranks differ in nothing else
+    kind = ranks[0].label.rstrip(digits) if ranks else ""
+    all_ranks = {f"{kind}{at}" for at in range(report.world_size)}  # no TP7 of those of TP4
     known = run.model != UNKNOWN
     figures = {
         "model": known and named and (run.model if len(run.model) <= 44 else f"…{run.model[-43:]}"),
         "engine": engine_name(run),
         "unnamed": not known,
-        "kind": len(kinds) == 1 and "".join(kind for kind in kinds if kind.isalpha()),
+        "kind": kind.isalpha() and all_ranks.issuperset(rank.label for rank in ranks) and kind,
         "count": report.world_size if report.world_size > 1 else None,
         "device": (run.device or "").removeprefix("Ascend"),
         "total": report.device_total_bytes,
