@@ -606,6 +606,35 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "the models of a diffusion pipeline",
         ),
         (
+            "_fused_kernel launch failed: because value 70218 for parameter coreDim is invalid.\n"
+            "RuntimeError: The Inner error is reported as above. The process exits for this inner "
+            "error, and the current working operator name is _fused_kernel.",
+            "not-memory-at-all",
+            "a kernel is launched with a value",
+        ),
+        (
+            "RuntimeError: Cannot prepare for replay during capturing stage",
+            "not-memory-at-all",
+            "an operation that a graph cannot record",
+        ),
+        (
+            '  File "qwen3_vl.py", line 572, in forward\n'
+            "ld.lld: for the --mcpu option: Cannot find option named 'Ascend310P3'!",
+            "not-memory-at-all",
+            "this installation was built for a different chip",
+        ),
+        (
+            "RuntimeError: Can not support soc_version: 104.",
+            "not-memory-at-all",
+            "this installation was built for a different chip",
+        ),
+        (
+            "gds_device_buffer.cufile_register: cuFileBufRegister returned an error = 5016\n"
+            "ERROR [multiproc_executor.py:597] WorkerProc failed to start.",
+            "not-memory-at-all",
+            "weights cannot be read from the disk",
+        ),
+        (
             "TypeError: Error: --enable-auto-tool-choice and --enable-reasoning cannot be enabled at "
             "the same time",
             "not-memory-at-all",
