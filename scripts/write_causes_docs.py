@@ -22,8 +22,8 @@ ROWS = [row for rows in read_book().origins.values() for row in rows]
 OPENING = (
     "Errors by the kind that `memprof explain` and a report name: what each means, its line in the "
     "log (an out-of-memory message once for each kind), and in brackets the numbers of [what to "
-    "change](#what-to-change). A change is called enough only if a plan tried it (`--prove`). An "
-    "error that is not listed is shown as it is."
+    "change](#what-to-change), (?) before them where it is likely, not certain. A change is called "
+    "enough only if a plan tried it (`--prove`). An error that is not listed is shown as it is."
 )
 
 
@@ -46,34 +46,36 @@ def short(row: Row) -> str:
     """Return the line of the log that shows a row, from where its pattern matches, cut short."""
     found = re.search(row.pattern, row.example, re.MULTILINE)  # as the reader does
     said = row.example[found.start() if found else 0 :].lstrip().partition("\n")[0]
-    return textwrap.shorten(_COMMON.sub("", said.replace("`", "'")), 27, placeholder="…")
+    return textwrap.shorten(_COMMON.sub("", said.replace("`", "'")), 19, placeholder="…")
 
 
 def meaning(row: Row) -> str:
-    """Return what the error means, and how far that is certain."""
+    """Return what the error means."""
     title = row.title[0].upper() + row.title[1:]
     if row.is_memory != KINDS[row.kind]:
         title += " (memory)" if row.is_memory else " (no memory is short)"
-    return title + (" (likely)" if row.beside or not row.certain else "")
+    return title
 
 
 def entries(kind: str, numbers: dict[str, int]) -> str:
     """Return the errors of a kind: what each means, what the log says, which changes answer it."""
-    lines: dict[tuple[str, str], dict[str, None]] = {}
+    lines: dict[str, dict[str, dict[str, None]]] = {}
+    seen: set[str] = set()
     for row in (row for row in ROWS if row.kind == kind):
         changes = ",".join(dict.fromkeys(str(numbers[cure.why]) for cure in row.cures))
-        known = lines.setdefault((meaning(row), changes), {})
+        doubt = "" if row.certain and not row.beside else "(?) "
+        known = lines.setdefault(meaning(row), {}).setdefault(f"{doubt}[{changes}]", {})
         said = f"`{short(row)}`"
-        if said != "`…`" and not any(said in each for each in lines.values()):
+        if said != "`…`" and said not in seen:
             known[said] = None
+            seen.add(said)
     return "\n".join(
         wrapped(
-            f"- {title}"
-            + (f": {', '.join(known)}" if known else "")
-            + f" [{changes}]" * bool(changes),
+            f"- {title}: "
+            + "; ".join(f"{', '.join(known)} {changes}".strip() for changes, known in each.items()),
             "  ",
         )
-        for (title, changes), known in lines.items()
+        for title, each in lines.items()
     )
 
 

@@ -79,7 +79,8 @@ class _Start:
             return
         self.seen.add(key)
         quiet = _pattern("quiet").match(line) and not _pattern("error-level").match(line)
-        self.lines.append(_Line(number, line, bool(quiet)))
+        late = self.ended and _pattern("at-exit").search(line)
+        self.lines.append(_Line(number, line, bool(quiet or late)))
 
     def ends_of_processes(self) -> list[int]:
         """Return the lines in which a process says that it is over."""
@@ -149,14 +150,11 @@ def _first_cause(
 ) -> tuple[int, NamedFailure] | None:
     loud, over = [line for line in start.lines if not line.quiet], start.ends_of_processes()
     up = start.ready  # what came before was survived
-    survived, failed = not any(at < up for at in over), any(at >= up for at in over)
-    whole_page, loud_page = (
-        "\n".join(line.text for line in lines) for lines in (start.lines, loud)
-    )
+    survived, failed = min(over, default=up) >= up, max(over, default=-1) >= up
+    whole, rest = ((lines, "\n".join(line.text for line in lines)) for lines in (start.lines, loud))
     matches = []
     for row in chain.from_iterable(read_book().origins.values()):
-        lines, page = (start.lines, whole_page) if row.quiet else (loud, loud_page)
-        match = _match(row, lines, page, start)
+        match = _match(row, *(whole if row.quiet else rest), start)
         if match is None or (match.line.number < up and survived):
             continue
         # a request may fail while the server goes on; that is no failure of the server
@@ -168,7 +166,7 @@ def _first_cause(
     first = min(each.line.number for each in grave)
     near = [each for each in grave if each.line.number <= first + _SAME_FAILURE]
     best = min(near, key=lambda each: (-RANKS.index(each.row.rank), each.line.number))
-    spoken = [name for name, own in speakers.items() if own.search(whole_page)]
+    spoken = [name for name, own in speakers.items() if own.search(whole[1])]
     return best.line.number, _named(best, spoken)
 
 
@@ -183,7 +181,7 @@ def _match(row: Row, lines: list[_Line], page: str, start: _Start) -> _Match | N
         at = start.lines.index(line)
         near = start.lines[max(0, at - _LINES_BEFORE) : at + _LINES_AFTER]
         said = "\n".join(each.text for each in near)
-        if start.ready and line.number > start.ready:
+        if 0 < start.ready < line.number:
             said = f"{SERVING}\n{said}"
         if start.after_another:
             said = f"{AFTER_ANOTHER}\n{said}"
@@ -233,8 +231,7 @@ def _unrecognised(
     start: _Start, loud: list[_Line], over: list[int]
 ) -> tuple[int, NamedFailure] | None:
     """Return an error that no row names, where one was the end of a process or of a start."""
-    starting = not start.ready
-    if not over and not starting:
+    if start.ready and not over:
         return None
     told = [line for line in loud if not _pattern("consequence").search(line.text)]
     # of a traceback without its end the last frame says most
@@ -247,7 +244,7 @@ def _unrecognised(
     said += [
         (each.number, each.text)
         for each in loud
-        if each.number in over[:1] or (starting and _pattern("error-level").match(each.text))
+        if each.number in over[:1] or (not start.ready and _pattern("error-level").match(each.text))
     ]
     if not said:
         return None

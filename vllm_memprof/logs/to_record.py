@@ -20,10 +20,7 @@ from typing import Any, cast
 from vllm_memprof.causes.book import read_book
 from vllm_memprof.causes.reader import CauseReader, Words
 from vllm_memprof.engines import VLLM, row_of_run
-from vllm_memprof.engines.line_format import (
-    ASCEND,
-    CUDA,
-)
+from vllm_memprof.engines.line_format import ASCEND, CUDA
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.files import ENV_LIMITS, check_limit, limit, open_file, reading
 from vllm_memprof.logs.config import Config
@@ -205,8 +202,9 @@ def to_runs(
     for variable, values in sorter.exports.items():
         if len(values) > 1:  # a shell keeps the last
             earlier = ", then ".join(values[:-1])
-            note = f"{variable} is set {len(values)} times: {values[-1]} replaces {earlier}"
-            runs[-1].info.notes.append(note)
+            runs[-1].info.notes.append(
+                f"{variable} is set {len(values)} times: {values[-1]} replaces {earlier}"
+            )
     if sorter.newest_first:
         runs[0].info.notes.append(
             text("the log is newest first: its lines are counted from the last one")
@@ -226,16 +224,19 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
     workers = list(start.workers.values()) or [Worker("")]
     engine, version, notes = start.engine_named(spoken)
     if start.last_line:
-        first, last = start.first_line, start.last_line
-        lines = f"lines {first} to {last}" if last > first else f"line {last}"
+        lines = (
+            f"lines {start.first_line} to {start.last_line}"
+            if start.last_line > start.first_line
+            else f"line {start.last_line}"
+        )
         number_of = f" (start {number} of {count})" if count > 1 else ""
         notes.insert(0, f"{name}, {lines}{number_of}")
     notes += start.notes
     status, reason = start.outcome
     device = None if config.given is None else config.given.device
-    if engine is None and any(figure.format.engine == CUDA for figure in start.printed):
-        device = "cuda"  # else its name tells
     versions = {VLLM.name: config.vllm_version, ASCEND: config.ascend_version}
+    if engine not in versions and any(figure.format.engine == CUDA for figure in start.printed):
+        device = "cuda"  # else its name tells
     eager = config.enforce_eager and "--enforce-eager" not in config.arguments
     info = RunInfo(
         id=name if count == 1 else f"{name}#{number}",

@@ -102,10 +102,9 @@ def core_processes(start: EngineStart, name: str) -> list[ProcessRecord]:
             "max_model_len": config.max_model_len,
             "block_size": config.block_size,
             "num_gpu_blocks_override": config.num_gpu_blocks_override,
+            "blocks": config.num_gpu_blocks_override,
             **{key: figure.value for key, figure in plan.items()},
         }
-        if (override := values["num_gpu_blocks_override"]) is not None:
-            values.setdefault("blocks", override)
         file = f"{name}:engine core" if dp is None else f"{name}:engine core DP{dp}"
         who = Identity(role="engine_core", roles=frozenset({"engine_core"}), dp_rank=dp)
         cores.append(ProcessRecord(file, who, kv_plan=values))

@@ -521,6 +521,120 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "failed: pydantic_core.ValidationError",
         ),
         (
+            "RuntimeError: x NPU function error: call aclnnWeightQuantBatchMatmulV2 failed, error code "
+            "is 161002\nEZ1001[PID: 1] (EZ1001):  when weight's dtype is [int4], weight's format is "
+            "[FRACTAL_NZ], antiquantGroupSize should be 128 or 64",
+            "not-memory-at-all",
+            "an operator got input",
+        ),
+        (
+            "call aclnnInplaceCopy failed, detail:EZ1001: [PID: 1] 8462 and 8192 cannot broadcast.",
+            "not-memory-at-all",
+            "an operator got input",
+        ),
+        (
+            "call aclnnSwiGlu failed, detail:EZ1001: [PID: 1] Get path and read binary_info_config.json "
+            "failed, please check if the opp_kernel package is installed!",
+            "not-memory-at-all",
+            "the package with the operators' kernels",
+        ),
+        (
+            "ERROR EI0005: The arguments for collective communication are inconsistent between ranks\n"
+            "        Transport init error. Reason: [Create] [DestLink]Create Dest error!",
+            "not-memory-at-all",
+            "ranks call a collective operation",
+        ),
+        (
+            "AssertionError: Invalid kv_cache_dtype: float16. Valid values are: ('auto', 'fp8')",
+            "not-memory-at-all",
+            "the engine refuses a combination of arguments",
+        ),
+        (
+            '  File "base_loader.py", line 50, in load_model\n    model = initialize_model(\n'
+            "KeyError: 'embed_tokens.weight'",
+            "not-memory-at-all",
+            "the engine does not read the files",
+        ),
+        (
+            "Triton/load_binary\nRuntimeError: Triton Error [CUDA]: operation not permitted",
+            "not-memory-at-all",
+            "CUDA or torch reports a fault",
+        ),
+        (
+            "INFO Job entrypoint command failed with exit code 1, last available logs:\n95412 14.05 "
+            "ray::Actor\nRefer to the documentation on how to address the out of memory issue: "
+            "https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html.",
+            "host-memory",
+            "Ray ended a worker",
+        ),
+        (
+            "RuntimeError: Failed to register buffer to Mooncake Store, error code: -1",
+            "connector",
+            "the memory that a connector transfers",
+        ),
+        (
+            "error 1 [BM hybm_entry.cpp:284] HalGvaAlloc hybm meta memory failed: -1\n"
+            "error 1 [SMEM smem_trans.cpp:44] hybm core init failed: -3\n"
+            "RuntimeError: Ascend Transfer Engine initialization failed.",
+            "connector",
+            "the engine that transfers KV caches",
+        ),
+        (
+            "terminate called after throwing an instance of 'std::logic_error'\n"
+            "  what():  basic_string::_S_construct null not valid\n"
+            "ERROR [core.py:1165] EngineCore failed to start.\n"
+            'ERROR [core.py:1165]   File "core.py", line 1689, in __init__',
+            "not-memory-at-all",
+            "a process crashed in native code",
+        ),
+        (
+            "[server] [ERROR] : [LLMInferModelInstance::Init] llmManager_ init fail!\n"
+            "[server] [ERROR] : ModelInstance init failed",
+            "other",
+            "MindIE's engine did not start",
+        ),
+        (
+            "DataLoader worker is killed by signal: Bus error. It is possible that dataloader's workers "
+            "are out of shared memory.",
+            "host-memory",
+            "/dev/shm is too small",
+        ),
+        (
+            "$ sglang serve --model-path x/FLUX.1-dev --dit-layerwise-offload\n"
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 72.00 MiB.",
+            "weights-too-large",
+            "the models of a diffusion pipeline",
+        ),
+        (
+            "_fused_kernel launch failed: because value 70218 for parameter coreDim is invalid.\n"
+            "RuntimeError: The Inner error is reported as above. The process exits for this inner "
+            "error, and the current working operator name is _fused_kernel.",
+            "not-memory-at-all",
+            "a kernel is launched with a value",
+        ),
+        (
+            "RuntimeError: Cannot prepare for replay during capturing stage",
+            "not-memory-at-all",
+            "an operation that a graph cannot record",
+        ),
+        (
+            '  File "qwen3_vl.py", line 572, in forward\n'
+            "ld.lld: for the --mcpu option: Cannot find option named 'Ascend310P3'!",
+            "not-memory-at-all",
+            "this installation was built for a different chip",
+        ),
+        (
+            "RuntimeError: Can not support soc_version: 104.",
+            "not-memory-at-all",
+            "this installation was built for a different chip",
+        ),
+        (
+            "gds_device_buffer.cufile_register: cuFileBufRegister returned an error = 5016\n"
+            "ERROR [multiproc_executor.py:597] WorkerProc failed to start.",
+            "not-memory-at-all",
+            "weights cannot be read from the disk",
+        ),
+        (
             "TypeError: Error: --enable-auto-tool-choice and --enable-reasoning cannot be enabled at "
             "the same time",
             "not-memory-at-all",
@@ -654,3 +768,54 @@ def test_a_rank_that_waits_in_a_collective_operation_is_linked() -> None:
         "timeout:1836.[FUNC:ProcessStarsHcclFftsPlusTimeoutErrorInfo]\n"
     )
     assert "HCCL_CONNECT_TIMEOUT" not in {cure.environment for cure in failure.cures}
+
+
+def test_a_bus_error_is_certain_only_where_the_message_says_so() -> None:
+    bare = only("INFO GPU KV cache size: 300,000 tokens\nBus error (core dumped)\n")
+    assert (bare.kind, bare.confidence) == ("host-memory", "likely")
+    loading = only(
+        "Loading safetensors checkpoint shards:  50% Completed | 7/14 [00:04<00:04,  1.53it/s]\n"
+        "Fatal Python error: Bus error\n"
+    )
+    assert (loading.kind, loading.confidence, loading.is_memory) == ("other", "likely", False)
+
+
+def test_a_dead_engine_whose_error_stands_elsewhere_is_told_so() -> None:
+    dead = (
+        "ERROR [async_llm.py:704] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered "
+        "an issue. See stack trace (above) for the root cause.\n"
+    )
+    assert "not in this log" in only(f'{dead}INFO: "POST /v1" 500 Internal Server Error\n').title
+    assert "KeyError" in only(f"ERROR KeyError: 'x'\n{dead}").evidence[0].text
+
+
+_UP = "INFO:     Application startup complete.\n"
+_DIED = (
+    "ERROR [core_client.py:564] Engine core proc EngineCore_DP0 died unexpectedly, shutting down\n"
+)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "INFO [launcher.py:110] Shutting down FastAPI HTTP server.\n",
+        "WARNING Received SIGTERM\n",
+        "^CTraceback: KeyboardInterrupt\n",
+    ],
+)
+def test_processes_that_end_after_they_were_told_to_are_no_failure(told: str) -> None:
+    dead = (
+        "ERROR [async_llm.py:1] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered\n"
+    )
+    assert named(f"{_UP}{told}{_DIED}{dead}") == []
+    assert "without a word" in only(f"{_UP}{_DIED}{told}").title
+
+
+def test_a_diffusion_worker_gets_no_argument_of_an_engine_with_a_kv_cache() -> None:
+    failure = only(
+        '  File "/opt/vllm_omni/diffusion/worker/diffusion_worker.py", line 76, in execute_model\n'
+        "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.96 GiB total "
+        "capacity; 59.36 GiB already allocated; 59.36 GiB current active; 0.10 GiB free; 59.60 GiB "
+        "reserved in total by PyTorch)\n"
+    )
+    assert {cure.argument for cure in failure.cures} == {None}

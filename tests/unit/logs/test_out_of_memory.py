@@ -234,3 +234,34 @@ def test_a_share_of_the_device_changes_nothing_while_weights_are_loaded(tmp_path
     assert report.failure.kind == "weights-too-large"
     assert oom is not None
     assert "utilization" not in {remedy.id for remedy in oom.remedies}
+
+
+def test_a_process_of_which_the_driver_tells_nothing_leaves_no_other_process() -> None:
+    nothing = "Including non-PyTorch memory, this process has 0 bytes memory in use. "
+    (rank,) = report_of(CUDA.format(process=nothing)).ranks
+    assert rank.oom is not None
+    assert (rank.oom.process_non_torch_bytes, rank.oom.other_processes_bytes) == (None, None)
+    assert "other_processes" not in {remedy.id for remedy in rank.oom.remedies}
+
+
+def test_the_variable_of_the_allocator_is_that_of_the_device() -> None:
+    text = f"[2026-01-01 00:00:00 TP0] Scheduler hit an exception: sglang/srt/x.py\n{CUDA}"
+    (rank,) = report_of(text.format(process="")).ranks
+    assert rank.oom is not None
+    said = " ".join(remedy.argument for remedy in rank.oom.remedies)
+    assert "PYTORCH_CUDA_ALLOC_CONF" in said
+    assert "PYTORCH_NPU_ALLOC_CONF" not in said
+
+
+@pytest.mark.parametrize(
+    ("blocks", "rate", "tokens"),
+    [("# cuda blocks: 7191", "28.09", 115_056), ("# npu blocks: 3915", "122.34", 501_120)],
+)
+def test_blocks_of_the_older_engine_are_tokens(blocks: str, rate: str, tokens: int) -> None:
+    """7191 blocks of 16 tokens, 3915 of 128, as the concurrency bears out."""
+    report = report_of(
+        "INFO 03-21 20:15:45 [worker.py:267] the rest of the memory reserved for KV Cache is 56.18GiB.\n"
+        f"INFO 03-21 20:15:46 [executor_base.py:111] {blocks}, # CPU blocks: 512\n"
+        f"INFO 03-21 20:15:46 [executor_base.py:116] Maximum concurrency for 4096 tokens per request: {rate}x\n"
+    )
+    assert report.ranks[0].kv.tokens == tokens
