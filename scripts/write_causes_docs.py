@@ -46,7 +46,7 @@ def short(row: Row) -> str:
     """Return the line of the log that shows a row, from where its pattern matches, cut short."""
     found = re.search(row.pattern, row.example, re.MULTILINE)  # as the reader does
     said = row.example[found.start() if found else 0 :].lstrip().partition("\n")[0]
-    return textwrap.shorten(_COMMON.sub("", said.replace("`", "'")), 19, placeholder="…")
+    return textwrap.shorten(_COMMON.sub("", said.replace("`", "'")), 72, placeholder="…")
 
 
 def meaning(row: Row) -> str:
