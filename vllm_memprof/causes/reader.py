@@ -150,11 +150,14 @@ def _first_cause(
 ) -> tuple[int, NamedFailure] | None:
     loud, over = [line for line in start.lines if not line.quiet], start.ends_of_processes()
     up = start.ready  # what came before was survived
-    survived, failed = min(over, default=up) >= up, max(over, default=-1) >= up
-    whole, rest = ((lines, "\n".join(line.text for line in lines)) for lines in (start.lines, loud))
+    survived, failed = not any(at < up for at in over), any(at >= up for at in over)
+    whole_page, loud_page = (
+        "\n".join(line.text for line in lines) for lines in (start.lines, loud)
+    )
     matches = []
     for row in chain.from_iterable(read_book().origins.values()):
-        match = _match(row, *(whole if row.quiet else rest), start)
+        lines, page = (start.lines, whole_page) if row.quiet else (loud, loud_page)
+        match = _match(row, lines, page, start)
         if match is None or (match.line.number < up and survived):
             continue
         # a request may fail while the server goes on; that is no failure of the server
@@ -166,7 +169,7 @@ def _first_cause(
     first = min(each.line.number for each in grave)
     near = [each for each in grave if each.line.number <= first + _SAME_FAILURE]
     best = min(near, key=lambda each: (-RANKS.index(each.row.rank), each.line.number))
-    spoken = [name for name, own in speakers.items() if own.search(whole[1])]
+    spoken = [name for name, own in speakers.items() if own.search(whole_page)]
     return best.line.number, _named(best, spoken)
 
 

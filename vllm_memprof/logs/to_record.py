@@ -202,9 +202,8 @@ def to_runs(
     for variable, values in sorter.exports.items():
         if len(values) > 1:  # a shell keeps the last
             earlier = ", then ".join(values[:-1])
-            runs[-1].info.notes.append(
-                f"{variable} is set {len(values)} times: {values[-1]} replaces {earlier}"
-            )
+            note = f"{variable} is set {len(values)} times: {values[-1]} replaces {earlier}"
+            runs[-1].info.notes.append(note)
     if sorter.newest_first:
         runs[0].info.notes.append(
             text("the log is newest first: its lines are counted from the last one")
@@ -224,11 +223,8 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
     workers = list(start.workers.values()) or [Worker("")]
     engine, version, notes = start.engine_named(spoken)
     if start.last_line:
-        lines = (
-            f"lines {start.first_line} to {start.last_line}"
-            if start.last_line > start.first_line
-            else f"line {start.last_line}"
-        )
+        first, last = start.first_line, start.last_line
+        lines = f"lines {first} to {last}" if last > first else f"line {last}"
         number_of = f" (start {number} of {count})" if count > 1 else ""
         notes.insert(0, f"{name}, {lines}{number_of}")
     notes += start.notes
