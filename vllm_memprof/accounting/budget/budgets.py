@@ -236,9 +236,7 @@ def fit_device(
     counted_of_fixed = counted_per_byte(equation, of.figures, fixed_size=True)
     serves_with = scaled(serves_with, over=counted)  # bytes of the device
     peak = serving_peak(of, serves_with, oom)
-    total = of.figure("device_total_bytes")
-    if total is None and budget.requested and budget.gpu_memory_utilization:
-        total = round(budget.requested / budget.gpu_memory_utilization)  # a log may not print it
+    total = budget.total_bytes
     fits, released = minus(total, peak.held_bytes), minus(total, peak.at_least_bytes)
     headroom = minus(fits, serves_with)
     # a figure of the whole device has a part in what the engine granted
