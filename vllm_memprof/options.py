@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import read_own
@@ -25,6 +26,7 @@ _NUMBER = re.compile(r"-\.?\d")
 
 Kind = type[str] | type[int] | type[float] | type[bool]
 Value = str | int | float | bool | None
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,12 @@ def read_options(tokens: Iterable[str], table: Iterable[Option]) -> dict[str, Va
         if value is not None:
             found[option.field] = value
     return found
+
+
+def read_option(tokens: Iterable[str], name: str, kind: type[_Number]) -> _Number | None:
+    """Return the number that an option has in a command; None where it is not given."""
+    found = read_options(tokens, [Option(name, kind)])
+    return cast("_Number | None", next(iter(found.values()), None))
 
 
 def is_on(tokens: Iterable[str], name: str) -> bool:

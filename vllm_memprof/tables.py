@@ -64,7 +64,7 @@ def bar_of(share: float, cells: int) -> str:
 
 GIB, GIB3, GIB4 = format_gib, partial(format_gib, digits=3), partial(format_gib, digits=4)
 COUNT, MS, RATE, MIB = format_bytes, format_ms, format_rate, partial(format_rate, digits=1)
-SECONDS, COMMAS = partial(number, spec=".2f"), partial(number, spec=",")
+SECONDS = partial(number, spec=".2f")
 
 #: When a column is there: of its values, and whether the line has room for those of a wide table.
 When = Callable[[list[Any], bool], bool]
@@ -82,7 +82,6 @@ def where_known(values: list[Any], wide: bool) -> bool:
 UNITS: Mapping[str, Unit] = {
     "word": word,
     "number": number,
-    "commas": COMMAS,
     "signed": signed,
     "bytes": COUNT,
     "gib": GIB,

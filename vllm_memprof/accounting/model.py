@@ -25,7 +25,7 @@ from vllm_memprof.record.memory_files import MemoryFile
 from vllm_memprof.record.samples import RequestFigures
 from vllm_memprof.record.schema import REPORT_SCHEMA, RunInfo, Snapshot
 from vllm_memprof.record.spans import DERIVED, MEASURED, ComponentRow, How, Span
-from vllm_memprof.units import MIB, Amount, minus, only_known, sum_or_none
+from vllm_memprof.units import MIB, Amount, either, minus, only_known, sum_or_none
 
 ENGINE, MEMPROF = "engine", "memprof"
 EXACT, AT_MOST, AT_LEAST = "exact", "at_most", "at_least"
@@ -84,6 +84,10 @@ class TermRow:
     parts: tuple[ItemPart, ...] = ()
 
 
+def _is_within(difference: float | None, tolerance: int) -> bool | None:
+    return None if difference is None else abs(difference) <= tolerance
+
+
 @dataclass(frozen=True)
 class Check:
     """Two figures that have to agree."""
@@ -96,7 +100,7 @@ class Check:
     @classmethod
     def of(cls, name: str, expected: float | None, found: float | None, slack: int = 0) -> Check:
         """Compare two figures, that may differ by ``slack``."""
-        ok = None if expected is None or found is None else abs(expected - found) <= slack
+        ok = _is_within(minus(expected, found), slack)
         whole = None if expected is None else int(expected)
         return cls(name, whole, None if found is None else int(found), ok)
 
@@ -136,9 +140,9 @@ class Reading:
     @computed
     def agrees(self) -> bool | None:
         """None: nothing to compare, or no verdict."""
-        if self.difference_bytes is None or self.undecided:
+        if self.undecided:
             return None
-        return abs(self.difference_bytes) <= (self.tolerance_bytes or 0)
+        return _is_within(self.difference_bytes, self.tolerance_bytes or 0)
 
 
 @dataclass(frozen=True)
@@ -150,10 +154,6 @@ class Suggestion:
     how: How
     kv_tokens: Amount
     headroom_bytes: Amount  # fits_device_bytes less it; negative: it does not fit the device
-
-
-def _is_within(difference: Amount, tolerance: int) -> bool | None:
-    return None if difference is None else abs(difference) <= tolerance
 
 
 @dataclass(frozen=True)
@@ -292,6 +292,13 @@ class Budget:
     @computed
     def requested_bytes(self) -> Amount:
         return None if self.requested is None else int(self.requested)
+
+    @property
+    def total_bytes(self) -> Amount:
+        """Return the device's total; a log may not print it: the request over its share."""
+        asked, share = self.requested, self.gpu_memory_utilization
+        derived = round(asked / share) if asked and share else None
+        return either(self.device_total_bytes, derived)
 
     def term(self, name: str) -> Amount:
         return next((row.bytes for row in self.terms if row.name == name), None)

@@ -163,7 +163,7 @@ def leave_kv_alloc(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     if call.error is None:
         caches = reach(call.subject, "model_runner.kv_caches")
-        found = {at: tensor.untyped_storage().nbytes() for _, at, tensor in storages_of("", caches)}
+        found = {at: tensor.untyped_storage().nbytes() for _, at, tensor in storages_of(caches)}
         recorder.figures["kv_storage_bytes"] = sum(found.values()) or None
         recorder.emit_figures("initialize_from_config")
 

@@ -94,7 +94,7 @@ def tensors_of(connector: object, known: set[int]) -> list[Fields]:
     """
     found: dict[tuple[str, str], Fields] = {}
     seen = set(known)
-    for path, at, tensor in storages_of("", connector):
+    for path, at, tensor in storages_of(connector):
         if at in seen:
             continue
         seen.add(at)
@@ -109,13 +109,13 @@ def tensors_of(connector: object, known: set[int]) -> list[Fields]:
     return [{"attribute": path, "place": place, **row} for (path, place), row in found.items()]
 
 
-def storages_of(path: str, begin: Any) -> Iterator[tuple[str, int, Any]]:
+def storages_of(begin: Any) -> Iterator[tuple[str, int, Any]]:
     """Yield the tensors below an object with the addresses of their storages.
 
     Objects of the connectors' packages are entered, and containers; configurations, which lead to
     the model, are not.
     """
-    todo, met = deque([(path, begin)]), set[int]()
+    todo, met = deque([("", begin)]), set[int]()
     while todo and len(met) < _MOST_OBJECTS:
         path, each = todo.popleft()
         if id(each) in met:

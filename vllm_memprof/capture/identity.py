@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from vllm_memprof.capture.attributes import Fields, reach
+from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
 _ENGINE_NAME = re.compile(r"EngineCore_DP(\d+)")
@@ -38,9 +39,9 @@ def tell(
     )  # fmt: skip
 
 
-def tell_role(recorder: Recorder, role: str) -> None:
+def tell_role(recorder: Recorder, call: Call) -> None:
     """Write what a process without a device is, so that its death is told apart."""
-    recorder.roles.add(role)
+    recorder.roles.add(call.hook.role)
     recorder.emit("identity", **_role(recorder))
 
 

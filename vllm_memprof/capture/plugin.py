@@ -32,11 +32,11 @@ def register() -> None:
         _start("vllm")
 
 
-def register_in_fork(role: str) -> None:
+def register_in_fork() -> None:
     """Start recording a fork of a process in which vLLM has loaded its plug-ins already."""
     _start("vllm")
     if RECORDER is not None:
-        RECORDER.roles.add(role)
+        RECORDER.roles.add("api")
 
 
 def emit(kind: str, **fields: object) -> None:

@@ -33,7 +33,7 @@ def enter_register(recorder: Recorder, call: Call) -> None:
     if reach(call.subject, "_connectors") is None:
         name = type(call.subject).__name__
         begin_phase(recorder, call, {"connector": name})
-        recorder.kv_storages |= {at for _, at, _ in storages_of("", call.argument("kv_caches"))}
+        recorder.kv_storages |= {at for _, at, _ in storages_of(call.argument("kv_caches"))}
 
 
 def leave_register(recorder: Recorder, call: Call) -> None:

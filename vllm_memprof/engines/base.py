@@ -58,7 +58,6 @@ class EngineRow:
     #: (``core_ready``). ``dead_core``: what an API server logs when an engine core said that it
     #: fails, on whatever host.
     lines: Mapping[str, re.Pattern[str]]
-    hooks: str  # module with its rows of hooks, imported in its processes
     logger: str  # a child of its own: level, format and process prefix apply
     #: Module whose function is calling the plug-in, or ``module:function`` where it has several ->
     #: role of the process.

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from vllm_memprof.engines import ENGINES, VLLM, engine_row
 from vllm_memprof.engines.base import EngineRow
@@ -24,7 +23,7 @@ from vllm_memprof.launch.interpreter import find_python, probe_interpreter, requ
 from vllm_memprof.launch.misspelt import refuse_misspelt
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.run import Job
-from vllm_memprof.options import Option, read_options
+from vllm_memprof.options import read_option
 from vllm_memprof.record.host import HostRecord, read_limits
 from vllm_memprof.record.schema import (
     ENV_EMPTY_CACHE_AT,
@@ -175,5 +174,4 @@ def require_device(
 def find_shutdown_timeout(engine_args: list[str]) -> float:
     """Return the seconds that the user gave vLLM for a graceful shutdown (``--shutdown-timeout``);
     0 when not given."""
-    given = read_options(engine_args, [Option("shutdown-timeout", float)])
-    return max(0.0, cast(float, given.get("shutdown_timeout", 0.0)))
+    return max(0.0, read_option(engine_args, "shutdown-timeout", float) or 0.0)

@@ -43,17 +43,14 @@ _LONG_NAME = 50
 _MOST_LESS = 40
 
 
-def render_table(
-    found: Found, console_width: int | None = None, lang: str = ENGLISH
-) -> RenderableType:
+def render_table(found: Found, lang: str = ENGLISH) -> RenderableType:
     """Return the whole document as one rich renderable.
 
     Args:
         found: what there is a document of.
-        console_width: characters per line; None takes the console's at the time of printing.
         lang: one of ``language.LANGUAGES``.
     """
-    return _Tables(found, console_width, language(lang))
+    return _Tables(found, language(lang))
 
 
 @dataclass(frozen=True)
@@ -61,14 +58,12 @@ class _Tables:
     """Lays the document out once the console's width and encoding are known."""
 
     found: Found
-    width: int | None
     say: Language
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        width = self.width or options.max_width
-        found, over = self.found, 1
+        width, found, over = options.max_width, self.found, 1
         while over > 0:
             page = self.say(document(found, width))
             parts = [*_Painter(options.ascii_only, self.say, page.compact).parts(page)]

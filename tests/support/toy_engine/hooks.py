@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from vllm_memprof.capture import identity
-from vllm_memprof.capture.actions import begin_device_init, end_phase
+from vllm_memprof.capture.actions import end_phase
 from vllm_memprof.capture.hook import Call
-from vllm_memprof.capture.hooks.rows import read_rows
 from vllm_memprof.capture.recorder import Recorder
 
 
@@ -33,7 +30,3 @@ def leave_kv_cache(recorder: Recorder, call: Call) -> None:
     recorder.emit("ready", what="model")
     recorder.hooks.self_check("model_ready")
     recorder.hooks.self_check("engine_ready")
-
-
-_LEAVE = {"toy.device_init": leave_device_init, "toy.kv_cache": leave_kv_cache}
-HOOKS = tuple(read_rows(Path(__file__).parent, {"toy.device_init": begin_device_init}, _LEAVE))

@@ -21,9 +21,9 @@ import pytest
 
 from vllm_memprof.capture import ray_nodes
 from vllm_memprof.capture.hook import Call
+from vllm_memprof.capture.hooks.table import HOOKS
 from vllm_memprof.capture.ray_nodes import NODE_LOST, Collector, Place, Sender, find_place
 from vllm_memprof.capture.recorder import Recorder
-from vllm_memprof.engines.vllm.hooks import HOOKS
 from vllm_memprof.record.schema import (
     ENV_NODE_DIR,
     ENV_RAY_SHIP,

@@ -32,7 +32,7 @@ def section(report: Report, title: str, width: int = 80) -> Section:
 def drawn(report: Report, width: int) -> str:
     console = Console(width=width, no_color=True, force_terminal=False)
     with console.capture() as captured:
-        console.print(render_table(report, width))
+        console.print(render_table(report))
     return captured.get()
 
 

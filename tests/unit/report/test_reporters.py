@@ -353,12 +353,6 @@ def test_an_ascii_terminal_can_print_it() -> None:
     assert "ok engine - recomputed: equal" in text
 
 
-def test_fixed_width_wins_over_the_console_s() -> None:
-    stream = io.StringIO()
-    Console(file=stream, width=200, _environ={}).print(render_table(report_of("graph_tp2"), 80))
-    assert "Free" not in stream.getvalue()  # the columns of wide terminals
-
-
 HOSTILE = "<img src=x onerror=alert(1)>|`a` *b* _c_ [d](http://e) @someone #12 \\ $x$\n\n# title"
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 from vllm_memprof.accounting.budget.equations import (
     computed_request,
@@ -43,7 +42,7 @@ from vllm_memprof.accounting.readings.run import RankReadings
 from vllm_memprof.accounting.readings.startup import NON_TORCH
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.equation import WHOLE_PAGES, Equation, Term
-from vllm_memprof.options import Option, read_options
+from vllm_memprof.options import read_option
 from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, weakest
 from vllm_memprof.text import text
 from vllm_memprof.units import Amount, largest, minus, sum_or_none
@@ -165,8 +164,7 @@ def _equation_budget(read: RankReadings, kv: Kv) -> Budget:
         # a printed figure is known to a byte at best
         checks.append(Check.of(name, expected, figures.get(figure), slack + 1 if slack else 0))
     weights = of.quantities["weights"]
-    asked = read_options(read.summary.command, [Option("gpu-memory-utilization", float)])
-    utilization = cast("float | None", asked.get("gpu_memory_utilization"))
+    utilization = read_option(read.summary.command, "gpu-memory-utilization", float)
     return replace(
         budget,
         equation=equation.id,
@@ -236,9 +234,7 @@ def fit_device(
     counted_of_fixed = counted_per_byte(equation, of.figures, fixed_size=True)
     serves_with = scaled(serves_with, over=counted)  # bytes of the device
     peak = serving_peak(of, serves_with, oom)
-    total = of.figure("device_total_bytes")
-    if total is None and budget.requested and budget.gpu_memory_utilization:
-        total = round(budget.requested / budget.gpu_memory_utilization)  # a log may not print it
+    total = budget.total_bytes
     fits, released = minus(total, peak.held_bytes), minus(total, peak.at_least_bytes)
     headroom = minus(fits, serves_with)
     # a figure of the whole device has a part in what the engine granted

@@ -9,6 +9,7 @@ from vllm_memprof.accounting.budget.equations import form_of
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.options import is_on, value_of
+from vllm_memprof.record.schema import RunInfo
 
 
 def is_eager(command: Sequence[str], engine: str | None) -> bool:
@@ -23,6 +24,16 @@ def is_cuda(engine: str | None, device: str | None) -> bool:
     """Return whether an engine runs on CUDA: by its name, or by its ``device``."""
     row = row_of_run(engine)
     return device == "cuda" if row.cuda is None or engine is None else engine == row.cuda
+
+
+def allocator_variable(run: RunInfo) -> str:
+    """Return the variable that holds the settings of a run's caching allocator."""
+    return f"PYTORCH_{'CUDA' if is_cuda(run.engine, run.device) else 'NPU'}_ALLOC_CONF"
+
+
+def is_expandable(settings: str | None) -> bool:
+    """Return whether an allocator's variable lets its segments grow; None: it is not set."""
+    return "expandable_segments:true" in (settings or "").replace(" ", "").lower()
 
 
 @dataclass(frozen=True)

@@ -137,10 +137,9 @@ def serving_peak(of: Moments, kv_cache_bytes: Amount, oom: Oom | None = None) ->
 
 def _late(of: Moments, peak: ProfilePeak, kv_cache_bytes: int) -> tuple[Amount, Amount]:
     """Return what came after the profile run and stays, bytes, over its peak: torch, non-torch."""
-    warm_up, start = of.last("warm_up"), peak.end
-    if start is None or warm_up is None or warm_up.error or warm_up.after is None:
+    end, start = of.end_of("warm_up"), peak.end
+    if start is None or end is None:
         return None, None
-    end = warm_up.after
     torch = minus(growth(start, end, "reserved_bytes"), kv_cache_bytes)
     tensors = minus(growth(start, end, ALLOCATED), kv_cache_bytes)
     pools = minus(end.graph_pool_bytes, start.graph_pool_bytes or 0)
@@ -189,8 +188,7 @@ def _at_least(of: Moments, kv_cache_bytes: int) -> Amount:
         later = sum(max(0, of.figure(name) or 0) for name in names)
         return sum_or_none([of.figure("weights_bytes"), used, later])
     held = peak + after.non_torch_bytes - (after.npu_workspace_bytes or 0)
-    warm_up = of.last("warm_up")
-    end = None if warm_up is None or warm_up.error else warm_up.after
+    end = of.end_of("warm_up")
     if end is None:
         return held
     outside = minus(end.non_torch_bytes, end.npu_workspace_bytes)

@@ -13,21 +13,18 @@ from vllm_memprof.accounting.budget.engine_options import share_of
 from vllm_memprof.accounting.budget.equations import divisor_of, form_of
 from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.units import GIB, Amount, smallest
+from vllm_memprof.units import GIB, Amount, either, smallest
 
 #: Less KV cache than this is not worth a change.
 _LEAST_GAIN_BYTES = GIB // 10
 
 
-def device_total(rank: RankReport) -> int | None:
+def device_total(rank: RankReport) -> Amount:
     """Return the device's total, bytes; where it was not recorded, the request over its share."""
-    if rank.device_total_bytes is not None:
-        return rank.device_total_bytes
-    asked, utilization = rank.figures.get("requested_bytes"), rank.budget.gpu_memory_utilization
-    return None if asked is None or not utilization else round(asked / utilization)
+    return either(rank.device_total_bytes, rank.budget.total_bytes)
 
 
-def least_granted(ranks: Iterable[RankReport]) -> int | None:
+def least_granted(ranks: Iterable[RankReport]) -> Amount:
     """Return the smallest KV cache that a rank was granted, bytes; None: none is known."""
     return smallest(rank.budget.engine_kv_cache_bytes for rank in ranks)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.budget.engine_options import is_cuda
+from vllm_memprof.accounting.budget.engine_options import allocator_variable, is_expandable
 from vllm_memprof.accounting.findings.rules import WARNING_BYTES, Context, Found
 from vllm_memprof.accounting.model import Oom, RankReport
 from vllm_memprof.accounting.oom.failed_allocation import (
@@ -93,10 +93,8 @@ def fragmentation(rank: RankReport, run: Context) -> Iterator[Found]:
     size, wanted, free = oom.fragmentation_bytes, oom.requested_bytes, oom.free_bytes
     if size < WARNING_BYTES or (wanted or 0) > size + (free or 0):
         return
-    reserved, blocks, info = oom.reserved_bytes or 0, oom.free_blocks, run.run.info
-    set_already = "expandable_segments:true" in (oom.allocator_settings or "").lower()
-    grows = set_already or (blocks is not None and blocks.expandable)
-    chip = "CUDA" if is_cuda(info.engine, info.device) else "NPU"
+    reserved, blocks = oom.reserved_bytes or 0, oom.free_blocks
+    grows = is_expandable(oom.allocator_settings) or (blocks is not None and blocks.expandable)
     stale = blocks is not None and not blocks.exact
     yield Found(
         size,
@@ -104,7 +102,7 @@ def fragmentation(rank: RankReport, run: Context) -> Iterator[Found]:
             **vars(oom),
             "peak": oom.allocated_bytes is None and reserved - size,
             "allocated": oom.allocated_bytes is not None and reserved - size,
-            "setting": not grows and f"PYTORCH_{chip}_ALLOC_CONF=expandable_segments:True",
+            "setting": not grows and f"{allocator_variable(run.run.info)}=expandable_segments:True",
             "largest": blocks is not None
             and (blocks.exact or blocks.freed_bytes is not None)
             and blocks.largest_bytes,

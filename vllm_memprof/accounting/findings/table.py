@@ -17,7 +17,7 @@ _GRAVITY = {ERROR: 0, WARNING: 1, INFO: 2}
 #: Where rows stand: folder -> the package of their functions.
 _FOLDERS = {
     Path(__file__).parent: "vllm_memprof.accounting.findings",
-    **{row.folder: row.hooks.rpartition(".")[0] for row in ENGINES.values()},
+    **{row.folder: row.driver.rpartition(".")[0] for row in ENGINES.values()},
 }
 
 #: id -> rule. Of findings as grave and as large as each other, the first here comes first.

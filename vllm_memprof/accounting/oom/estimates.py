@@ -10,7 +10,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.budget.engine_options import is_cuda, share_of
+from vllm_memprof.accounting.budget.engine_options import (
+    allocator_variable,
+    is_expandable,
+    share_of,
+)
 from vllm_memprof.accounting.budget.equations import divisor_of
 from vllm_memprof.accounting.model import AT_LEAST, EXACT, Oom, RankReport, RunSummary
 from vllm_memprof.accounting.oom.failed_allocation import (
@@ -32,7 +36,6 @@ _BY_PIXELS = ("mm_encoder", "mm_merge", "mm_gather")
 _BY_TOKENS = ("model_forward", "embedding", "logits", "mm_merge", "mm_gather")
 #: Images are made this much smaller at most, by factors of 2 of their pixels.
 _SMALLEST_SHARE = 1 / 16
-_EXPANDABLE = "expandable_segments:true"
 
 
 @dataclass(frozen=True)
@@ -102,19 +105,18 @@ class Estimate:
 def expandable_segments(case: Case) -> Iterator[Estimate]:
     """Free blocks that were too small, as pages that a growing segment takes over."""
     oom, blocks, env = case.oom, case.oom.free_blocks, case.run.env
-    chip = "CUDA" if is_cuda(case.run.engine, case.run.device) else "NPU"
-    variable = f"PYTORCH_{chip}_ALLOC_CONF"
+    variable = allocator_variable(case.run)
     setting, size = oom.allocator_settings, oom.fragmentation_bytes
     if setting is None and not case.logged:
         setting = env.get(variable, env.get("PYTORCH_ALLOC_CONF"))
-    if _EXPANDABLE in (setting or "").replace(" ", "").lower():
+    if is_expandable(setting):
         return
     if blocks is not None:
         free = (blocks.too_small_bytes or 0) + blocks.other_streams_bytes + blocks.other_pools_bytes
         # what was freed after the failure gave nothing
         size = 0 if blocks.expandable else free if size is None else min(free, size)
     if size is not None and size >= _LEAST_BYTES:
-        by_log = blocks is None and _EXPANDABLE in env.get(variable, "").lower()
+        by_log = blocks is None and is_expandable(env.get(variable))
         yield Estimate(size, {"variable": variable, "blocks": blocks, "set_by_log": by_log})
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import cast
 
 from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, Oom, RankReport, Remedy, Report
 from vllm_memprof.accounting.oom import estimates
@@ -17,7 +16,7 @@ from vllm_memprof.accounting.oom.failed_allocation import gib_of
 from vllm_memprof.accounting.readings.run import RunReadings
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.files import read_own
-from vllm_memprof.options import Option, read_options
+from vllm_memprof.options import read_option
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.spans import How
 from vllm_memprof.text import Part, Sentence, join, sentences
@@ -51,8 +50,7 @@ REMEDIES = {name: RemedyRow(**row) for name, row in _TABLE["remedies"].items()}
 
 def remedied(read: RunReadings, report: Report) -> Report:
     """Add what would have let the failed allocations pass, and with it the cures of the failure."""
-    given = read_options(report.run.command, [Option("max-num-batched-tokens", int)])
-    asked = cast("int | None", given.get("max_num_batched_tokens"))
+    asked = read_option(report.run.command, "max-num-batched-tokens", int)
     failure, ranks = read.run.failure, []
     weights = failure is not None and failure.kind == "weights-too-large"
     for rank in report.ranks:

@@ -254,11 +254,11 @@ def _graph_parts(
 
 def _late_non_torch(of: Moments) -> Reading:
     """ATB pools, communicators first used in warm-up; the graph figure holds its own growth."""
-    warm_up, capture = of.last("warm_up"), of.last("graph_capture")
-    if warm_up is None or warm_up.error or warm_up.after is None:
+    end, capture = of.end_of("warm_up"), of.last("graph_capture")
+    if end is None:
         return Reading(None)
     profile = (of.moments[name].nearest for name in ("profile_end", "profiled"))
-    moments = (*profile, warm_up.after, before(capture), after(capture))
+    moments = (*profile, end, before(capture), after(capture))
     told_apart = all(
         moment.other_processes_bytes is not None for moment in moments if moment is not None
     )

@@ -99,6 +99,11 @@ class Moments(PrintedFigures):
         """Return the last passage through a phase."""
         return last_of(self.spans, phase)
 
+    def end_of(self, phase: str) -> Snapshot | None:
+        """Return the reading at the end of the last passage; None where it failed or has none."""
+        span = self.last(phase)
+        return None if span is None or span.error else span.after
+
     def passages(self, phase: str) -> list[Span]:
         """Return the passages through a phase."""
         return [span for span in self.spans if span.phase == phase]

@@ -1,29 +1,52 @@
-"""The hook table: the rows below every engine, those of each, and the rows in force for one."""
+"""The hook table: the rows below every engine, those of each, and the rows in force for one.
+
+No engine module is imported. A function that other modules import by name has a target in each of
+them: the attribute of the importing module is what counts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from vllm_memprof.capture import communicators, empty_cache
-from vllm_memprof.capture.actions import fold_peak
 from vllm_memprof.capture.hook import Hook
-from vllm_memprof.capture.hooks.rows import read_rows
 from vllm_memprof.capture.versions import in_range
 from vllm_memprof.engines import ENGINES
+from vllm_memprof.files import read_table
 
-_ENTER = {
-    "leaf.empty_cache": empty_cache.enter,
-    "leaf.reset_peak": fold_peak,
-    "pg.collective": communicators.enter,
+#: What runs before and after a call of a row with a phase, where the row does not say.
+_PHASE = {
+    "enter": "vllm_memprof.capture.actions:begin_phase",
+    "leave": "vllm_memprof.capture.actions:end_phase",
 }
-_LEAVE = {
-    "leaf.empty_cache": empty_cache.leave,
-    "pg.collective": communicators.leave,
-}
+
+
+def read_rows(folder: Path) -> Iterator[Hook]:
+    """Yield the rows of ``hooks.json`` in a folder.
+
+    A row has ``targets`` of every backend, or those of an NPU (``npu``), of CUDA (``cuda``) or of
+    both, which are two rows. ``enter`` and ``leave`` name what runs before and after a call, as
+    ``module:function``; null is nothing. Its other keys are fields of ``Hook``.
+    """
+    table = read_table(folder / "hooks.json")
+    kinds = {"targets": ("", ("npu", "cuda")), "npu": ("", ("npu",)), "cuda": ("cuda.", ("cuda",))}
+    for row in table["rows"]:
+        fields = {"engine": table["engine"], "versions": table["versions"], "phase": None, **row}
+        for half, usual in _PHASE.items():
+            if named := fields.setdefault(half, fields["phase"] and usual):
+                module, _, function = named.partition(":")
+                fields[half] = getattr(import_module(module), function)
+        targets = {kind: fields.pop(kind) for kind in kinds if kind in row}
+        for kind, names in targets.items():
+            prefix, backends = kinds[kind]
+            of_backend = {"id": prefix + row["id"], "targets": names, "backends": backends}
+            yield Hook(**{**fields, **of_backend})
+
+
 HOOKS: tuple[Hook, ...] = (
-    *read_rows(Path(__file__).parent, _ENTER, _LEAVE),
-    *(hook for row in ENGINES.values() for hook in import_module(row.hooks).HOOKS),
+    *read_rows(Path(__file__).parent),
+    *(hook for row in ENGINES.values() for hook in read_rows(row.folder)),
 )
 
 

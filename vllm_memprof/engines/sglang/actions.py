@@ -73,13 +73,9 @@ def leave_scheduler(recorder: Recorder, call: Call) -> None:
     recorder.hooks.self_check("engine_ready")
 
 
-def become_detokenizer(recorder: Recorder, call: Call) -> None:
-    identity.tell_role(recorder, "detokenizer")
-
-
 def enter_launch(recorder: Recorder, call: Call) -> None:
     """Say who the process is that starts the others, so that its death is told apart."""
-    identity.tell_role(recorder, "api")
+    identity.tell_role(recorder, call)
     steps.start_thread(recorder)
 
 

@@ -28,10 +28,6 @@ class Running:
         self.done = 0
 
 
-def enter_worker(recorder: Recorder, call: Call) -> None:
-    recorder.roles.add("worker")
-
-
 def leave_worker(recorder: Recorder, call: Call) -> None:
     """Announce the model: the pipeline is loaded, the worker waits for requests."""
     if call.error is not None or recorder.model_ready:
@@ -43,11 +39,6 @@ def leave_worker(recorder: Recorder, call: Call) -> None:
     recorder.emit("ready", what="model")
     recorder.hooks.self_check("model_ready")
     recorder.hooks.self_check("engine_ready")
-
-
-def enter_launcher(recorder: Recorder, call: Call) -> None:
-    """Say who the process is that starts the others, so that its death is told apart."""
-    identity.tell_role(recorder, "api")
 
 
 def leave_device_init(recorder: Recorder, call: Call) -> None:

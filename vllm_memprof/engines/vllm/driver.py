@@ -85,7 +85,7 @@ def main_in_fork(argv: Sequence[str]) -> int:
 
     The fork ends with ``os._exit``, so what a process does at its end is done here.
     """
-    plugin.register_in_fork("api")
+    plugin.register_in_fork()
     status = main(argv)
     if not _is_alone():
         threading._shutdown()  # type: ignore[attr-defined]

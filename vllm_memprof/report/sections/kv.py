@@ -10,14 +10,13 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import MUTED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.report.sections.base import Sheet, draw, failed
-from vllm_memprof.tables import COMMAS, COUNT, GIB4, Unit, number
+from vllm_memprof.tables import COUNT, GIB4, Unit, number
 from vllm_memprof.text import join, text
 
 _FIRST = ("tokens", "max_concurrency")
 #: How the figures of ``TITLES["kv"]`` are printed.
 _UNITS: dict[str, Unit] = {
     "max_concurrency": partial(number, spec=".2f", suffix="x"),
-    "bytes_per_token": COMMAS,
 }
 
 

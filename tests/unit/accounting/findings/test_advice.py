@@ -52,11 +52,12 @@ def test_a_utilization_of_1_or_more_makes_up_for_nothing(ranks: list[RankReport]
 def test_a_total_that_was_not_recorded_is_the_request_over_its_share(
     ranks: list[RankReport],
 ) -> None:
-    figures = {"requested_bytes": gib(30)}
-    budget = replace(ranks[0].budget, gpu_memory_utilization=0.5)
-    bare = replace(ranks[0], device_total_bytes=None, figures=figures, budget=budget)
+    budget = replace(
+        ranks[0].budget, device_total_bytes=None, requested=gib(30), gpu_memory_utilization=0.5
+    )
+    bare = replace(ranks[0], device_total_bytes=None, budget=budget)
     assert device_total(bare) == gib(60)
-    assert device_total(replace(bare, figures={})) is None
+    assert device_total(replace(bare, budget=replace(budget, requested=None))) is None
 
 
 def test_how_much_more_a_kv_cache_takes(ranks: list[RankReport]) -> None:
@@ -69,7 +70,8 @@ def test_how_much_more_a_kv_cache_takes(ranks: list[RankReport]) -> None:
 
     assert said(half, gib(6)) == {"share": 0.6}
     assert said(half, gib(31)) == {"none": True}
-    bare = replace(half, device_total_bytes=None, figures={})
+    unknown = replace(budget, device_total_bytes=None, requested=None)
+    bare = replace(half, device_total_bytes=None, budget=unknown)
     assert said(bare, gib(6)) == {"more": gib(6)}
     e4p = replace(half, budget=replace(budget, equation="E4p"))
     assert said(e4p, gib(6)) == {"share": 0.7}
