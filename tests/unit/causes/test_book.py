@@ -712,6 +712,18 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "not-memory-at-all",
             "the engine could not be installed",
         ),
+        (
+            "RuntimeError: Insufficient space in /dev/shm: 160 MiB required, 64 MiB free.\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            "host-memory",
+            "/dev/shm is too small",
+        ),
+        (
+            "CUDA error (/w/hopper/flash_fwd_launch_template.h:188): invalid argument\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            "not-memory-at-all",
+            "CUDA or torch reports a fault",
+        ),
     ],
 )
 def test_of_several_lines_the_one_nearest_to_the_root_counts(
