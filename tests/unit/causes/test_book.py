@@ -640,6 +640,90 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "not-memory-at-all",
             "the engine refuses a combination of arguments",
         ),
+        (
+            "RuntimeError: DeepGEMM backend is not available or outdated.\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            "not-memory-at-all",
+            "a library or Python package",
+        ),
+        (
+            "Exception: Capture cuda graph failed: f(at::Tensor)::<lambda()> failed to dispatch head_dim "
+            "96\nKilled",
+            "not-memory-at-all",
+            "the card or the library has no kernel",
+        ),
+        (
+            "ValueError: The input size is not aligned with the quantized weight shape. This can be "
+            "caused by too large tensor parallel size.\nWorker pid 18 died, exit code: -15",
+            "not-memory-at-all",
+            "a device's slice of quantised",
+        ),
+        (
+            "RuntimeError: Loading lora /m/adapter failed\n"
+            "ValueError: base_model.model.lm_head.weight is unsupported LoRA weight",
+            "not-memory-at-all",
+            "the LoRA adapter",
+        ),
+        (
+            "INFO If you are running out of memory, consider decreasing it\nERROR] AssertionError",
+            "not-memory-at-all",
+            "a check of the engine's own code",
+        ),
+        (
+            "AssertionError: Does not support prefix-enabled attention.",
+            "not-memory-at-all",
+            "the engine refuses a combination",
+        ),
+        (
+            "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current "
+            "PyTorch installation.\nRuntimeError: CUDA error: no kernel image is available",
+            "not-memory-at-all",
+            "this build has no kernels",
+        ),
+        (
+            "zmq.error.ZMQError: Operation not supported\nRuntimeError: Engine process failed to start.\n"
+            "sqlite3.OperationalError: disk I/O error",
+            "not-memory-at-all",
+            "a cache or file on the disk",
+        ),
+        (
+            "AttributeError: 'PixtralVisionConfig' object has no attribute 'spatial_merge_size'",
+            "not-memory-at-all",
+            "the engine calls a package",
+        ),
+        (
+            "AssertionError: res=<Response [502]>, res.text=''\nKilled",
+            "not-memory-at-all",
+            "the warm-up request",
+        ),
+        (
+            "    raise RuntimeError(\nRuntimeError: Failed to infer device type",
+            "not-memory-at-all",
+            "vLLM sees no device",
+        ),
+        (
+            "ValueError: Available memory on node 0 (3/64 GiB) on startup is less than desired CPU "
+            "memory utilization (0.9, 57 GiB).",
+            "host-memory",
+            "the host has no room",
+        ),
+        (
+            "  error: subprocess-exited-with-error\nninja: build stopped: subcommand failed.",
+            "not-memory-at-all",
+            "the engine could not be installed",
+        ),
+        (
+            "RuntimeError: Insufficient space in /dev/shm: 160 MiB required, 64 MiB free.\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            "host-memory",
+            "/dev/shm is too small",
+        ),
+        (
+            "CUDA error (/w/hopper/flash_fwd_launch_template.h:188): invalid argument\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            "not-memory-at-all",
+            "CUDA or torch reports a fault",
+        ),
     ],
 )
 def test_of_several_lines_the_one_nearest_to_the_root_counts(
