@@ -903,3 +903,33 @@ def test_a_diffusion_worker_gets_no_argument_of_an_engine_with_a_kv_cache() -> N
         "reserved in total by PyTorch)\n"
     )
     assert {cure.argument for cure in failure.cures} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "RuntimeError: npu_op: the dim of x should be 2\n[ERROR] 2026-01-01-00:00:00 (PID:1, "
+            "Device:0, RankID:-1) ERR01001 OPS invalid parameter",
+            "input that it does not take",
+        ),
+        ("EZ9999: [PID: 1] x Parse dynamic kernel config fail.", "operators' kernels is missing"),
+        ("Execution_Error(EZ1009): SoC version ascend310p verification failed.", "no such operator"),
+        (
+            "RuntimeError: NPU function error: x, error code is 507011\n[Error]: Model execution "
+            "failed.\nE39999: Inner Error! msg:aicpu execute failed",
+            "AI CPU",
+        ),
+        ("gmake[3]: *** [lib/libvllm_ascend_kernels.so] Error 1", "building the engine"),
+        ("ValueError: World size (16) is larger than the number of available GPUs (8)", "asked for"),
+        (
+            '  File "/opt/vllm/config/cache.py", line 1, in check\n    raise ValueError(\n'
+            "ValueError: block_size 7 is odd for this cache",
+            "combination of arguments",
+        ),
+    ],
+)
+def test_classes_of_errors_are_known_by_code_and_by_where_they_were_raised(
+    text: str, said: str
+) -> None:
+    assert said in only(text).title
