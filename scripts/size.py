@@ -102,7 +102,7 @@ def imports_between(folder: str, other: str) -> list[str]:
 def words_of(*pages: Path) -> int:
     """Return the words of pages: what has a letter or a digit, no bars and dashes of tables.
 
-    Rows of the lists of models, published runs and causes are data, of which there can be any number.
+    Rows of the lists of models, of runs and of causes are data, of which there can be any number.
     """
     words = 0
     for page in pages:
