@@ -13,7 +13,6 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from scripts.accuracy_errors import PlannedRow
 from scripts.accuracy_runs import PublishedRun
@@ -81,12 +80,9 @@ def side_of(run: PublishedRun, planned: PlannedRow, published: bool) -> Compared
     return ComparedRank(told, equation, communicators=planned.communicators)
 
 
-_profile = cache(load_profile)
-
-
 def _requested(run: PublishedRun) -> float:
     """Return the request; of a row alone, as both of its sides have the same."""
-    profile = _profile(run.device)
+    profile = load_profile(run.device)
     total = run.total_bytes or profile.device.total_bytes
     args = [part for word in run.engine_args for part in word.split("=", 1)]
     option = "--gpu-memory-utilization"
@@ -112,7 +108,7 @@ def pairs(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> Itera
                 continue
             hardware = side_of(by, other, published=True)
             simulated_side = side_of(by, other, published=False)
-            corrected = Corrections(hardware, simulated_side, _profile(by.device))
+            corrected = Corrections(hardware, simulated_side, load_profile(by.device))
             row = next(each for each in corrected.rows if each.owner == "non_torch")
             if row.difference_bytes is None:
                 continue
@@ -132,7 +128,7 @@ def pairs(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> Itera
 
 def effect(corrected: Corrections, target: PublishedRun, planned: PlannedRow) -> int:
     """Return what corrections add to the memory that a row's equation subtracts, bytes."""
-    profile = _profile(target.device)
+    profile = load_profile(target.device)
     page = profile.device.huge_page_bytes
     moved = 0
     for row in corrected.rows:

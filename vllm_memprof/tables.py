@@ -17,11 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from vllm_memprof.document import PLAIN, Head, Row, Section
 from vllm_memprof.files import read_own
-from vllm_memprof.text import Text, fold, said, sentences, text, titled
+from vllm_memprof.text import QUANTITIES, Text, fold, said, sentences, text, titled
 from vllm_memprof.units import (
     format_bytes,
     format_gib,
-    format_ms,
     format_rate,
     format_signed_gib,
     largest,
@@ -62,8 +61,7 @@ def bar_of(share: float, cells: int) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-GIB, GIB3, GIB4 = format_gib, partial(format_gib, digits=3), partial(format_gib, digits=4)
-COUNT, MS, RATE, MIB = format_bytes, format_ms, format_rate, partial(format_rate, digits=1)
+GIB, GIB4, MIB, COUNT = format_gib, QUANTITIES["gib4"], QUANTITIES["mib"], format_bytes
 SECONDS = partial(number, spec=".2f")
 
 #: When a column is there: of its values, and whether the line has room for those of a wide table.
@@ -80,17 +78,13 @@ def where_known(values: list[Any], wide: bool) -> bool:
 
 #: Names of units and of conditions -> what they are, for tables that stand in a file.
 UNITS: Mapping[str, Unit] = {
+    **QUANTITIES,
     "word": word,
     "number": number,
     "signed": signed,
     "bytes": COUNT,
-    "gib": GIB,
-    "gib3": GIB3,
-    "gib4": GIB4,
     "signed gib4": format_signed_gib,
-    "mib": MIB,
-    "rate": RATE,
-    "ms": MS,
+    "rate": format_rate,
     "seconds": SECONDS,
     "decimals": partial(number, spec=",.2f"),
 }

@@ -28,7 +28,7 @@ Sentence = str | Mapping[str, str]
 Part = Sentence | tuple[Sentence, ...]
 #: Format specs for quantities; each takes an integer of bytes, a count, or None where it is
 #: unknown.
-_QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
+QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
     "gib": format_gib,
     "+gib": lambda size: format_signed_gib(size, 2),
     "gib3": lambda size: format_gib(size, 3),
@@ -92,7 +92,7 @@ class _Param:
         self._value = value
 
     def __format__(self, spec: str) -> str:
-        quantity = _QUANTITIES.get(spec)
+        quantity = QUANTITIES.get(spec)
         if quantity is None:
             return plain(format(self._value, spec))
         if self._value is not None and not isinstance(self._value, (int, float)):

@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_serve import free_port
 from tests.support.engine import RunResult, require_stack, run_script, wait_until
 from tests.support.planted import plant
+from tests.support.ports import free_port
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.cause import KINDS
 from vllm_memprof.sim.profiles import PROFILES_DIR

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_serve import free_port, request
+from tests.integration.test_serve import request
 from tests.support.engine import OLD_STACK, STACK, require_stack
 from tests.support.hosts import Deployment
 from tests.support.pd_proxy import proxy
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 

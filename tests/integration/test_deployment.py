@@ -14,7 +14,7 @@ from urllib.error import URLError
 
 import pytest
 
-from tests.integration.test_serve import free_port, request
+from tests.integration.test_serve import request
 from tests.support.engine import (
     FORK,
     OLD_STACK,
@@ -29,6 +29,7 @@ from tests.support.engine import (
     wait_for_server,
 )
 from tests.support.hosts import Deployment, Host
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(420)]
 

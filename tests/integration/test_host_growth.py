@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.integration.test_serve import free_port
 from tests.support.engine import finish, start_memprof, wait_for_server
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.sim, pytest.mark.full, pytest.mark.timeout(420)]
 

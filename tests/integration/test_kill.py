@@ -19,7 +19,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.test_serve import free_port
 from tests.support.engine import (
     FORK,
     MEMPROF,
@@ -29,6 +28,7 @@ from tests.support.engine import (
     wait_until,
 )
 from tests.support.load import Load
+from tests.support.ports import free_port
 from vllm_memprof.launch.shared_memory import left_behind
 
 pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(400)]

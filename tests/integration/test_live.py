@@ -12,7 +12,6 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.test_serve import free_port
 from tests.support.engine import (
     FORK,
     MEMPROF,
@@ -25,6 +24,7 @@ from tests.support.engine import (
     wait_until,
 )
 from tests.support.load import Load
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 

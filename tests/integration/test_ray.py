@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_serve import free_port
 from tests.support.engine import (
     OLD_STACK,
     STACK,
@@ -30,6 +29,7 @@ from tests.support.engine import (
 )
 from tests.support.hosts import Deployment
 from tests.support.load import Load
+from tests.support.ports import free_port
 from tests.support.ray_nodes import RayCluster, require_ray, two_nodes
 from vllm_memprof.launch.engine import build_env
 from vllm_memprof.record.schema import TRAVELS

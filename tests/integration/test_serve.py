@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import signal
-import socket
 import struct
 import urllib.request
 import zlib
@@ -14,18 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine import assert_nothing_left, engine_pids, finish, start_memprof, wait_until
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 
 #: Given to the server as its keys; every spelling in which vLLM prints its arguments has them.
 SECRETS = ("Mk7QzSEEDx9first", "Mk7QzSEEDx9second")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def png(width: int, height: int) -> bytes:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_serve import free_port
 from tests.support.engine import (
     RunResult,
     assert_nothing_left,
@@ -29,6 +28,7 @@ from tests.support.engine import (
     wait_until,
 )
 from tests.support.png import write_png
+from tests.support.ports import free_port
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import prepare_runtime
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_serve import free_port
 from tests.integration.test_sglang import ARGS, STACK, offline, post
 from tests.integration.test_tokens import ON_CPU
 from tests.support.engine import (
@@ -32,6 +31,7 @@ from tests.support.engine import (
     wait_for_server,
 )
 from tests.support.planted import plant
+from tests.support.ports import free_port
 from tests.support.streams import Streams
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import prepare_runtime

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_serve import free_port
 from tests.integration.test_sglang import ARGS, STACK, assert_reconciled, offline, post
 from tests.support.engine import (
     RunResult,
@@ -26,6 +25,7 @@ from tests.support.engine import (
     wait_for_server,
 )
 from tests.support.png import write_png
+from tests.support.ports import free_port
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.sim.runtime import prepare_runtime
 from vllm_memprof.units import minus

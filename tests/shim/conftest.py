@@ -11,7 +11,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import free_port
 from vllm_memprof.errors import SetupError
 from vllm_memprof.launch.watch import OWN_CHILDREN
 from vllm_memprof.sim.build import build_shim
@@ -204,9 +204,7 @@ class Sim:
 
     def run_ranks(self, code: str, **extra: str) -> list[dict[str, Any]]:
         """The same of two ranks, which torch's own variables bring together."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+        port = str(free_port())
         extra |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
         return self._results_of(f"{BEGIN_RANKS}{code}{END_RANKS}", extra)
 

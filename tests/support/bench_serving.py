@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.support.load import Load
+from tests.support.ports import free_port
 from vllm_memprof.record.schema import EVENTS_DIR, SAMPLES_DIR
 
 #: Of one process and run: its events and its samples.
@@ -50,12 +50,6 @@ class Served:
     failures: int
     largest_bytes: int  # of events and samples of one process; 0 without memprof
     samples: int  # lines
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def serve(

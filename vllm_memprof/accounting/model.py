@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, TypedDict
 
 from vllm_memprof.accounting.evidence import EVIDENCE, Evidence
-from vllm_memprof.accounting.serving.trend import Verdict
+from vllm_memprof.accounting.serving.trend import GROWING, Verdict
 from vllm_memprof.record.allocations import TraceTotals
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import computed, one_of
@@ -711,6 +711,11 @@ class OwnerGrowth:
     #: Until the device is full at this rate; None where it does not grow, or the room is unknown.
     requests_until_full: float | None = None
     hours_until_full: float | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether it grows without an end that is known."""
+        return self.verdict == GROWING and not self.bounded
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def read_budgets(run_dir: Path) -> list[RankBudget]:
 
 def rank_budgets(report: Report) -> list[RankBudget]:
     """Return the figures of a report that the views and the metrics show."""
-    from vllm_memprof.accounting.serving.trend import GROWING, TOO_SHORT
+    from vllm_memprof.accounting.serving.trend import TOO_SHORT
     from vllm_memprof.record.spans import UNEXPLAINED, edges_of
 
     found = []
@@ -73,7 +73,7 @@ def rank_budgets(report: Report) -> list[RankBudget]:
         growth = tuple(
             GrowingOwner(row.owner, row.bytes_per_hour, row.hours_until_full)
             for row in judged
-            if row.verdict == GROWING
+            if row.grows
         )
         found.append(
             RankBudget(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +16,14 @@ from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli import print_error
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.run import request
-from vllm_memprof.cli.show import can_repaint, progress_bar, say, write_reports, write_result
+from vllm_memprof.cli.show import (
+    can_repaint,
+    progress_bar,
+    say,
+    typed_command,
+    write_reports,
+    write_result,
+)
 from vllm_memprof.document import Document
 from vllm_memprof.engines import engine_row
 from vllm_memprof.engines.base import refuse
@@ -31,7 +37,6 @@ from vllm_memprof.plans.prove import proved, start_of
 from vllm_memprof.plans.runner import PLANS_DIR, Interrupted, PlanRunner, Watcher
 from vllm_memprof.plans.share import DeviceShare
 from vllm_memprof.plans.store import Store
-from vllm_memprof.redact import redact_command
 from vllm_memprof.report.json_text import render_result_json
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import prepare_runtime
@@ -158,7 +163,7 @@ def answer(
         runner = PlanRunner(folder, shown, None if asked["no_cache"] else Store())
         found = replace(
             make(runner),
-            command=redact_command(["memprof", *sys.argv[1:]]),
+            command=typed_command(),
             seconds=round(time.monotonic() - started_s, 1),
         )
     write_atomically(folder / f"{ctx.info_name}.json", render_result_json(found))

@@ -17,13 +17,13 @@ import typer
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.live import rank_budgets, refresher, shown_of
-from vllm_memprof.cli.show import can_repaint, say, write_reports
+from vllm_memprof.cli.show import can_repaint, say, typed_command, write_reports
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import from_here
 from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
 from vllm_memprof.launch.run import EngineRun
 from vllm_memprof.record.host import shortfalls
-from vllm_memprof.redact import redact_command, select_env
+from vllm_memprof.redact import select_env
 from vllm_memprof.text import text
 from vllm_memprof.units import format_size
 
@@ -186,7 +186,7 @@ def report_engines(ctx: typer.Context, runtime: SimRuntime, record: Path, code: 
         "",
         "offline",
         "unknown",
-        redact_command(["memprof", *sys.argv[1:]]),
+        typed_command(),
         device=runtime.profile.name,
         device_profile=runtime.profile.name,
         simulated=True,

@@ -18,6 +18,7 @@ from vllm_memprof.files import from_here, write_atomically
 from vllm_memprof.launch.folder import DEFAULT_PARENT
 from vllm_memprof.record.deployment import run_folders
 from vllm_memprof.record.loader import load_info
+from vllm_memprof.redact import redact_command
 from vllm_memprof.sources import numbered
 from vllm_memprof.text import plain
 
@@ -39,6 +40,11 @@ FILE_WIDTH = 120
 def say(text: str) -> None:
     """Print a line of memprof's own on stderr."""
     print(f"memprof: {plain(text)}", file=sys.stderr, flush=True)
+
+
+def typed_command() -> list[str]:
+    """Return the command of this process as it was typed, without secrets."""
+    return redact_command(["memprof", *sys.argv[1:]])
 
 
 def printed(drawn: RenderableType, to_file: bool = False) -> str:

@@ -12,6 +12,7 @@ or ``"Glob* Other" = bytes`` by operator name without "aclnn" (of ATB: "Atb" and
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -94,14 +95,20 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str = ""
 
 
-def list_profiles() -> list[DeviceProfile]:
+@cache
+def list_profiles() -> tuple[DeviceProfile, ...]:
     """Return every profile that is installed, by name."""
-    return [load_profile(str(path)) for path in sorted(PROFILES_DIR.glob("*.toml"))]
+    return tuple(_read(path) for path in sorted(PROFILES_DIR.glob("*.toml")))
+
+
+def _installed() -> dict[str, DeviceProfile]:
+    """Return every profile that is installed, by each of its names."""
+    return {name: each for each in list_profiles() for name in (each.name, *each.aliases)}
 
 
 def device_names() -> list[str]:
     """Return what ``--device`` accepts for the profiles that are installed."""
-    return [f"sim:{name}" for each in list_profiles() for name in (each.name, *each.aliases)]
+    return [f"sim:{name}" for name in _installed()]
 
 
 def load_profile(name: str) -> DeviceProfile:
@@ -111,7 +118,10 @@ def load_profile(name: str) -> DeviceProfile:
         UsageError: no such profile; the message lists those there are.
         SetupError: a profile file that lacks a key or holds a value of the wrong type.
     """
-    path = find_profile(name)
+    return _installed().get(name.lower()) or _read(find_profile(name))
+
+
+def _read(path: Path) -> DeviceProfile:
     try:
         table = read_table(path)
         table["workspace"] = {
@@ -134,13 +144,9 @@ def find_profile(name: str) -> Path:
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
         return path
-    known = {
-        each: profile.name
-        for profile in list_profiles()
-        for each in (profile.name, *profile.aliases)
-    }
-    if name.lower() in known:
-        return PROFILES_DIR / f"{known[name.lower()]}.toml"
+    known = _installed()
+    if found := known.get(name.lower()):
+        return PROFILES_DIR / f"{found.name}.toml"
     raise UsageError(
         f"no device profile named {name!r}",
         did_you_mean(name, known, f"known: {', '.join(known)}; or give the path of a .toml file"),

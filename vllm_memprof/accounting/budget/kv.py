@@ -166,7 +166,7 @@ def infer_layout(kv: Kv, granted_bytes: Amount, half_unit_bytes: int, engine: st
     marked derived. The engine's default stands for a block size that is not printed; where it has
     none, blocks stay unknown.
     """
-    overridden = kv.override_blocks is not None or is_overridden_by_an_unknown(kv)
+    overridden = is_overridden(kv)
     if (kv.blocks is not None and not overridden) or not granted_bytes or is_hybrid(kv):
         return kv
     block_size = kv.block_size or _DEFAULT_BLOCK_SIZE.get(engine or "")
@@ -205,12 +205,13 @@ def infer_layout(kv: Kv, granted_bytes: Amount, half_unit_bytes: int, engine: st
     )
 
 
-def is_overridden_by_an_unknown(kv: Kv) -> bool:
-    """Return True where a log says that the budget's blocks were replaced, but not by how many.
+def is_overridden(kv: Kv) -> bool:
+    """Return True where the budget's blocks were replaced.
 
-    The number ends the line and may have been cut.
+    A log may not say by how many: the number ends the line and may have been cut.
     """
-    return kv.blocks is None and kv.fitting_blocks is not None
+    unknown = kv.blocks is None and kv.fitting_blocks is not None
+    return unknown or kv.override_blocks is not None
 
 
 def is_hybrid(kv: Kv) -> bool:

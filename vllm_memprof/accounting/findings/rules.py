@@ -17,6 +17,7 @@ from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.findings.advice import least_granted
 from vllm_memprof.accounting.findings.needs import Need
 from vllm_memprof.accounting.model import Finding, RankReport
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.files import read_table
 from vllm_memprof.record.loader import Identity, Run
 from vllm_memprof.text import Part, Sentence, sentences
@@ -117,22 +118,19 @@ class FindingRule:
                 )
 
 
-def read_rules(folders: Mapping[Path, str]) -> Iterator[FindingRule]:
-    """Yield the rules of the ``findings.toml`` of folders, in their order.
+def read_rules() -> Iterator[FindingRule]:
+    """Yield the rules of the ``findings.toml`` here, then those of each engine, in their order.
 
-    ``sentences`` and ``needs`` of the first are those of all of them.
-
-    Args:
-        folders: -> the package of the functions that the rules name.
+    ``sentences`` and ``needs`` here are those of all of them.
     """
     shared: dict[str, Any] = {}
-    for folder, package in folders.items():
+    for folder in (Path(__file__).parent, *(row.folder for row in ENGINES.values())):
         file = folder / "findings.toml"
         table = read_table(file) if file.exists() else {"findings": {}}
         shared = shared or table
         for name, row in table["findings"].items():
             module, _, function = row["find"].partition(":")
-            find = getattr(import_module(f"{package}.{module}"), function)
+            find = getattr(import_module(module), function)
             need = Need(**shared["needs"][row.get("needs", "nothing")])
             if row.get("needs") == "item":
                 need = replace(need, item=row["argument"])

@@ -17,7 +17,6 @@ from vllm_memprof.accounting.serving.growth import (
     process_title,
     traced,
 )
-from vllm_memprof.accounting.serving.trend import GROWING
 from vllm_memprof.record.loader import Identity
 from vllm_memprof.units import format_rate, minus
 
@@ -29,14 +28,14 @@ def growth_while_serving(run: Context) -> Iterator[Found]:
     """Find owners of device memory, and processes on the host, that grow to the end of the run."""
     for rank in run.ranks:
         for row in rank.growth:
-            if row.verdict == GROWING and not row.bounded:
+            if row.grows:
                 owner = owner_title(row.owner)
                 figures = {"owner": owner, "name": owner, row.owner: True}
                 memory = "device" if row.owner == ALLOCATED else None
                 yield _grown(run, row, rank, memory, figures)
     by_pid = {(each.identity.host, each.identity.pid): each.identity for each in run.run.processes}
     for host in host_growth(run.run):
-        if host.growth.verdict == GROWING:
+        if host.growth.grows:
             name = process_title(host)
             figures = {"process": name, "name": name, "process_pid": host.pid}
             figures |= dict.fromkeys(host.roles, True)

@@ -6,22 +6,14 @@ The finished ranks enter, the list of findings leaves, the gravest first. The ro
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from vllm_memprof.accounting.findings.rules import ERROR, INFO, WARNING, FindingRule, read_rules
 from vllm_memprof.accounting.model import Finding, RankReport, Report
-from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.loader import Run
 
 _GRAVITY = {ERROR: 0, WARNING: 1, INFO: 2}
-#: Where rows stand: folder -> the package of their functions.
-_FOLDERS = {
-    Path(__file__).parent: "vllm_memprof.accounting.findings",
-    **{row.folder: row.driver.rpartition(".")[0] for row in ENGINES.values()},
-}
 
 #: id -> rule. Of findings as grave and as large as each other, the first here comes first.
-FINDINGS: dict[str, FindingRule] = {rule.id: rule for rule in read_rules(_FOLDERS)}
+FINDINGS: dict[str, FindingRule] = {rule.id: rule for rule in read_rules()}
 
 
 def find(run: Run, ranks: list[RankReport]) -> list[Finding]:

@@ -201,7 +201,7 @@ def with_room(rows: list[OwnerGrowth], headroom_bytes: Amount) -> list[OwnerGrow
 
 
 def _until(headroom_bytes: Amount, row: OwnerGrowth, rate: float | None) -> float | None:
-    if headroom_bytes is None or row.verdict != GROWING or row.bounded or not rate or rate < 0:
+    if headroom_bytes is None or not row.grows or not rate or rate < 0:
         return None
     return max((headroom_bytes - (row.grown_bytes or 0)) / rate, 0.0)
 

@@ -12,7 +12,7 @@ from vllm_memprof.api import make_sweep
 from vllm_memprof.cli import plans
 from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.options import ENGINES, command_app, of_request
-from vllm_memprof.cli.show import say, write_result
+from vllm_memprof.cli.show import say, typed_command, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.documents import render_sweep_csv, sweep_document
@@ -21,7 +21,6 @@ from vllm_memprof.plans.on_ray import require_ray, run_on_ray
 from vllm_memprof.plans.runner import PlanRunner, Watcher, default_jobs, run_here
 from vllm_memprof.plans.store import Store
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over
-from vllm_memprof.redact import redact_command
 
 #: Exit status: every plan has its row, and none of them started.
 NONE_STARTED = 1
@@ -58,7 +57,7 @@ def sweep(
     plan = plans.requested_plan(ctx)
     knobs = parse_over(over or [])
     place = (default_folder(plan, knobs) if folder is None else folder.expanduser()).absolute()
-    job = SweepJob(plan, knobs, redact_command(["memprof", *sys.argv[1:]]))
+    job = SweepJob(plan, knobs, typed_command())
     if ray is None:
         plans.check_setup(job.plans[0])
     elif not all(each.shares_nothing for each in job.plans):

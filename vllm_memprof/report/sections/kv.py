@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from vllm_memprof.accounting.budget.kv import is_overridden_by_an_unknown
+from vllm_memprof.accounting.budget.kv import is_overridden
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import MUTED, PLAIN, TOTAL, Row, Section
@@ -45,7 +45,7 @@ def kv_cache(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         "low": low,
         "high": high,
         "value": None if kv.bytes_per_token is None else int(kv.bytes_per_token),
-        "replaced": kv.override_blocks is not None or is_overridden_by_an_unknown(kv),
+        "replaced": is_overridden(kv),
         "passed": sum(check.ok is True for check in kv.checks) or None,
         "count": len(kv.checks),
         "unknown": join("; ", [check.name for check in kv.checks if check.ok is None]),

@@ -23,14 +23,12 @@ from vllm_memprof.record.schema import RANKED_BY
 from vllm_memprof.report.sections.base import Sheet, draw
 from vllm_memprof.tables import (
     GIB,
-    GIB3,
     MIB,
-    RATE,
     number,
 )
 from vllm_memprof.text import text
 from vllm_memprof.units import MIB as MIB_BYTES
-from vllm_memprof.units import minus
+from vllm_memprof.units import format_gib, format_rate, minus
 
 #: Up to so many requests, all are shown; of more, the largest by each figure.
 SHOWN_REQUESTS = 12
@@ -133,7 +131,9 @@ def requests(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         return str(len(row.images)) if row.images else None
 
     def above(row: RequestRow) -> str:
-        return _least(row) + GIB3(minus(row.allocated_peak_bytes, row.allocated_before_bytes))
+        return _least(row) + format_gib(
+            minus(row.allocated_peak_bytes, row.allocated_before_bytes), 3
+        )
 
     yield draw(
         sheet,
@@ -160,12 +160,14 @@ def _growth(
     filling = any(row.verdict == GROWING and row.bounded for row in rows)
 
     def look(row: OwnerGrowth) -> str:
-        return BAD if row.verdict == GROWING and not row.bounded else PLAIN
+        return BAD if row.grows else PLAIN
 
     def interval(row: OwnerGrowth) -> str | None:
         if row.bytes_per_request is None:
             return None
-        return f"{RATE(row.bytes_per_request_low)} … {RATE(row.bytes_per_request_high)}"
+        return (
+            f"{format_rate(row.bytes_per_request_low)} … {format_rate(row.bytes_per_request_high)}"
+        )
 
     def judged(row: OwnerGrowth) -> str:
         fallen = -(row.grown_bytes or 0) >= LEAST_RISE_BYTES
@@ -256,7 +258,7 @@ def allocations(sheet: Sheet) -> Iterator[Section]:
             large,
             figures,
             most=_SHOWN_SITES,
-            grown=lambda site: RATE(site.grown_bytes, 2),
-            alive=lambda site: RATE(site.bytes, 2).removeprefix("+"),
+            grown=lambda site: format_rate(site.grown_bytes, 2),
+            alive=lambda site: format_rate(site.bytes, 2).removeprefix("+"),
             place=lambda site: f"{site.site} {site.function}".strip(),
         )
