@@ -24,6 +24,9 @@ SHORT_NAMES: dict[str, str] = read_own(__file__, "short_options.json")
 ON, OFF = ("true", "on"), ("false", "off")
 _NUMBER = re.compile(r"-\.?\d")
 
+#: What torch_npu refuses beside segments that grow. (2.10, NPUAllocatorConfig.cpp::parseArgs)
+_FIXED_SEGMENTS = ("max_split_size_mb", "garbage_collection_threshold")
+
 Kind = type[str] | type[int] | type[float] | type[bool]
 Value = str | int | float | bool | None
 _Number = TypeVar("_Number", int, float)
@@ -297,3 +300,19 @@ def _json(text: str) -> object:
     except ValueError:
         return None
     return content
+
+
+def is_expandable(variable: str | None) -> bool:
+    """Return whether an allocator's variable lets its segments grow; None: it is not set."""
+    return _allocator_settings(variable or "").get("expandable_segments") == "true"
+
+
+def refused_beside_expandable(variable: str) -> list[str]:
+    """Return the settings of ``PYTORCH_NPU_ALLOC_CONF`` that segments that grow exclude."""
+    settings = _allocator_settings(variable)
+    return [name for name in _FIXED_SEGMENTS if name in settings and is_expandable(variable)]
+
+
+def _allocator_settings(variable: str) -> dict[str, str]:
+    """Read a variable as torch does: blanks do not count."""
+    return dict(each.partition(":")[::2] for each in "".join(variable.lower().split()).split(","))

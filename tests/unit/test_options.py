@@ -10,8 +10,10 @@ from vllm_memprof.engines import ENGINES, VLLM
 from vllm_memprof.errors import UsageError
 from vllm_memprof.options import (
     devices_of,
+    is_expandable,
     normal_form,
     read_options,
+    refused_beside_expandable,
     setting,
     value_of,
     with_option,
@@ -174,3 +176,21 @@ def test_a_key_within_a_key_keeps_its_underscores() -> None:
 def test_the_utilization_of_a_command(command: list[str], share: float | None) -> None:
     found = read_options(command, VLLM.set_up)
     assert found.get("gpu_memory_utilization") == share
+
+
+@pytest.mark.parametrize(
+    ("variable", "grows", "refused"),
+    [
+        (None, False, []),
+        ("", False, []),
+        ("expandable_segments:True", True, []),
+        ("Expandable_segments: true", True, []),
+        ("max_split_size_mb:256,expandable_segments:False", False, []),
+        ("max_split_size_mb : 256, expandable_segments: True", True, ["max_split_size_mb"]),
+    ],
+)
+def test_the_allocators_variable_is_read_as_torch_does(
+    variable: str | None, grows: bool, refused: list[str]
+) -> None:
+    assert is_expandable(variable) is grows
+    assert refused_beside_expandable(variable or "") == refused

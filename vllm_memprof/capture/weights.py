@@ -17,6 +17,7 @@ from typing import Any
 from vllm_memprof.capture.attributes import NAMES, Fields, reach
 from vllm_memprof.capture.failure import allocator_settings
 from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.options import is_expandable
 from vllm_memprof.record.weights import BUFFER, KINDS, PARAMETER, SHARED, fold, folded
 
 _HELD = NAMES["weights"]
@@ -57,7 +58,7 @@ def tell(recorder: Recorder, holder: Any, before: Iterable[int] = (), drafts: bo
         config=json.loads(json.dumps(config.to_dict(), default=str)) if config else {},
         ranks={name: size for name in ("tp", "pp", "dp") if (size := _first(holder, name))},
         quantized=types,
-        expandable="expandable_segments:True" in allocator_settings(),
+        expandable=is_expandable(allocator_settings()),
     )
 
 

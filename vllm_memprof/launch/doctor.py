@@ -31,6 +31,7 @@ from vllm_memprof.launch.interpreter import (
 )
 from vllm_memprof.launch.request import DEFAULT_PROFILE
 from vllm_memprof.launch.shared_memory import SHM, left_behind
+from vllm_memprof.options import refused_beside_expandable
 from vllm_memprof.sim.runtime import prepare_runtime
 from vllm_memprof.sim.stacks import DEFAULT_STACK, Stack, list_stacks
 from vllm_memprof.units import GIB, format_gib
@@ -41,9 +42,6 @@ STACK = "simulated stack"  # name of its checks
 GOOD, INFO, WARNING, MISSING = "ok", "info", "warning", "missing"
 
 ALLOC_CONF = "PYTORCH_NPU_ALLOC_CONF"
-#: Keys that torch_npu refuses, or ignores, together with expandable_segments.
-#: (NPUCachingAllocator.cpp, parseArgs)
-_EXPANDABLE_CONFLICTS = ("max_split_size_mb", "garbage_collection_threshold")
 _MIN_FREE_BYTES = 2 * GIB  # a run record is small; compile caches and logs are not
 _MIN_SHM_BYTES = 1 * GIB  # vLLM's message queues between ranks
 _COMPILERS = ("g++", "clang++", "c++")
@@ -280,12 +278,9 @@ def check_variables(environ: Mapping[str, str]) -> list[DoctorCheck]:
         state = INFO if "ascend" in names else WARNING
         checks.append(_judged(VLLM.plugins, not problems, value, state, "; ".join(problems)))
     if (value := environ.get(ALLOC_CONF)) is not None:
-        pairs = [entry.partition(":") for entry in value.lower().split(",")]
-        settings = {key.strip(): setting.strip() for key, _, setting in pairs}
-        refused = [key for key in _EXPANDABLE_CONFLICTS if key in settings]
-        good = settings.get("expandable_segments") != "true" or not refused
+        refused = refused_beside_expandable(value)
         todo = f"drop {', '.join(refused)}: expandable_segments:True excludes it"
-        checks.append(_judged(ALLOC_CONF, good, value, todo=todo))
+        checks.append(_judged(ALLOC_CONF, not refused, value, todo=todo))
     return checks
 
 

@@ -31,11 +31,6 @@ def allocator_variable(run: RunInfo) -> str:
     return f"PYTORCH_{'CUDA' if is_cuda(run.engine, run.device) else 'NPU'}_ALLOC_CONF"
 
 
-def is_expandable(settings: str | None) -> bool:
-    """Return whether an allocator's variable lets its segments grow; None: it is not set."""
-    return "expandable_segments:true" in (settings or "").replace(" ", "").lower()
-
-
 @dataclass(frozen=True)
 class MemoryShare:
     """What an engine asks for: a share of a size."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.budget.engine_options import allocator_variable, is_expandable
+from vllm_memprof.accounting.budget.engine_options import allocator_variable
 from vllm_memprof.accounting.findings.rules import WARNING_BYTES, Context, Found
 from vllm_memprof.accounting.model import Oom, RankReport
 from vllm_memprof.accounting.oom.failed_allocation import (
@@ -16,6 +16,7 @@ from vllm_memprof.accounting.oom.failed_allocation import (
 )
 from vllm_memprof.accounting.oom.remedies import room_for
 from vllm_memprof.accounting.titles import TITLES
+from vllm_memprof.options import is_expandable
 from vllm_memprof.text import text
 from vllm_memprof.units import Amount, minus
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from vllm_memprof.accounting.findings.rules import Context, Found
 from vllm_memprof.accounting.readings.startup import first_device_total
 from vllm_memprof.accounting.summary import engine_name
-from vllm_memprof.options import given_options
+from vllm_memprof.options import given_options, refused_beside_expandable
 from vllm_memprof.record.loader import Run
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import smallest
@@ -16,14 +16,12 @@ from vllm_memprof.units import smallest
 _NAMED, _NAMED_HOSTS = 12, 4
 
 
-def allocator_config_conflict(refused: Sequence[str], run: Context) -> Iterator[Found]:
+def allocator_config_conflict(run: Context) -> Iterator[Found]:
     """Find settings that torch_npu refuses beside expandable_segments:True."""
     for variable, value in sorted(run.run.info.env.items()):
         if variable.endswith("ALLOC_CONF") and variable != "PYTORCH_CUDA_ALLOC_CONF":
-            settings = dict(entry.strip().partition(":")[::2] for entry in value.split(","))
-            both = [name for name in refused if name in settings]
-            if settings.get("expandable_segments", "").lower() == "true" and both:
-                yield Found(None, {"variable": variable, "value": value, "setting": both[0]})
+            for setting in refused_beside_expandable(value)[:1]:
+                yield Found(None, {"variable": variable, "value": value, "setting": setting})
 
 
 def hooks_in(states: Sequence[str], run: Context) -> Iterator[Found]:

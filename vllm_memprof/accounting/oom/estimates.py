@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.budget.engine_options import (
     allocator_variable,
-    is_expandable,
     share_of,
 )
 from vllm_memprof.accounting.budget.equations import divisor_of
@@ -25,6 +24,7 @@ from vllm_memprof.accounting.oom.failed_allocation import (
 )
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.base import Arguments
+from vllm_memprof.options import is_expandable
 from vllm_memprof.record.spans import DERIVED, ESTIMATED, MEASURED, MODELLED, How, first_of
 from vllm_memprof.text import titled
 from vllm_memprof.units import MIB, Amount
