@@ -31,11 +31,11 @@ LIMITS = {
     "modules outside engines/ and sim/ that name SGLang": 6,
     'branches on source == "log" outside logs/': 5,
     "scripts that import tests, tests that import scripts": 0,
-    "words of docs/": 29_100,
+    "words of docs/": 29_240,
     "words of README.md": 1_000,
 }
-#: Pages with rows of data.
-LISTS = ("models", "accuracy", "causes")
+#: Pages with rows of data -> how a line of their rows begins.
+LISTS = {"models": r"\|", "accuracy": r"\|", "causes": r"- |  |\d+\. "}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -108,7 +108,7 @@ def words_of(*pages: Path) -> int:
     for page in pages:
         text = page.read_text()
         if page.stem in LISTS:
-            text = re.sub(r"(?m)^(\||- |  |\d+\. ).*", "", text)
+            text = re.sub(rf"(?m)^(?:{LISTS[page.stem]}).*", "", text)
         words += len(re.findall(r"\S*\w\S*", text))
     return words
 

@@ -133,8 +133,8 @@ def kv_cache(read: RankReadings, rank: RankReport) -> RankReport:
         None if layers is None else {*map(str, layers)},
         of.figure("kv_storage_bytes"),
     )
-    if kv.tokens is None and not kv.recorded:  # vLLM V0 prints blocks alone
-        kv = replace(kv, tokens=tokens_for_blocks(kv, kv.blocks or 0))
+    if kv.tokens is None and kv.blocks is not None and not kv.recorded:  # of vLLM V0's log
+        kv = replace(kv, tokens=tokens_for_blocks(kv, kv.blocks))
     peers = [each for each in run.workers if each.identity.dp_rank == dp_rank]
     stages = {each.identity.pp_rank for each in peers}  # that hold other layers
     if not kv.recorded and of.figure("kv_cache_bytes") is not None and len(stages) < 2:

@@ -10,10 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.budget.engine_options import (
-    allocator_variable,
-    share_of,
-)
+from vllm_memprof.accounting.budget.engine_options import allocator_variable, share_of
 from vllm_memprof.accounting.budget.equations import divisor_of
 from vllm_memprof.accounting.model import AT_LEAST, EXACT, Oom, RankReport, RunSummary
 from vllm_memprof.accounting.oom.failed_allocation import (
