@@ -79,7 +79,7 @@ def make_job(tmp_path: Path, *options: str, mode: str = "serve", timeout_s: floa
     )
 
 
-def run(job: Job, on_ready: Any = None) -> tuple[RunOutcome, Recorder]:
+def run(job: Job, on_ready: Any = lambda _: None) -> tuple[RunOutcome, Recorder]:
     view = Recorder()
     outcome = EngineRun(job, view, on_ready).run()
     assert view.closed
