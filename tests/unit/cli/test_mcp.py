@@ -50,10 +50,19 @@ def ask(
 
 
 def call(name: str, roots: list[Path] | None = None, folder: Path = DATA, **given: Any) -> Any:
-    async def question(client: Client) -> Any:
-        return await client.call_tool(name, given)
+    return calls((name, given), roots=roots, folder=folder)[0]
 
-    return ask(folder, question, roots)
+
+def calls(
+    *asked: tuple[str, dict[str, Any]], roots: list[Path] | None = None, folder: Path = DATA
+) -> list[Any]:
+    """The answers of one server."""
+
+    async def question(client: Client) -> list[Any]:
+        return [await client.call_tool(name, given) for name, given in asked]
+
+    found: list[Any] = ask(folder, question, roots)
+    return found
 
 
 def test_tools_are_listed_with_their_schemas() -> None:
@@ -66,20 +75,25 @@ def test_tools_are_listed_with_their_schemas() -> None:
 
 
 def test_a_log_by_path_and_by_text_is_explained() -> None:
-    found = call("explain_log", log=str(LOG))
+    found, typed = calls(
+        ("explain_log", {"log": str(LOG)}), ("explain_log", {"text": LOG.read_text()})
+    )
     assert not found.is_error
     report = found.structured_content["result"]
     assert report["schema"].startswith("memprof.report/")
     assert report["failure"]["kind"]
     assert report["failure"]["title"] in found.content[0].text
-    typed = call("explain_log", text=LOG.read_text())
     assert typed.structured_content["result"]["failure"] == report["failure"]
 
 
 def test_a_section_and_a_mistaken_one() -> None:
-    found = call("report_section", run=str(LOG), section="failure").structured_content["result"]
-    assert found[0]["kind"]
-    wrong = call("report_section", run=str(LOG), section="failures")
+    named, wrong = calls(
+        *(
+            ("report_section", {"run": str(LOG), "section": each})
+            for each in ("failure", "failures")
+        )
+    )
+    assert named.structured_content["result"][0]["kind"]
     assert wrong.is_error
     assert "failure" in wrong.content[0].text
 
@@ -107,9 +121,8 @@ def test_files_outside_of_the_roots_are_refused(tmp_path: Path) -> None:
     assert call("explain_log", [], tmp_path, log=str(inside)).is_error
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_a_plan_that_would_load_code_or_open_a_device_is_refused() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"device": "npu"}, "simulated device"),
         ({"device": "sim:/etc/passwd"}, "simulated device"),
         ({"arguments": ["--worker-cls", "a.b"]}, "--worker-cls"),
@@ -117,20 +130,17 @@ def test_files_outside_of_the_roots_are_refused(tmp_path: Path) -> None:
         ({"arguments": "x"}, "list"),
         ({"model": "--help"}, "model is needed"),
         ({"other": "x"}, "no argument other"),
-    ],
-)
-def test_a_plan_that_would_load_code_or_open_a_device_is_refused(
-    given: dict[str, Any], said: str
-) -> None:
-    found = call("plan", **{"model": "Qwen/Qwen3-8B", **given})
-    assert found.is_error
-    assert said in found.content[0].text
+    ]
+    answers = calls(*(("plan", {"model": "Qwen/Qwen3-8B", **given}) for given, _ in refused))
+    for found, (_, said) in zip(answers, refused, strict=True):
+        assert found.is_error
+        assert said in found.content[0].text
 
 
 def test_models_runs_and_their_reports(tmp_path: Path) -> None:
-    models = call("list_models").structured_content["result"]
-    assert "Qwen/Qwen3-8B" in [model["name"] for model in models]
-    assert call("list_runs", folder=tmp_path).structured_content["result"] == []
+    models, runs = calls(("list_models", {}), ("list_runs", {}), folder=tmp_path)
+    assert "Qwen/Qwen3-8B" in [model["name"] for model in models.structured_content["result"]]
+    assert runs.structured_content["result"] == []
 
 
 def test_a_message_of_an_error_is_that_of_the_command(tmp_path: Path) -> None:
