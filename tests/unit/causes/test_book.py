@@ -130,6 +130,7 @@ def test_weights_that_are_no_pickle_are_files_and_what_a_process_received_is_not
             "the HcclAllocComResourceByTiling function of the hccl module. ret = 4",
             "communicator-resources",
         ),
+        ("RuntimeError: x\n[PID: 1] 2026-05-08-03:20:31.8 Some_Name(EE1006): A reason.", "other"),
         ("ERROR EI0019: Failed to enable listening for the host", "not-memory-at-all"),
         ("    raise NotImplementedError\nNotImplementedError", "not-memory-at-all"),
         ("[1.0] python invoked oom-killer: gfp_mask=0x14, order=0", "host-memory"),
