@@ -131,6 +131,12 @@ def test_weights_that_are_no_pickle_are_files_and_what_a_process_received_is_not
             "communicator-resources",
         ),
         ("RuntimeError: x\n[PID: 1] 2026-05-08-03:20:31.8 Some_Name(EE1006): A reason.", "other"),
+        ("ATRACE(1,python3): get platform info failed, drvErr=87.", "not-memory-at-all"),
+        ("rtGetDevMsg failed, reason=[driver error:internal error]\nERROR x", "not-memory-at-all"),
+        (
+            "[ERROR][MoeDistributeDispatchV2] Attr commAlg is invalid, current only support fullmesh_v1",
+            "not-memory-at-all",
+        ),
         ("ERROR EI0019: Failed to enable listening for the host", "not-memory-at-all"),
         ("    raise NotImplementedError\nNotImplementedError", "not-memory-at-all"),
         ("[1.0] python invoked oom-killer: gfp_mask=0x14, order=0", "host-memory"),
