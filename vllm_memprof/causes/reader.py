@@ -71,6 +71,8 @@ class _Start:
     seen: set[str] = field(default_factory=set)
     ready: int = 0  # line at which the server was up; 0: it was not
     ended: bool = False  # it said so
+    #: Process -> lines up to its error whose message stands below the error's name.
+    nameless: dict[str, int] = field(default_factory=dict)
 
     def keep(self, number: int, line: str) -> None:
         line = line.rstrip()[:_MOST_CHARACTERS]
@@ -81,6 +83,13 @@ class _Start:
         quiet = _pattern("quiet").match(line) and not _pattern("error-level").match(line)
         late = self.ended and _pattern("at-exit").search(line)
         self.lines.append(_Line(number, line, bool(quiet or late)))
+        _, process, said = _pattern("head").split(line, 1)
+        at = self.nameless.pop(process, 0) if said.strip() else 0
+        if at and not quiet and "Traceback (" not in said:
+            error = self.lines[at - 1]
+            self.lines[at - 1] = error._replace(text=f"{error.text} {said.strip()}")
+        if _pattern("nameless").search(line):
+            self.nameless[process] = len(self.lines)
 
     def ends_of_processes(self) -> list[int]:
         """Return the lines in which a process says that it is over."""

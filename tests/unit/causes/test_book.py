@@ -81,6 +81,36 @@ def test_a_cause_behind_the_words_that_wrap_it_counts() -> None:
     assert (failure.kind, failure.is_memory) == ("not-memory-at-all", False)
 
 
+def test_a_message_below_the_name_of_its_error_belongs_to_it_in_its_process() -> None:
+    head = "(Worker_TP{} pid={}) ERROR 09-01 00:00:00 [multiproc_executor.py:9]"
+    mine, other = head.format(0, 5), head.format(1, 6)
+    failure = only(
+        f"{mine} RuntimeError: \n{other} WorkerProc hit an exception.\n{mine} \n"
+        f"{mine} aclnnSwiGlu or aclnnSwiGluGetWorkspaceSize not in libopapi.so\n"
+    )
+    assert failure.title == "this chip or release has no such operator"
+    assert failure.evidence[0].line == 1
+    assert failure.evidence[0].text == (
+        f"{mine} RuntimeError: aclnnSwiGlu or aclnnSwiGluGetWorkspaceSize not in libopapi.so"
+    )
+    unknown = only("[rank0]: foo.BarError:\n[rank0]: what is meant\n[rank1]: Traceback (most")
+    assert unknown.title == "failed: foo.BarError: what is meant; not recognised"
+
+
+@pytest.mark.parametrize("below", ["", "INFO 09-01 00:00:00 [x.py:1] up", "Traceback (most recent"])
+def test_no_line_of_something_else_becomes_the_message(below: str) -> None:
+    failure = only(f"foo.BarError:\n{below}\n")
+    assert failure.title == "failed: foo.BarError:; not recognised"
+
+
+def test_weights_that_are_no_pickle_are_files_and_what_a_process_received_is_not() -> None:
+    error = "_pickle.UnpicklingError: invalid load key, 'v'.\n"
+    load = '  File "/v/multiproc_executor.py", line 1, in worker_busy_loop\n'
+    file = '  File "/torch/serialization.py", line 1258, in _legacy_load\n'
+    assert only(load + file + error).title == "the engine does not read the files of this model"
+    assert "received from another" in only(load + error).title
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -93,6 +123,18 @@ def test_a_cause_behind_the_words_that_wrap_it_counts() -> None:
         ),
         (
             "RuntimeError: CUDA error: operation not permitted when stream is capturing",
+            "not-memory-at-all",
+        ),
+        (
+            "RuntimeError: call aclnnX failed, error code is 561000\nEZ9999: Nnopbase fails to invoke "
+            "the HcclAllocComResourceByTiling function of the hccl module. ret = 4",
+            "communicator-resources",
+        ),
+        ("RuntimeError: x\n[PID: 1] 2026-05-08-03:20:31.8 Some_Name(EE1006): A reason.", "other"),
+        ("ATRACE(1,python3): get platform info failed, drvErr=87.", "not-memory-at-all"),
+        ("rtGetDevMsg failed, reason=[driver error:internal error]\nERROR x", "not-memory-at-all"),
+        (
+            "[ERROR][MoeDistributeDispatchV2] Attr commAlg is invalid, current only support fullmesh_v1",
             "not-memory-at-all",
         ),
         ("ERROR EI0019: Failed to enable listening for the host", "not-memory-at-all"),
@@ -525,7 +567,7 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "is 161002\nEZ1001[PID: 1] (EZ1001):  when weight's dtype is [int4], weight's format is "
             "[FRACTAL_NZ], antiquantGroupSize should be 128 or 64",
             "not-memory-at-all",
-            "an operator got input",
+            "the operator does not take quantised weights in groups of this size",
         ),
         (
             "call aclnnInplaceCopy failed, detail:EZ1001: [PID: 1] 8462 and 8192 cannot broadcast.",
