@@ -182,6 +182,15 @@ def test_a_value_is_computed_from_the_message() -> None:
     assert [cure.value for cure in free.cures] == [None, None, "0.07"]
 
 
+def test_a_value_is_computed_from_a_message_of_several_lines() -> None:
+    failure = only(
+        "ValueError: To serve at least one request with the model's max seq len (196608),\n23.25 GiB "
+        "KV cache is needed, which is larger than the available KV cache memory (22.5 GiB).\n"
+        "Based on the available memory, the estimated maximum model length is 190272."
+    )
+    assert (failure.kind, failure.cures[0].value) == ("kv-too-small", "190272")
+
+
 def test_engines_get_their_own_arguments() -> None:
     oom = "RuntimeError: NPU out of memory. Tried to allocate 2.00 MiB"
     cures = {cure.argument: cure.why for cure in only(oom).cures}
@@ -759,6 +768,57 @@ def test_a_buffer_that_is_too_small_is_made_larger(said: str, value: str | None)
             "RuntimeError: Engine core initialization failed. See root cause above.",
             "host-memory",
             "/dev/shm is too small",
+        ),
+        (
+            "RuntimeError: Rank 0 scheduler died during initialization (exit code: -3). If exit code "
+            "is -9 (SIGKILL), a common cause is the OS OOM killer.",
+            "other",
+            "the engine's process died",
+        ),
+        (
+            "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code "
+            "is -9 (SIGKILL), a common cause is the OS OOM killer.",
+            "host-memory",
+            "a process was killed from outside",
+        ),
+        (
+            "[2026-11-20 10:00:00] Received sigquit from a child process.\n"
+            "Exception: Server process exited with code -9. Check server logs for errors.",
+            "other",
+            "the engine's process died",
+        ),
+        (
+            '  File "/opt/sglang/srt/entrypoints/engine.py", line 1, in _wait_for_scheduler_ready\n'
+            "    data = scheduler_pipe_readers[i].recv()\n"
+            '  File "connection.py", line 383, in _recv\n    raise EOFError\nEOFError',
+            "other",
+            "the engine's process died",
+        ),
+        (
+            "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any "
+            "requests. Try: (1) reduce --max-running-requests, (2) increase --mem-fraction-static",
+            "kv-too-small",
+            "the KV cache has fewer blocks",
+        ),
+        (
+            "AssertionError: FlashAttention v3 Backend requires SM>=80 and SM<=90. Please use "
+            "`--attention-backend flashinfer`.",
+            "not-memory-at-all",
+            "the engine refuses a combination",
+        ),
+        (
+            '  File "/opt/sglang/srt/arg_groups/hicache_hook.py", line 117, in handle\n'
+            "    raise ValueError(\n"
+            "ValueError: --hicache-host-memory-fraction must be in (0, 1].",
+            "not-memory-at-all",
+            "the engine refuses a combination",
+        ),
+        (
+            "Process group watchdog thread terminated with exception:\n"
+            "HIP error: operation not permitted on an event last recorded in a capturing stream\n"
+            "scheduler aborts (SIGABRT, exit code -6)",
+            "not-memory-at-all",
+            "an operation that a graph cannot",
         ),
         (
             "CUDA error (/w/hopper/flash_fwd_launch_template.h:188): invalid argument\n"
