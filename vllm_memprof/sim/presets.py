@@ -76,6 +76,8 @@ _DRAFT = {
     "draft_vocab_size": 32000,
 }
 
+#: What sizes a model, by its names in most of configurations.
+_SIZES = "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
 #: A class of a model's configuration that has the fields of config.json and no defaults. A part of
 #: it is of its own type: of an encoder of images, or of that name, or with its fields alone.
 _CONFIGURATION = """\
@@ -253,11 +255,18 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
                 f"{model} has no {', '.join(code)}: generated; a configuration has the fields of "
                 "config.json and no defaults of its own, a processor of images sizes them alike"
             )
+        own = text_config(config)
+        absent = [name for name in _SIZES if name not in own]
+        if len(absent) == 1:
+            stand_ins.append(
+                f"config.json of {model} has no {absent[0]}: the engine takes the default of "
+                "its class, which another model may not have"
+            )
         like = _preset_like(config)
         if not given.keys() & {"--tokenizer", "--skip-tokenizer-init"} and not holds(
             folder, TOKENIZERS
         ):
-            size = text_config(config).get("vocab_size")
+            size = own.get("vocab_size")
             if table := _table_like(like, config) if like else tokenizer_of_size(size):
                 made |= tokenizer_files(table)
             else:

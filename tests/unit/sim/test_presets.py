@@ -413,7 +413,13 @@ def test_own_models_are_never_looked_for_on_a_hub(monkeypatch):
     assert is_preset(resolve_model("memprof/tiny", []))
 
 
-SMALL = {"model_type": "llama", "vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2}
+SMALL = {
+    "model_type": "llama",
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 def model_folder(path, config, **files):
@@ -421,6 +427,15 @@ def model_folder(path, config, **files):
     for name, content in {"config": config, **files}.items():
         (path / f"{name}.json").write_text(json.dumps(content))
     return path
+
+
+def test_a_config_without_a_size_says_that_the_class_has_one(tmp_path):
+    config = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4}
+    folder = model_folder(tmp_path / "mine", {**config, "vocab_size": 500})
+    said = resolve_model(str(folder), []).stand_ins
+    assert said[0].startswith(f"config.json of {folder} has no hidden_size: the engine takes the")
+    whole = model_folder(tmp_path / "whole", {**config, "vocab_size": 500, "hidden_size": 64})
+    assert not any("config.json of" in each for each in resolve_model(str(whole), []).stand_ins)
 
 
 def test_a_folder_without_a_tokenizer_gets_one_elsewhere(tmp_path):
