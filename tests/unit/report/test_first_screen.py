@@ -127,6 +127,8 @@ def test_more_kv_cache_leaves_what_profiling_may_miss() -> None:
     assert budget.unprofiled_bytes is not None
     assert more.left_bytes >= budget.unprofiled_bytes
     assert more_kv_cache(reports_of("graph_tp2")[0].ranks) is None  # it does not fit as it is
+    kv = replace(report.ranks[0].kv, max_num_seqs=8, max_model_len=100, usable_tokens=800)
+    assert more_kv_cache([replace(each, kv=kv) for each in report.ranks]) is None
 
 
 def test_a_headroom_without_a_full_batch_is_estimated() -> None:

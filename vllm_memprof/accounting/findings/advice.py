@@ -13,7 +13,7 @@ from vllm_memprof.accounting.budget.engine_options import share_of
 from vllm_memprof.accounting.budget.equations import divisor_of, form_of
 from vllm_memprof.accounting.budget.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.units import GIB, Amount, either, smallest
+from vllm_memprof.units import GIB, Amount, either, product_or_none, smallest
 
 #: Less KV cache than this is not worth a change.
 _LEAST_GAIN_BYTES = GIB // 10
@@ -96,6 +96,9 @@ def more_kv_cache(ranks: list[RankReport]) -> MoreKvCache | None:
     items = [item for rank in ranks for item in rank.budget.held_at_peak]
     if any(item.name == "held_at_worst" or item.bytes is None for item in items):
         return None  # the engine ran no step of full size, or nothing after its KV plan
+    held = [product_or_none(each.kv.max_num_seqs, each.kv.max_model_len) for each in ranks]
+    if None not in held and held == [each.kv.usable_tokens for each in ranks]:
+        return None  # all requests that may run at once fit at their full length
     rank = min(ranks, key=lambda each: each.budget.headroom_bytes or 0)
     budget, granted = rank.budget, least_granted(ranks)
     headroom = budget.headroom_bytes or 0
