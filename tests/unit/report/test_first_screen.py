@@ -17,7 +17,7 @@ from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.deployment.report import build_deployment
 from vllm_memprof.accounting.findings.advice import more_kv_cache
-from vllm_memprof.accounting.model import RequestRow
+from vllm_memprof.accounting.model import LargestStep, RequestRow
 from vllm_memprof.accounting.owners.peak_owners import SERVING_PEAK, divided_device
 from vllm_memprof.logs.to_record import NoMemoryLines, read_log
 from vllm_memprof.record.cause import Cure, EvidenceLine, NamedFailure
@@ -127,6 +127,11 @@ def test_more_kv_cache_leaves_what_profiling_may_miss() -> None:
     assert budget.unprofiled_bytes is not None
     assert more.left_bytes >= budget.unprofiled_bytes
     assert more_kv_cache(reports_of("graph_tp2")[0].ranks) is None  # it does not fit as it is
+    steps = [LargestStep("prompt-logprobs", "logits of a step", 8192, 8, budget.headroom_bytes)]
+    large = [replace(each, kv=replace(each.kv, steps=steps)) for each in report.ranks]
+    careful = more_kv_cache(large)
+    assert careful is not None
+    assert careful.argument == "--max-logprobs 0 --gpu-memory-utilization 0.966"
     kv = replace(report.ranks[0].kv, max_num_seqs=8, max_model_len=100, usable_tokens=800)
     assert more_kv_cache([replace(each, kv=kv) for each in report.ranks]) is None
 

@@ -114,7 +114,11 @@ def more_kv_cache(ranks: list[RankReport]) -> MoreKvCache | None:
         argument = f"{asked.option} {share:g}"
     if not argument or size < _LEAST_GAIN_BYTES:
         return None
-    return MoreKvCache(argument, size, worth_in_tokens(rank.kv, size), headroom - size)
+    left = headroom - size
+    steps = [step for each in ranks for step in each.kv.steps if (step.bytes or 0) > left]
+    if any(step.name == "prompt-logprobs" for step in steps):  # then none may be asked for
+        argument = f"--max-logprobs 0 {argument}"
+    return MoreKvCache(argument, size, worth_in_tokens(rank.kv, size), left)
 
 
 def keep_apart(rank: RankReport) -> dict[str, object]:

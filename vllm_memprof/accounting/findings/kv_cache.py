@@ -126,14 +126,14 @@ def step_not_profiled(rank: RankReport, _: Context) -> Iterator[Found]:
     if steps and margin is not None:
         size = max(each.bytes or 0 for each in steps)
         short = room is not None and room < size
-        names = {each.name for each in steps}
+        logprobs = any(each.name == "prompt-logprobs" for each in steps)
         figures = {
             "steps": join(
                 "; ", [text("{title}: {largest:,} against {profiled:,}", each) for each in steps]
             ),
             "room": room,
-            "short": short,
-            "logprobs": short and "prompt-logprobs" in names,
+            "short": short and not logprobs,
+            "logprobs": short and logprobs,
         }
         yield Found(size, figures, WARNING if short else None)
 
