@@ -255,8 +255,8 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
                 f"{model} has no {', '.join(code)}: generated; a configuration has the fields of "
                 "config.json and no defaults of its own, a processor of images sizes them alike"
             )
-        own = text_config(config)
-        absent = [name for name in _SIZES if name not in own]
+        sizes = text_config(config)
+        absent = [name for name in _SIZES if name not in sizes]
         if len(absent) == 1:
             stand_ins.append(
                 f"config.json of {model} has no {absent[0]}: the engine takes the default of "
@@ -266,7 +266,7 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
         if not given.keys() & {"--tokenizer", "--skip-tokenizer-init"} and not holds(
             folder, TOKENIZERS
         ):
-            size = own.get("vocab_size")
+            size = sizes.get("vocab_size")
             if table := _table_like(like, config) if like else tokenizer_of_size(size):
                 made |= tokenizer_files(table)
             else:
