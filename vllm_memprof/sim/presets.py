@@ -230,7 +230,9 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
             folder = generate_model(preset)
             if named and "--quantization" not in given:
                 quantized, dummy = True, [*dummy, "--quantization", method]
-            stand_ins += [f"{preset.name}: {preset.note}"] if preset.note else []
+            # what begins with bfloat16 is said of the model that is not quantized
+            if preset.note and not (quantized and preset.note.startswith("bfloat16")):
+                stand_ins.append(f"{preset.name}: {preset.note}")
             if model.lower() not in map(str.lower, preset.names):
                 stand_ins.append(f"{model} is not on this machine: {preset.name} by its name")
     if folder is None:

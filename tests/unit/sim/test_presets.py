@@ -607,3 +607,11 @@ def test_a_w4a8_model_has_its_routed_experts_in_four_bits(name, draft, kind):
     assert {kind for name, kind in experts.items() if name not in drafts} == {"W4A8_DYNAMIC"}
     assert types["model.layers.3.mlp.shared_experts.up_proj.weight"] == "W8A8_DYNAMIC"
     assert types["model.layers.3.self_attn.o_proj.weight"] == "W8A8"
+
+
+def test_a_quantized_model_has_no_note_about_bfloat16():
+    def notes(*args):
+        return resolve_model("deepseek-ai/DeepSeek-R1", [*args]).stand_ins
+
+    assert any("bfloat16" in each for each in notes())
+    assert not any("bfloat16" in each for each in notes("--quantization", "ascend"))
