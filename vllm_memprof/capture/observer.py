@@ -147,6 +147,8 @@ class _Observed(Call):
             failure.read(self.observer.recorder, error)
         if self.hook.leave is not None:
             self.observer.run(self.hook.leave, self)
+        if self.hook.done is not None and error is None:
+            self.observer.run(self.hook.done, self)
 
 
 def start(run_dir: Path, engine: str) -> Recorder:
