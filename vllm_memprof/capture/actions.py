@@ -117,13 +117,7 @@ def leave_profile_run(recorder: Recorder, call: Call) -> None:
 
 
 def keep_profile_result(recorder: Recorder, call: Call) -> None:
-    if recorder.is_open("profile_run"):
-        recorder.profile_result = call.subject
-
-
-def begin_mm_profile(recorder: Recorder, call: Call) -> None:
-    if recorder.is_open("profile_run"):
-        begin_phase(recorder, call)
+    recorder.profile_result = call.subject
 
 
 def leave_mm_batch(recorder: Recorder, call: Call) -> None:
@@ -196,7 +190,7 @@ def keep_captured_bytes(recorder: Recorder, call: Call) -> None:
 def keep_weights(recorder: Recorder, call: Call) -> None:
     """Keep the bytes that the engine measured around the loading of its model."""
     weights = reach(call.subject, "consumed_memory")
-    if isinstance(weights, int) and recorder.is_open("weight_load"):
+    if isinstance(weights, int):
         recorder.figures["weights_bytes"] = weights
 
 

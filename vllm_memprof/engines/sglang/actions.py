@@ -176,14 +176,12 @@ def begin_sizing(recorder: Recorder, call: Call) -> None:
 
 def keep_available(recorder: Recorder, call: Call) -> None:
     """Keep what the engine reads as free while it sizes the KV cache, the least of all ranks."""
-    if recorder.is_open("kv_cache_sizing"):
-        recorder.figures["least_free_after_load_bytes"] = _bytes(call.result)
+    recorder.figures["least_free_after_load_bytes"] = _bytes(call.result)
 
 
 def keep_reservation(recorder: Recorder, call: Call) -> None:
-    if recorder.is_open("kv_cache_sizing"):
-        recorder.figures["mm_reserved_bytes"] = _bytes(call.result) or None
-        kept(recorder).mm_pools = call.kwargs.get("mm_feature_transport") in _TRANSPORT_POOLS
+    recorder.figures["mm_reserved_bytes"] = _bytes(call.result) or None
+    kept(recorder).mm_pools = call.kwargs.get("mm_feature_transport") in _TRANSPORT_POOLS
 
 
 def keep_embedding_limit(recorder: Recorder, call: Call) -> None:
@@ -321,11 +319,6 @@ def _connectors(server_args: object) -> list[Fields]:
         if there
         for row in described({"kv_connector": name, "kv_role": mode, EXTRA: given})
     ]
-
-
-def begin_request_pool(recorder: Recorder, call: Call) -> None:
-    if recorder.is_open("kv_cache_alloc"):
-        begin_phase(recorder, call)
 
 
 def begin_graph_capture(recorder: Recorder, call: Call) -> None:

@@ -88,8 +88,7 @@ def leave_request(recorder: Recorder, call: Call) -> None:
 
 def begin_stage(recorder: Recorder, call: Call) -> None:
     """Open the phase with the name of the stage."""
-    if recorder.is_open("request"):
-        begin_phase(recorder, call, {"name": type(call.subject).__name__})
+    begin_phase(recorder, call, {"name": type(call.subject).__name__})
 
 
 def leave_event_loop(recorder: Recorder, call: Call) -> None:
