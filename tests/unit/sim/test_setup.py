@@ -215,7 +215,7 @@ def test_other_sources_of_the_device_ask_for_a_setup(prefix, monkeypatch):
     monkeypatch.setattr(runtime, "LAYOUT", runtime.LAYOUT + 1)
     assert runtime.stack_state(load_stack(), prefix) == "outdated"
     with pytest.raises(SetupError, match="needs an update") as caught:
-        runtime.prepare_runtime("910b", None, prefix)
+        runtime.prepare_runtime("910b")
     assert caught.value.hint == "memprof sim setup --stack vllm-ascend-0.23.0"
 
 
