@@ -97,14 +97,12 @@ def begin_load_model(recorder: Recorder, call: Call) -> None:
 
 
 def leave_load_model(recorder: Recorder, call: Call) -> None:
-    end_phase(recorder, call)
-    if call.error is None:
-        runner = reach(call.subject, "model_runner")
-        recorder.hooks.bind_instance(runner)
-        figures.read_worker(recorder, call.subject)
-        recorder.emit_figures("load_model")
-        weights.tell(recorder, call.subject, call.kept or ())
-        recorder.hooks.bind_model(runner)
+    runner = reach(call.subject, "model_runner")
+    recorder.hooks.bind_instance(runner)
+    figures.read_worker(recorder, call.subject)
+    recorder.emit_figures("load_model")
+    weights.tell(recorder, call.subject, call.kept or ())
+    recorder.hooks.bind_model(runner)
 
 
 def leave_profile_run(recorder: Recorder, call: Call) -> None:
@@ -119,13 +117,7 @@ def leave_profile_run(recorder: Recorder, call: Call) -> None:
 
 
 def keep_profile_result(recorder: Recorder, call: Call) -> None:
-    if recorder.is_open("profile_run"):
-        recorder.profile_result = call.subject
-
-
-def begin_mm_profile(recorder: Recorder, call: Call) -> None:
-    if recorder.is_open("profile_run"):
-        begin_phase(recorder, call)
+    recorder.profile_result = call.subject
 
 
 def leave_mm_batch(recorder: Recorder, call: Call) -> None:
@@ -133,7 +125,7 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
     opened, runner = recorder.opened("mm_profile"), call.subject
     modality, items = call.argument("modality"), call.argument("max_items_per_batch", 2)
     known = isinstance(modality, str) and isinstance(items, int)
-    if opened is None or call.error is not None or not known:
+    if opened is None or not known:
         return
     budget = reach(runner, "mm_budget")
     tokens = reach(budget, "mm_max_toks_per_item") or reach(budget, "max_tokens_by_modality")
@@ -159,13 +151,11 @@ def stop_mm_profile(recorder: Recorder, call: Call) -> None:
 
 
 def leave_kv_alloc(recorder: Recorder, call: Call) -> None:
-    """End kv_cache_alloc; keep what the storages of the caches take."""
-    end_phase(recorder, call)
-    if call.error is None:
-        caches = reach(call.subject, "model_runner.kv_caches")
-        found = {at: tensor.untyped_storage().nbytes() for _, at, tensor in storages_of(caches)}
-        recorder.figures["kv_storage_bytes"] = sum(found.values()) or None
-        recorder.emit_figures("initialize_from_config")
+    """Keep what the storages of the caches take."""
+    caches = reach(call.subject, "model_runner.kv_caches")
+    found = {at: tensor.untyped_storage().nbytes() for _, at, tensor in storages_of(caches)}
+    recorder.figures["kv_storage_bytes"] = sum(found.values()) or None
+    recorder.emit_figures("initialize_from_config")
 
 
 def begin_graph_capture(recorder: Recorder, call: Call) -> None:
@@ -200,14 +190,11 @@ def keep_captured_bytes(recorder: Recorder, call: Call) -> None:
 def keep_weights(recorder: Recorder, call: Call) -> None:
     """Keep the bytes that the engine measured around the loading of its model."""
     weights = reach(call.subject, "consumed_memory")
-    if call.error is None and isinstance(weights, int) and recorder.is_open("weight_load"):
+    if isinstance(weights, int):
         recorder.figures["weights_bytes"] = weights
 
 
 def leave_warm_up(recorder: Recorder, call: Call) -> None:
-    end_phase(recorder, call)
-    if call.error is not None:
-        return
     figures.read_worker(recorder, call.subject)
     recorder.emit_figures("compile_or_warm_up_model")
     recorder.serving = True
@@ -234,7 +221,7 @@ def fold_peak(recorder: Recorder, call: Call) -> None:
 def leave_device_ready(recorder: Recorder, call: Call) -> None:
     """Classes are final and ranks are known: identity, second binding pass, first self-check."""
     worker = reach(call.subject, "worker")
-    if call.error is not None or worker is None:
+    if worker is None:
         return
     recorder.worker = weakref.ref(worker)
     identity.tell_worker(recorder, worker)
@@ -247,8 +234,6 @@ def leave_device_ready(recorder: Recorder, call: Call) -> None:
 
 
 def leave_kv_plan(recorder: Recorder, call: Call) -> None:
-    if call.error is not None:
-        return
     config, available = call.argument("vllm_config", 0), call.argument("available_memory", 2)
     recorder.emit("kv_plan", **kv_plan.describe(config, available, call.result))
     if recorder.stop_after == "kv_plan":
@@ -263,8 +248,7 @@ def leave_kv_caches(recorder: Recorder, call: Call) -> None:
 
 
 def announce_model(recorder: Recorder, call: Call) -> None:
-    if call.error is None:
-        model_is_ready(recorder, reach(call.subject, "scheduler"))
+    model_is_ready(recorder, reach(call.subject, "scheduler"))
 
 
 def model_is_ready(recorder: Recorder, scheduler: object) -> None:
@@ -285,7 +269,6 @@ def end_core(recorder: Recorder, call: Call) -> None:
 
 
 def announce_server(recorder: Recorder, call: Call) -> None:
-    if call.error is None:
-        recorder.roles.add("api")
-        recorder.emit("ready", what="server")
-        recorder.hooks.self_check("end")
+    recorder.roles.add("api")
+    recorder.emit("ready", what="server")
+    recorder.hooks.self_check("end")

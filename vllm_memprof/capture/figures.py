@@ -55,7 +55,7 @@ def enter_startup_plan(recorder: Recorder, call: Call) -> None:
 
 def leave_startup_plan(recorder: Recorder, call: Call) -> None:
     """Keep the size that a plan of an earlier start has put in the place of profiling."""
-    if call.error is None and call.kept is None:
+    if call.kept is None:
         recorder.figures["startup_plan_bytes"] = reach(call.subject, _FIXED_SIZE)
 
 
@@ -79,7 +79,7 @@ def leave_multi_group(recorder: Recorder, call: Call) -> None:
 def leave_planner(recorder: Recorder, call: Call) -> None:
     """Keep what a planner of blocks was given and returned, where that is not the same."""
     given = next((value for value in (*call.args[1:], *call.kwargs.values())), None)
-    if call.error is not None or given is None or int(given) == int(call.result):
+    if given is None or int(given) == int(call.result):
         return
     if recorder.figures["kv_planner_input_bytes"] is None:  # the first of several
         recorder.figures["kv_planner_input_bytes"] = int(given)

@@ -85,6 +85,8 @@ class Hook:
     targets: tuple[str, ...]
     enter: Half | None = None  # run before the engine's call
     leave: Half | None = None  # run after it, also when it raised
+    done: Half | None = None  # run after that, only when it did not raise
+    within: str | None = None  # phase outside which no half is run
     need: Need = "required"
     #: worker | engine_core | api | detokenizer: in which process it is expected to bind
     role: str = "worker"

@@ -63,9 +63,11 @@ class Observer(Binder):
 
         return memprof_wrapper
 
-    def run(self, half: Half, call: Call) -> None:
+    def run(self, half: Half | None, call: Call) -> None:
         """Run one half of a row; if it fails, record that once and never run this row again."""
-        if call.hook.id in self.failed:
+        if half is None or call.hook.id in self.failed:
+            return
+        if call.hook.within is not None and not self.recorder.is_open(call.hook.within):
             return
         try:
             half(self.recorder, call)
@@ -137,16 +139,16 @@ class _Observed(Call):
         self.observer.calls[hook.id] += 1
         if hook.becomes:
             self.observer.recorder.roles.add(hook.role)
-        if hook.enter is not None:
-            self.observer.run(hook.enter, self)
+        self.observer.run(hook.enter, self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self.error = error
             failure.read(self.observer.recorder, error)
-        if self.hook.leave is not None:
-            self.observer.run(self.hook.leave, self)
+        self.observer.run(self.hook.leave, self)
+        if error is None:
+            self.observer.run(self.hook.done, self)
 
 
 def start(run_dir: Path, engine: str) -> Recorder:

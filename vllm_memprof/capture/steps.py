@@ -61,8 +61,7 @@ def enter_merge(recorder: Recorder, call: Call) -> None:
 
 
 def leave_core_step(recorder: Recorder, call: Call) -> None:
-    if call.error is None:
-        recorder.sampler.core.stepped(call.subject.scheduler)
+    recorder.sampler.core.stepped(call.subject.scheduler)
 
 
 def enter_add_request(recorder: Recorder, call: Call) -> None:
@@ -75,8 +74,7 @@ def enter_free_request(recorder: Recorder, call: Call) -> None:
 
 
 def leave_ready(recorder: Recorder, call: Call) -> None:
-    if call.error is None:
-        start_thread(recorder)
+    start_thread(recorder)
 
 
 def start_thread(recorder: Recorder) -> None:

@@ -47,7 +47,7 @@ def leave_register(recorder: Recorder, call: Call) -> None:
 
 def leave_register_memory(recorder: Recorder, call: Call) -> None:
     size = call.argument("capacity", 2, call.argument("length", 2))
-    if call.error is None and call.result == 0:
+    if call.result == 0:
         recorder.registered_bytes += sum(size) if isinstance(size, (list, tuple)) else size
 
 

@@ -41,6 +41,7 @@ from vllm_memprof.text import text
 #: The inode of the initial pid namespace: that of the host, whose numbers the driver lists.
 #: (Linux, include/linux/proc_ns.h: PROC_PID_INIT_INO)
 _INITIAL_NAMESPACE = 0xEFFFFFFC
+_OWN_NAMESPACE = "/proc/self/ns/pid"
 _ENGINES = {row.process_title: row.name for row in ENGINES.values() if row.process_title}
 _TITLE = re.compile(rf"^({'|'.join(_ENGINES)})::(\S+)")
 #: Roles of processes that an engine's launcher starts, and that are nothing without it.
@@ -55,7 +56,7 @@ _CLOCK_SLACK_S = 5.0  # the time of boot is known to a second, and clocks are ad
 _MOST_WORDS = 64  # of a command line that are kept
 
 
-def numbers_of_the_driver(simulated: bool, own: Path = Path("/proc/self/ns/pid")) -> str:
+def numbers_of_the_driver(simulated: bool) -> str:
     """Return whose process numbers a driver's list has, as seen from this process.
 
     An NPU's driver lists the host's. A simulated device lists processes that its shim has found
@@ -64,7 +65,7 @@ def numbers_of_the_driver(simulated: bool, own: Path = Path("/proc/self/ns/pid")
     if simulated:
         return OWN_NUMBERS
     try:
-        inode = int(re.sub(r"\D", "", os.readlink(own)))
+        inode = int(re.sub(r"\D", "", os.readlink(_OWN_NAMESPACE)))
     except (OSError, ValueError):
         return UNKNOWN_NUMBERS
     return OWN_NUMBERS if inode == _INITIAL_NAMESPACE else HOST_NUMBERS

@@ -198,14 +198,14 @@ def check_devices(dev: Path = Path("/dev")) -> list[DoctorCheck]:
     nodes = [*npus, *(dev / name for name in _NPU_FILES)] if npus else []
     closed = [node.name for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     checks = []
-    for kind, files, todo in (
-        ("npu", npus, None),
-        ("cuda", sorted(dev.glob("nvidia[0-9]*")), ""),
+    for kind, files, shut, todo in (
+        ("npu", npus, closed, None),
+        ("cuda", sorted(dev.glob("nvidia[0-9]*")), [], ""),
     ):
         found = f"{len(files)} device(s): {', '.join(path.name for path in files[:8])}"
-        if kind == "npu" and closed:
-            found += f"; not accessible: {', '.join(closed[:4])}"
-        good = bool(files) and not (kind == "npu" and closed)
+        if shut:
+            found += f"; not accessible: {', '.join(shut[:4])}"
+        good = bool(files) and not shut
         state = WARNING if files else INFO
         checks.append(_judged(kind, good, found if files else "none in /dev", state, todo))
     return checks

@@ -21,9 +21,9 @@ FILE_MODE = 0o600
 DEFAULT_PARENT = Path("reports")
 
 
-def default_run_dir(model: str, now: time.struct_time | None = None) -> Path:
+def default_run_dir(model: str) -> Path:
     """Return ``reports/<time>-<model>``: local time, the model's last path component."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
+    stamp = time.strftime("%Y%m%d-%H%M%S")
     return DEFAULT_PARENT / f"{stamp}-{model_part(model, 80)}"
 
 

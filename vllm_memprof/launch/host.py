@@ -32,7 +32,7 @@ class HostWatch:
         again: read the processes again while the engine serves.
     """
 
-    def __init__(self, record: HostRecord, seen: dict[int, Seen], again: bool = False) -> None:
+    def __init__(self, record: HostRecord, seen: dict[int, Seen], again: bool) -> None:
         self._seen = seen
         self._record, self._first, self._start_s = record, in_use(), time.monotonic()
         self._again, self._next_s = again, math.inf

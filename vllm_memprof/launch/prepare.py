@@ -148,11 +148,7 @@ def can_fork(request: LaunchRequest, row: EngineRow, version: str | None) -> boo
     return seen and row.warm_since is not None and at_least(version, row.warm_since)
 
 
-def require_device(
-    device: DeviceChoice,
-    stack: str | None = None,
-    files: Mapping[str, tuple[str, ...]] = DEVICE_FILES,
-) -> None:
+def require_device(device: DeviceChoice, stack: str | None = None) -> None:
     """Refuse a real device that is not there, before the engine's slow start.
 
     Raises:
@@ -162,7 +158,7 @@ def require_device(
     if stack is not None:
         hint = "add --device sim:910b, or leave --stack out"
         raise UsageError("--stack names a simulated stack", hint)
-    wanted = files.get(device.kind, ())
+    wanted = DEVICE_FILES.get(device.kind, ())
     if wanted and not any(map(os.path.exists, wanted)):
         raise LaunchError(
             f"--device {device.kind}: this machine has none of {', '.join(wanted)}",

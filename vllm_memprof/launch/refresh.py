@@ -17,6 +17,11 @@ from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress, RankBudget
 from vllm_memprof.launch.watch import OWN_CHILDREN
 
+#: Seconds until the first one and between two, at least.
+_EVERY_S = 120.0
+#: Of the seconds that one took, until the next, at least.
+_REST = 30.0
+
 
 class Refresher(View):
     """Gives the state of a run newer figures of the ranks, in the thread that updates this view.
@@ -24,19 +29,10 @@ class Refresher(View):
     Args:
         command: prints a report as JSON.
         read: makes the figures of what it printed.
-        every_s: seconds until the first one and between two, at least.
-        rest: of the seconds that one took, until the next, at least.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        read: Callable[[bytes], list[RankBudget]],
-        every_s: float = 120.0,
-        rest: float = 30.0,
-    ) -> None:
+    def __init__(self, command: Sequence[str], read: Callable[[bytes], list[RankBudget]]) -> None:
         self._command, self._read = list(command), read
-        self._every_s, self._rest = every_s, rest
         self._found: list[RankBudget] | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._closed = threading.Event()
@@ -57,7 +53,7 @@ class Refresher(View):
             self._thread.join(2.0)
 
     def _run(self) -> None:
-        rest_s = self._every_s
+        rest_s = _EVERY_S
         while not self._closed.wait(rest_s):
             began_s = time.monotonic()
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -77,4 +73,4 @@ class Refresher(View):
                 finally:
                     OWN_CHILDREN.discard(pid)
                 self._found = self._read(printed if self._child.returncode == 0 else b"")
-            rest_s = max(self._every_s, self._rest * (time.monotonic() - began_s))
+            rest_s = max(_EVERY_S, _REST * (time.monotonic() - began_s))

@@ -142,9 +142,10 @@ def start(
     name = name_of([command[0], *options, driver], imported)
     request = {"arguments": arguments, "env": dict(env), "folder": os.getcwd()}
     with contextlib.suppress(OSError):
-        connection = _connect(name) or _begin(name, command[0], options, driver, imported)
-        if connection is None:
-            return None
+        try:
+            connection = _connect(name)
+        except ConnectionRefusedError:
+            connection = _begin(name, command[0], options, driver, imported)
         child, until_s = WarmChild(name, connection), time.monotonic() + _START_S
         with contextlib.ExitStack() as stack:
             stack.callback(connection.close)
@@ -196,22 +197,16 @@ def list_warm() -> list[WarmProcess]:
     }
     processes = []
     for name in sorted(names):
-        with contextlib.suppress(OSError):
-            connection = _connect(name)
-            if connection is not None:
-                with connection:
-                    processes.append(WarmProcess(name, peer_of(connection).pid))
+        with contextlib.suppress(OSError), _connect(name) as connection:
+            processes.append(WarmProcess(name, peer_of(connection).pid))
     return processes
 
 
 def stop(name: str) -> bool:
     """Ask a warm process to end once its plans have ended; return whether it was there."""
-    with contextlib.suppress(OSError):
-        connection = _connect(name)
-        if connection is not None:
-            with connection:
-                connection.sendall(b'{"stop": true}\n')
-                return True
+    with contextlib.suppress(OSError), _connect(name) as connection:
+        connection.sendall(b'{"stop": true}\n')
+        return True
     return False
 
 
@@ -225,27 +220,27 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
     return sys.platform == "linux" and environ.get(ENV_NO_WARM, "0") in ("", "0")
 
 
-def _connect(name: str) -> socket.socket | None:
-    """Return a connection to a warm process of this user; None where there is none.
+def _connect(name: str) -> socket.socket:
+    """Return a connection to a warm process of this user.
 
     Raises:
-        OSError: there is one, and it cannot be reached, or another user has taken its name.
+        ConnectionRefusedError: nobody has this name.
+        OSError: it cannot be reached, or another user has taken its name.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(f"\0{name}")
-    except ConnectionRefusedError:  # nobody has this name
+        if peer_of(connection).uid != os.getuid():
+            raise PermissionError(f"{name} belongs to another user")
+    except OSError:
         connection.close()
-        return None
-    if peer_of(connection).uid != os.getuid():
-        connection.close()
-        raise PermissionError(f"{name} belongs to another user")
+        raise
     return connection
 
 
 def _begin(
     name: str, python: str, options: Sequence[str], driver: str, env: Mapping[str, str]
-) -> socket.socket | None:
+) -> socket.socket:
     """Start a warm process, and return a connection to it.
 
     The socket listens before the process is there: who connects meanwhile waits.

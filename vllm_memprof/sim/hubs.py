@@ -37,8 +37,8 @@ def cached_models(like: str = "models--*") -> list[Path]:
     return [*hub.glob(like)]
 
 
-def hub_answers(model: str, timeout_s: float = HUB_TIMEOUT_S) -> bool:
-    """Return whether the hub answers in ``timeout_s`` seconds that it has the configuration.
+def hub_answers(model: str) -> bool:
+    """Return whether the hub answers within ``HUB_TIMEOUT_S`` that it has the configuration.
 
     It is not asked where the environment forbids it, nor for what is no name of a hub. The question
     runs in a thread of its own: name resolution knows no time limit.
@@ -53,14 +53,14 @@ def hub_answers(model: str, timeout_s: float = HUB_TIMEOUT_S) -> bool:
 
     def ask() -> None:
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            with urllib.request.urlopen(request, timeout=HUB_TIMEOUT_S) as response:
                 answers.append(response.status)
         except (OSError, ValueError):
             pass
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    thread.join(HUB_TIMEOUT_S)
     return answers == [200]
 
 

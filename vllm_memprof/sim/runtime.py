@@ -70,9 +70,7 @@ class SimRuntime:
     notes: tuple[str, ...]  # on what differs from an engine on such a device
 
 
-def prepare_runtime(
-    profile: str, stack: str | None = None, prefix: Path | None = None
-) -> SimRuntime:
+def prepare_runtime(profile: str, stack: str | None = None) -> SimRuntime:
     """Return the runtime for a profile on a stack.
 
     Raises:
@@ -81,7 +79,7 @@ def prepare_runtime(
     """
     device = load_profile(profile)
     chosen = load_stack(stack)
-    folder = prefix or default_prefix(chosen.name)
+    folder = default_prefix(chosen.name)
     state = stack_state(chosen, folder)
     if state != "ready":
         why = {"absent": "is not set up", "incomplete": "is not completely set up"}

@@ -121,9 +121,6 @@ def print_nothing(line: str) -> None:
     """Take a line that nobody wants to see."""
 
 
-RunCommand = Callable[[list[str], dict[str, str], Callable[[str], None]], int]
-
-
 class SetupProgress:
     """Receives the progress of a setup, and shows nothing. The command line shows it."""
 
@@ -149,11 +146,10 @@ class SetupResult:
 
 
 def setup_stack(
-    name: str | None = None,
-    prefix: Path | None = None,
+    name: str | None,
+    prefix: Path | None,
     progress: SetupProgress | None = None,
     force: bool = False,
-    run: RunCommand | None = None,
     offline: Path | None = None,
 ) -> SetupResult:
     """Make a stack ready to run, or find it ready.
@@ -163,7 +159,6 @@ def setup_stack(
         prefix: folder of the environment; default: in the user's cache directory.
         progress: told what happens.
         force: build the device and verify also where everything is there.
-        run: runs a command and hands on its lines; for tests.
         offline: folder with all files of the stack; no index is asked.
 
     Raises:
@@ -182,7 +177,7 @@ def setup_stack(
 
     if not force and stack_state(stack, folder) == "ready":
         return result(changed=False)
-    job = _Setup(stack, folder, progress, run, offline)
+    job = _Setup(stack, folder, progress, offline)
     try:
         with _locked(folder, job.progress):
             if not force and stack_state(stack, folder) == "ready":
@@ -206,8 +201,7 @@ def setup_stack(
 def add_extra(
     result: SetupResult,
     name: str,
-    progress: SetupProgress | None = None,
-    run: RunCommand | None = None,
+    progress: SetupProgress | None,
     offline: Path | None = None,
 ) -> bool:
     """Install packages beside those of a stack that is set up.
@@ -216,7 +210,7 @@ def add_extra(
         result: of ``setup_stack``.
         name: of ``data/extras``.
         progress: told what happens.
-        run, offline: see ``setup_stack``.
+        offline: see ``setup_stack``.
 
     Returns:
         False: they were there.
@@ -226,7 +220,7 @@ def add_extra(
         SetupError: pip failed.
     """
     chunks = load_extra(name)
-    job = _Setup(result.stack, result.prefix, progress, run, offline)
+    job = _Setup(result.stack, result.prefix, progress, offline)
     missing = any(missing_pins(chunk.pins, job.site_packages) for chunk in chunks)
     if missing:
         with _locked(result.prefix, job.progress):
@@ -237,10 +231,9 @@ def add_extra(
 def download_stack(
     name: str | None,
     folder: Path,
-    machine: str | None = None,
+    machine: str | None,
     extras: Iterable[str] = (),
     progress: SetupProgress | None = None,
-    run: RunCommand | None = None,
 ) -> int:
     """Fill a folder with all files that a setup without a network needs.
 
@@ -250,7 +243,6 @@ def download_stack(
         machine: of ``MACHINES``, on which the setup will be; default: as this one.
         extras: of ``data/extras``, packages beside.
         progress: told what happens.
-        run: see ``setup_stack``.
 
     Returns:
         The bytes in it.
@@ -264,7 +256,7 @@ def download_stack(
         raise UsageError(f"no stack runs on {machine}", f"--machine {' or '.join(MACHINES)}")
     chunks = [*stack.chunks, *(chunk for extra in extras for chunk in load_extra(extra))]
     with tempfile.TemporaryDirectory(prefix="memprof-download-") as work:
-        job = _Setup(stack, Path(work) / "venv", progress, run)
+        job = _Setup(stack, Path(work) / "venv", progress)
         job.command = f"memprof sim setup --stack {stack.name} --download {folder}"
         steps: list[Step] = [(f"virtual environment, Python {stack.python}", job.make_venv)]
         for chunk in chunks:
@@ -288,14 +280,13 @@ class _Setup:
         stack: Stack,
         prefix: Path,
         progress: SetupProgress | None,
-        run: RunCommand | None,
         offline: Path | None = None,
     ) -> None:
         self.stack = stack
         self.prefix = prefix
         self.command = setup_command(stack, prefix)
         self.progress = progress or SetupProgress()
-        self.run = run or run_command
+        self.run = run_command
         self.index = ["--no-index", "--find-links", str(offline.absolute())] if offline else []
         self.python = prefix / "bin/python"
         self.site_packages = prefix / f"lib/python{stack.python}/site-packages"

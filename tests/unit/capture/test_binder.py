@@ -207,7 +207,7 @@ def test_the_table_is_consistent() -> None:
 
     assert len({hook.id for hook in HOOKS}) == len(HOOKS)
     for hook in HOOKS:
-        assert hook.enter or hook.leave or hook.becomes
+        assert hook.enter or hook.leave or hook.done or hook.becomes
         assert hook.phase is None or hook.phase in PHASES
         assert hook.role in ROLES
         assert hook.need in get_args(Need)

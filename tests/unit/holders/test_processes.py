@@ -123,13 +123,15 @@ def test_a_number_of_another_namespace_is_never_looked_up(numbers: str) -> None:
     assert "host" in (row.why or "")
 
 
-def test_whose_numbers_the_driver_lists(tmp_path: Path) -> None:
+def test_whose_numbers_the_driver_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for inode, numbers in ((4026531836, OWN_NUMBERS), (4026532501, HOST_NUMBERS)):
         link = tmp_path / str(inode)
         link.symlink_to(f"pid:[{inode}]")
-        assert numbers_of_the_driver(False, link) == numbers
-    assert numbers_of_the_driver(False, tmp_path / "missing") == UNKNOWN_NUMBERS
-    assert numbers_of_the_driver(True, tmp_path / "missing") == OWN_NUMBERS
+        monkeypatch.setattr(processes, "_OWN_NAMESPACE", link)
+        assert numbers_of_the_driver(False) == numbers
+    monkeypatch.setattr(processes, "_OWN_NAMESPACE", tmp_path / "missing")
+    assert numbers_of_the_driver(False) == UNKNOWN_NUMBERS
+    assert numbers_of_the_driver(True) == OWN_NUMBERS
 
 
 def test_a_worker_is_left_behind_when_its_launcher_is_killed(

@@ -11,7 +11,7 @@ import pytest
 
 from vllm_memprof.engines.driver import Options
 from vllm_memprof.errors import LaunchError, UsageError
-from vllm_memprof.launch import interpreter
+from vllm_memprof.launch import folder, interpreter, prepare
 from vllm_memprof.launch.engine import build_command, build_env
 from vllm_memprof.launch.folder import create_run_dir, default_run_dir, write_run_info
 from vllm_memprof.launch.interpreter import (
@@ -121,11 +121,14 @@ def test_allow_list_of_plugins_is_extended(tmp_path, given, expected):
     assert build_env({"VLLM_PLUGINS": given}, tmp_path, "serve", {})["VLLM_PLUGINS"] == expected
 
 
-def test_default_run_dir_is_named_after_time_and_model():
+def test_default_run_dir_is_named_after_time_and_model(monkeypatch):
     now = time.struct_time((2026, 11, 21, 2, 33, 9, 0, 0, 0))
-    assert default_run_dir("Qwen/Qwen3-14B", now) == Path("reports/20261121-023309-Qwen3-14B")
-    assert default_run_dir("/models/a b:c/", now).name == "20261121-023309-a-b-c"
-    assert default_run_dir("..", now).name == "20261121-023309-model"
+    monkeypatch.setattr(
+        folder.time, "strftime", lambda form, strftime=time.strftime: strftime(form, now)
+    )
+    assert default_run_dir("Qwen/Qwen3-14B") == Path("reports/20261121-023309-Qwen3-14B")
+    assert default_run_dir("/models/a b:c/").name == "20261121-023309-a-b-c"
+    assert default_run_dir("..").name == "20261121-023309-model"
 
 
 def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
@@ -196,13 +199,13 @@ def test_impossible_requests(wrong):
         LaunchRequest("offline", "m", **wrong)
 
 
-def test_a_device_that_is_not_there(tmp_path):
-    files = {"npu": (str(tmp_path / "davinci0"),)}
+def test_a_device_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(prepare.DEVICE_FILES, "npu", (str(tmp_path / "davinci0"),))
     with pytest.raises(LaunchError, match="this machine has none of"):
-        require_device(DeviceChoice("npu"), files=files)
-    require_device(DeviceChoice("auto"), files=files)
+        require_device(DeviceChoice("npu"))
+    require_device(DeviceChoice("auto"))
     (tmp_path / "davinci0").touch()
-    require_device(DeviceChoice("npu"), files=files)
+    require_device(DeviceChoice("npu"))
 
 
 @pytest.mark.parametrize(

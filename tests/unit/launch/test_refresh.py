@@ -10,9 +10,16 @@ import psutil
 import pytest
 
 from tests.unit.launch.test_status import budgets, served
+from vllm_memprof.launch import refresh
 from vllm_memprof.launch.progress import EngineProgress, RankBudget
 from vllm_memprof.launch.refresh import Refresher
 from vllm_memprof.launch.watch import OWN_CHILDREN, ProcessWatch
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refresh, "_EVERY_S", 0.05)
+    monkeypatch.setattr(refresh, "_REST", 0)
 
 
 def serving() -> EngineProgress:
@@ -35,7 +42,7 @@ def test_the_state_gets_what_the_process_printed_in_the_thread_that_updates() ->
         printed.append(text)
         return budgets(7)
 
-    refresher = Refresher([sys.executable, "-c", "print('a report')"], read, every_s=0.05, rest=0)
+    refresher = Refresher([sys.executable, "-c", "print('a report')"], read)
     refresher.update(serving())
     until(lambda: len(printed) > 1)  # and again
     assert printed[0] == b"a report\n"
@@ -53,7 +60,7 @@ def test_what_cannot_be_read_changes_nothing(code: str) -> None:
         tried.append(text)
         raise ValueError("no report")
 
-    refresher = Refresher([sys.executable, "-c", code], read, every_s=0.05, rest=0)
+    refresher = Refresher([sys.executable, "-c", code], read)
     refresher.update(serving())
     until(lambda: len(tried) > 1)
     refresher.update(progress)
@@ -62,9 +69,7 @@ def test_what_cannot_be_read_changes_nothing(code: str) -> None:
 
 
 def test_its_process_is_none_of_the_engine_and_ends_with_it() -> None:
-    refresher = Refresher(
-        [sys.executable, "-c", "import time; time.sleep(60)"], lambda text: [], every_s=0.01
-    )
+    refresher = Refresher([sys.executable, "-c", "import time; time.sleep(60)"], lambda text: [])
     watch = ProcessWatch(psutil.Process().pid)
     try:
         refresher.update(serving())

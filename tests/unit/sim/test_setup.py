@@ -14,6 +14,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from msgspec.structs import replace
@@ -27,7 +28,6 @@ from vllm_memprof.sim.setup import (
     add_extra,
     download_stack,
     run_command,
-    setup_stack,
     tail_of,
 )
 from vllm_memprof.sim.stacks import default_prefix, load_stack
@@ -84,6 +84,12 @@ class FakeMachine:
     @property
     def installed(self) -> list[str]:
         return [" ".join(command) for command in self.commands if "install" in command]
+
+
+def setup_stack(name, prefix, progress=None, *, run, **options):
+    """Set up a stack on a machine whose commands ``run`` answers."""
+    with mock.patch.object(setup, "run_command", run):
+        return setup.setup_stack(name, prefix, progress, **options)
 
 
 class Recorder(SetupProgress):
@@ -209,7 +215,7 @@ def test_other_sources_of_the_device_ask_for_a_setup(prefix, monkeypatch):
     monkeypatch.setattr(runtime, "LAYOUT", runtime.LAYOUT + 1)
     assert runtime.stack_state(load_stack(), prefix) == "outdated"
     with pytest.raises(SetupError, match="needs an update") as caught:
-        runtime.prepare_runtime("910b", None, prefix)
+        runtime.prepare_runtime("910b")
     assert caught.value.hint == "memprof sim setup --stack vllm-ascend-0.23.0"
 
 
@@ -223,7 +229,7 @@ def test_no_room(prefix, monkeypatch):
     assert machine.commands == []
 
 
-def test_a_second_setup_waits_for_the_first(prefix):
+def test_a_second_setup_waits_for_the_first(prefix, monkeypatch):
     machine, other, recorder = FakeMachine(prefix), FakeMachine(prefix), Recorder()
     inside, go_on = threading.Event(), threading.Event()
 
@@ -232,12 +238,14 @@ def test_a_second_setup_waits_for_the_first(prefix):
         assert go_on.wait(20)
         return machine(command, env, listen)
 
-    first = threading.Thread(target=setup_stack, args=(None, prefix), kwargs={"run": slow})
+    monkeypatch.setattr(setup, "run_command", slow)
+    first = threading.Thread(target=setup.setup_stack, args=(None, prefix))
     first.start()
     assert inside.wait(20)
+    monkeypatch.setattr(setup, "run_command", other)
     results = []
     second = threading.Thread(
-        target=lambda: results.append(setup_stack(None, prefix, recorder, run=other))
+        target=lambda: results.append(setup.setup_stack(None, prefix, recorder))
     )
     second.start()
     while not any("another setup" in text for text in recorder.details):
@@ -440,19 +448,20 @@ def test_an_extension_is_compiled_from_the_source_distribution(prefix, monkeypat
     assert len(built) == 1
 
 
-def test_packages_that_an_engine_can_do_without_are_added_once(prefix):
+def test_packages_that_an_engine_can_do_without_are_added_once(prefix, monkeypatch):
     machine = FakeMachine(prefix)
     result = setup_stack(None, prefix, run=machine)
     recorder = Recorder()
-    assert add_extra(result, "ray", recorder, machine)
+    monkeypatch.setattr(setup, "run_command", machine)
+    assert add_extra(result, "ray", recorder)
     assert recorder.steps == ["install Ray"]
     assert [path.name for path in machine.site_packages.glob("ray-*")] == ["ray-2.48.0.dist-info"]
     assert runtime.stack_state(load_stack(), prefix) == "ready"
     machine.commands.clear()
-    assert not add_extra(result, "ray", recorder, machine)
+    assert not add_extra(result, "ray", recorder)
     assert machine.commands == []
     with pytest.raises(UsageError, match="nothing named 'rays'") as refused:
-        add_extra(result, "rays", recorder, machine)
+        add_extra(result, "rays", recorder)
     assert refused.value.hint == "known: ray, tests"
 
 
@@ -470,7 +479,7 @@ def toy(folder: Path, name: str = "toy", version: str = "1.0") -> str:
 
 def pip_job(offline: Path | None) -> setup._Setup:
     """Return a setup whose pip is the real one, that of the tests."""
-    job = setup._Setup(load_stack(), Path("stack"), None, None, offline)
+    job = setup._Setup(load_stack(), Path("stack"), None, offline)
     job.python = Path(sys.executable)
     return job
 
@@ -543,7 +552,7 @@ def test_a_build_keeps_the_version_of_its_archive(tmp_path, given, version):
     assert done.stdout == f"{version}\n", done.stderr
 
 
-def test_a_folder_is_filled_for_another_machine(prefix, tmp_path):
+def test_a_folder_is_filled_for_another_machine(prefix, tmp_path, monkeypatch):
     asked: list[tuple[str, str]] = []
 
     def run(command, env, listen):
@@ -552,7 +561,8 @@ def test_a_folder_is_filled_for_another_machine(prefix, tmp_path):
             asked.append((" ".join(command), text))
         return 0
 
-    download_stack(None, tmp_path / "files", "aarch64", ["ray"], run=run)
+    monkeypatch.setattr(setup, "run_command", run)
+    download_stack(None, tmp_path / "files", "aarch64", ["ray"])
     stack = load_stack()
     assert len(asked) == len(stack.chunks) + 1 + len(stack.builds)
     wheels, source = asked[:-1], asked[-1]
@@ -562,4 +572,4 @@ def test_a_folder_is_filled_for_another_machine(prefix, tmp_path):
     assert source[1].startswith("vllm==0.23.0 ")
     assert all(f"--dest={tmp_path / 'files'} " in command for command, _ in asked)
     with pytest.raises(UsageError, match="no stack runs on riscv64"):
-        download_stack(None, tmp_path, "riscv64", run=run)
+        download_stack(None, tmp_path, "riscv64")

@@ -16,9 +16,10 @@ from vllm_memprof.engines import ENGINES
 from vllm_memprof.files import read_table
 
 #: What runs before and after a call of a row with a phase, where the row does not say.
-_PHASE = {
+_HALVES = {
     "enter": "vllm_memprof.capture.actions:begin_phase",
     "leave": "vllm_memprof.capture.actions:end_phase",
+    "done": None,
 }
 
 
@@ -33,7 +34,7 @@ def read_rows(folder: Path) -> Iterator[Hook]:
     kinds = {"targets": ("", ("npu", "cuda")), "npu": ("", ("npu",)), "cuda": ("cuda.", ("cuda",))}
     for row in table["rows"]:
         fields = {"engine": table["engine"], "versions": table["versions"], "phase": None, **row}
-        for half, usual in _PHASE.items():
+        for half, usual in _HALVES.items():
             if named := fields.setdefault(half, fields["phase"] and usual):
                 module, _, function = named.partition(":")
                 fields[half] = getattr(import_module(module), function)

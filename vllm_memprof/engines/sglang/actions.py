@@ -98,14 +98,12 @@ def leave_event_loop(recorder: Recorder, call: Call) -> None:
 
 def leave_parallel_runtime(recorder: Recorder, call: Call) -> None:
     """Groups are made and the device is chosen: identity, observer of failed allocations."""
-    end_phase(recorder, call)
-    if call.error is None:
-        _identify(recorder, None)
+    _identify(recorder, None)
 
 
 def leave_distributed(recorder: Recorder, call: Call) -> None:
     """The same, of releases in which the model runner makes the groups."""
-    if call.error is None and not _is_draft(call.subject):
+    if not _is_draft(call.subject):
         _identify(recorder, call.subject)
         recorder.hooks.bind_instance(call.subject)
 
@@ -161,9 +159,6 @@ def begin_load(recorder: Recorder, call: Call) -> None:
 
 
 def leave_load(recorder: Recorder, call: Call) -> None:
-    end_phase(recorder, call)
-    if call.error is not None:
-        return
     weights.tell(recorder, call.subject, call.kept or (), _is_draft(call.subject))
     if not _is_draft(call.subject):
         recorder.hooks.bind_instance(call.subject)
@@ -181,21 +176,19 @@ def begin_sizing(recorder: Recorder, call: Call) -> None:
 
 def keep_available(recorder: Recorder, call: Call) -> None:
     """Keep what the engine reads as free while it sizes the KV cache, the least of all ranks."""
-    if recorder.is_open("kv_cache_sizing") and call.error is None:
-        recorder.figures["least_free_after_load_bytes"] = _bytes(call.result)
+    recorder.figures["least_free_after_load_bytes"] = _bytes(call.result)
 
 
 def keep_reservation(recorder: Recorder, call: Call) -> None:
-    if recorder.is_open("kv_cache_sizing") and call.error is None:
-        recorder.figures["mm_reserved_bytes"] = _bytes(call.result) or None
-        kept(recorder).mm_pools = call.kwargs.get("mm_feature_transport") in _TRANSPORT_POOLS
+    recorder.figures["mm_reserved_bytes"] = _bytes(call.result) or None
+    kept(recorder).mm_pools = call.kwargs.get("mm_feature_transport") in _TRANSPORT_POOLS
 
 
 def keep_embedding_limit(recorder: Recorder, call: Call) -> None:
     """Keep how much the cache of multimodal embeddings may come to hold, where that is all that the
     reservation is for; every model has that cache."""
     reserved = recorder.figures.get("mm_reserved_bytes") is not None
-    if call.error is None and reserved and not kept(recorder).mm_pools:
+    if reserved and not kept(recorder).mm_pools:
         recorder.figures["mm_cache_limit_bytes"] = call.argument("max_size", 0)
 
 
@@ -227,7 +220,7 @@ def leave_configure(recorder: Recorder, call: Call) -> None:
     A run that is to end here ends with the pools of the draft model, which follow; in a release
     that makes them elsewhere, without them.
     """
-    if call.error is not None or _is_draft(call.subject):
+    if _is_draft(call.subject):
         return
     _write_plan(recorder, call)
     if recorder.stop_after != "kv_plan":
@@ -239,7 +232,7 @@ def leave_configure(recorder: Recorder, call: Call) -> None:
 
 def leave_pools(recorder: Recorder, call: Call) -> None:
     """Stop the scheduler of a plan: every pool of its rank is there."""
-    if call.error is None and recorder.stop_after == "kv_plan":
+    if recorder.stop_after == "kv_plan":
         _stop(recorder)
 
 
@@ -326,11 +319,6 @@ def _connectors(server_args: object) -> list[Fields]:
         if there
         for row in described({"kv_connector": name, "kv_role": mode, EXTRA: given})
     ]
-
-
-def begin_request_pool(recorder: Recorder, call: Call) -> None:
-    if recorder.is_open("kv_cache_alloc"):
-        begin_phase(recorder, call)
 
 
 def begin_graph_capture(recorder: Recorder, call: Call) -> None:

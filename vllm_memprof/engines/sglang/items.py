@@ -63,7 +63,7 @@ def enter_embedding(recorder: Recorder, call: Call) -> None:
 
 def leave_embedding(recorder: Recorder, call: Call) -> None:
     """Open the merge where the batch has embeddings of items; ``embed_mm_inputs`` ends it."""
-    if call.error is None and call.result[0] is not None:
+    if call.result[0] is not None:
         inputs = _inputs(recorder, _in_chunk(call.kwargs))
         kept(recorder).mm_merge = recorder.sampler.begin_stage("mm_merge", inputs)
 
@@ -80,7 +80,7 @@ def _end_merge(recorder: Recorder, error: BaseException | None) -> None:
 
 def leave_cache_set(recorder: Recorder, call: Call) -> None:
     """Write what the cache of embeddings has taken, and what it gave up for it."""
-    if call.error is None and recorder.serving:
+    if recorder.serving:
         cache = call.subject.mm_cache
         recorder.sampler.note_cache({key: entry.embedding for key, entry in cache.items()})
 

@@ -83,7 +83,7 @@ def leave_batch(recorder: Recorder, call: Call) -> None:
 def leave_result(recorder: Recorder, call: Call) -> None:
     """End the requests that this result has finished, also where no batch follows."""
     sampler = recorder.sampler
-    if call.error is not None or not recorder.serving:
+    if not recorder.serving:
         return
     ended = take_finished(recorder)
     if not kept(recorder).rank:

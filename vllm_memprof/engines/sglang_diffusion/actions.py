@@ -30,7 +30,7 @@ class Running:
 
 def leave_worker(recorder: Recorder, call: Call) -> None:
     """Announce the model: the pipeline is loaded, the worker waits for requests."""
-    if call.error is not None or recorder.model_ready:
+    if recorder.model_ready:
         return
     recorder.model_ready = recorder.serving = True
     # one request runs at a time: calls of empty_cache are asked whether it is under way
@@ -88,8 +88,7 @@ def leave_request(recorder: Recorder, call: Call) -> None:
 
 def begin_stage(recorder: Recorder, call: Call) -> None:
     """Open the phase with the name of the stage."""
-    if recorder.is_open("request"):
-        begin_phase(recorder, call, {"name": type(call.subject).__name__})
+    begin_phase(recorder, call, {"name": type(call.subject).__name__})
 
 
 def leave_event_loop(recorder: Recorder, call: Call) -> None:

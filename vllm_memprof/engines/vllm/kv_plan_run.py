@@ -12,7 +12,6 @@ import os
 import sys
 import traceback
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from vllm_memprof.capture import actions, plugin
@@ -111,12 +110,12 @@ def count_experts(model: Any) -> int:
     return max(getattr(model.hf_text_config, name, None) or 0 for name in _EXPERTS)
 
 
-def free_host_bytes(root: Path = Path("/")) -> int | None:
+def free_host_bytes() -> int | None:
     """Return the host memory in bytes that this container's processes may take; None: unknown.
 
     The smallest that a limit leaves, file cache that can be dropped counted as free.
     """
-    limits = (each.free_bytes for each in read_limits(root) if each.kind == MEMORY)
+    limits = (each.free_bytes for each in read_limits() if each.kind == MEMORY)
     return min(limits, default=None)
 
 

@@ -37,15 +37,8 @@ _OF_THE_HOST = (
 )
 
 
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, the attribute is ``value``; it is put back as it lay there, and not bound."""
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+#: While it lasts, an attribute of a module, class or object is another.
+replaced = mock.patch.object
 
 
 @contextmanager

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.host_files import write_host
+from vllm_memprof.engines.vllm import kv_plan_run
 from vllm_memprof.engines.vllm.kv_plan_run import (
     become_replica,
     free_host_bytes,
     world_of,
 )
 from vllm_memprof.engines.vllm.rank_choice import World
+from vllm_memprof.record.host import read_limits
 
 MIB = 1 << 20
 
@@ -66,7 +69,7 @@ def test_experts_by_the_model_s_own_word():
     ("limit", "free"),
     [("max", 900 * MIB), (str(700 * MIB), 500 * MIB), (str(4000 * MIB), 900 * MIB)],
 )
-def test_free_host_memory(tmp_path, limit, free):
+def test_free_host_memory(tmp_path, monkeypatch, limit, free):
     write_host(tmp_path, {
         "proc/meminfo": f"MemTotal: {2000 * 1024} kB\nMemAvailable: {900 * 1024} kB\n",
         "proc/self/cgroup": "0::/\n",
@@ -75,11 +78,13 @@ def test_free_host_memory(tmp_path, limit, free):
         "sys/fs/cgroup/memory.current": f"{600 * MIB}",
         "sys/fs/cgroup/memory.stat": f"anon 1\ninactive_file {400 * MIB}",
     })  # fmt: skip
-    assert free_host_bytes(tmp_path) == free
+    monkeypatch.setattr(kv_plan_run, "read_limits", partial(read_limits, tmp_path))
+    assert free_host_bytes() == free
 
 
-def test_a_machine_that_says_nothing(tmp_path):
-    assert free_host_bytes(tmp_path) is None
+def test_a_machine_that_says_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(kv_plan_run, "read_limits", partial(read_limits, tmp_path))
+    assert free_host_bytes() is None
 
 
 @pytest.mark.parametrize(
