@@ -68,7 +68,9 @@ def run_fit(
     def probe(value: str) -> int:
         if value not in tries:
             number = len(tries)
-            varied = replace(plan.vary(option, value), values={knob.name: value})
+            varied = replace(
+                plan.vary(option, space.given.get(value, value)), values={knob.name: value}
+            )
             row = runner.make_one(number, varied, folder_name(number + 1, varied))
             tries[value] = Try(value, row, misses(row, wants))
         return knob.verdict(tries[value].missing)
@@ -90,7 +92,9 @@ def run_fit(
         place = values.index(answer) + (1 if bisected else -1)
         after = values[place] if 0 <= place < len(values) else answer
         negatable = engine_row(plan.engine).arguments.negatable
-        flag = shlex.join(setting(plan.engine_args, option, answer, negatable))
+        flag = shlex.join(
+            setting(plan.engine_args, option, space.given.get(answer, answer), negatable)
+        )
     failed, best, limit = tries.get(after), tries.get(answer or ""), None
     if failed is not None and not failed.holds:
         report = None if best is None else runner.report(best.plan)

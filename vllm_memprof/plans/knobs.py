@@ -37,6 +37,7 @@ class SearchRequest(NamedTuple):
     high: Decimal | None
     step: Decimal | None
     config: ModelConfig = None
+    unit: int = 1  # devices of a plan whose tensor-parallel size is 1
 
 
 class SearchRange(NamedTuple):
@@ -44,6 +45,7 @@ class SearchRange(NamedTuple):
 
     values: list[str]
     step: str
+    given: Mapping[str, str] = {}  # value -> what the option is given for it, where they differ
 
 
 @dataclass(frozen=True)
@@ -141,11 +143,12 @@ def _listed(
     step: str,
 ) -> SearchRange:
     """Return those of some sizes, of which the highest is given, that lie within a range."""
-    low, high = int(asked.low or low), int(asked.high or high)
-    values = [str(size) for size in sizes(asked.config, high) if low <= size <= high]
+    low, high = int(asked.low or low), int(asked.high or high * asked.unit)
+    given = {str(size * asked.unit): str(size) for size in sizes(asked.config, high // asked.unit)}
+    values = [value for value in given if low <= int(value) <= high]
     if not values or asked.step is not None:
         raise UsageError(f"--between {low}:{high} has none of {step}, or --step is given")
-    return SearchRange(values, step)
+    return SearchRange(values, step, given)
 
 
 def _grid(asked: SearchRequest, own: Sequence[str | int | None]) -> SearchRange:

@@ -319,6 +319,21 @@ def test_the_fewest_devices(env: dict[str, str], tmp_path: Path) -> None:
     assert json.loads((run / "report.json").read_text())["run"]["status"] == "ok"
 
 
+@pytest.mark.parametrize("others", [["-dp", "4", "--enable-expert-parallel"], ["-pp=2", "-dp=2"]])
+def test_the_fewest_devices_of_all_parallel_sizes(
+    env: dict[str, str], tmp_path: Path, others: list[str]
+) -> None:
+    code, found = fit(env, tmp_path, "--find", "devices", "--want", "tokens=300000", *others)
+    assert (code, found["answer"], found["flag"]) == (0, "16", "--tensor-parallel-size 4")
+    assert [(row["value"], row["plan"]["devices"]) for row in found["tries"]] == [
+        ("4", 4),
+        ("8", 8),
+        ("16", 16),
+    ]
+    code, found = fit(env, tmp_path, "--find", "devices", "--between", "6:8", *others)
+    assert (code, found["answer"], found["flag"]) == (0, "8", "--tensor-parallel-size 2")
+
+
 def test_the_longest_requests_are_those_of_an_exhaustive_search(
     env: dict[str, str], tmp_path: Path
 ) -> None:
