@@ -11,12 +11,11 @@ from functools import partial
 from typing import NamedTuple
 
 from vllm_memprof.errors import UsageError, did_you_mean
+from vllm_memprof.layout import text_config
 from vllm_memprof.options import long_name, value_of
 from vllm_memprof.plans.model import TABLES, Miss
 from vllm_memprof.text import text
 
-#: Sizes of tensor parallelism that are tried unless --between says otherwise.
-MOST_DEVICES = 64
 DEVICES = "devices"
 #: ``config.json`` of a model; None where only the engine knows it.
 ModelConfig = Mapping[str, object] | None
@@ -98,12 +97,8 @@ def search_request(between: str | None, step: str | None) -> SearchRequest:
 
 def _in_config(config: ModelConfig, name: str) -> int | None:
     """Return a whole number of a configuration, first of its language model's."""
-    config = config or {}
-    for part in (config.get("text_config"), config.get("llm_config"), config):
-        value = part.get(name) if isinstance(part, Mapping) else None
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
+    value = text_config(config or {}).get(name)
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def tensor_parallel_sizes(config: ModelConfig, most: int) -> list[int]:
@@ -178,7 +173,7 @@ KNOBS = (
         partial(
             _listed,
             low=1,
-            high=MOST_DEVICES,
+            high=64,
             sizes=tensor_parallel_sizes,
             step=text("the sizes that the heads allow"),
         ),

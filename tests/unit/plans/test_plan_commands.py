@@ -23,6 +23,7 @@ import pytest
 
 from tests.unit.plans.fake_python import BLOCK, BYTES_PER_TOKEN, GIB, SERVING, figures_of
 from vllm_memprof.cli import main
+from vllm_memprof.cli.checked import checked_setting
 
 Refused = Callable[..., str]
 MEMPROF = [sys.executable, "-m", "vllm_memprof"]
@@ -323,13 +324,18 @@ def test_the_fewest_devices(env: dict[str, str], tmp_path: Path) -> None:
 def test_the_fewest_devices_of_all_parallel_sizes(
     env: dict[str, str], tmp_path: Path, others: list[str]
 ) -> None:
-    code, found = fit(env, tmp_path, "--find", "devices", "--want", "tokens=300000", *others)
+    wanted = ["--find", "devices", "--want", "tokens=300000", "--run-dir", "fit"]
+    code, found = fit(env, tmp_path, *wanted, *others)
     assert (code, found["answer"], found["flag"]) == (0, "16", "--tensor-parallel-size 4")
     assert [(row["value"], row["plan"]["devices"]) for row in found["tries"]] == [
         ("4", 4),
         ("8", 8),
         ("16", 16),
     ]
+    replicas = 4 if "-dp" in others else 2
+    said = f"KV tokens and concurrency are those of each of {replicas} replicas"
+    assert said in found["notes"]
+    assert checked_setting(str(tmp_path / "fit")).settings == {"--tensor-parallel-size": "4"}
     code, found = fit(env, tmp_path, "--find", "devices", "--between", "6:8", *others)
     assert (code, found["answer"], found["flag"]) == (0, "8", "--tensor-parallel-size 2")
 

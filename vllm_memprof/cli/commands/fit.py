@@ -50,8 +50,8 @@ def fit(
     asked = search_request(between, step)
     plans.check_setup(plan)
     unit = plan.vary(knob.option, "1").devices if knob.name == DEVICES else 1
-    config = model_config(plan.model, plan.engine_args)
-    space = knob.space(asked._replace(config=config, unit=unit))
+    asked = asked._replace(config=model_config(plan.model, plan.engine_args), unit=unit)
+    space = knob.space(asked)
     plan = replace(plan, lengths=lengths(wanted))
     found, folder = plans.answer(
         ctx,
