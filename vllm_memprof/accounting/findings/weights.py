@@ -32,6 +32,7 @@ def beyond(causes: Sequence[str], rank: RankReport, _: Context) -> Iterator[Foun
     titles, largest = TITLES["weights"], named.most_common(_LISTED)
     said = (text("{title} {size:size}", title=titles[of], size=size) for of, size in largest)
     figures = {"expected": held.expected_bytes, "held": held.engine_bytes}
+    # sentences name tables, vision and shared_experts
     where = dict.fromkeys((of for of, _ in largest), True)
     yield Found(total, {**where, **figures, "classes": join(", ", said)})
 
