@@ -86,8 +86,9 @@ def search_request(between: str | None, step: str | None) -> SearchRequest:
         match = re.fullmatch(rf"\s*({_NUMBER})\s*:\s*({_NUMBER})\s*", between)
         low, high = map(Decimal, match.groups() if match else ("1", "0"))
         if low > high:
-            hint = "LOW:HIGH, e.g. --between 1024:65536"
-            raise UsageError(f"--between {between!r} is not a range", hint)
+            raise UsageError(
+                f"--between {between!r} is not a range", "LOW:HIGH, e.g. --between 1024:65536"
+            )
     if step is not None:
         each = Decimal(step if re.fullmatch(_NUMBER, step) else 0)
         if each <= 0:
@@ -118,10 +119,13 @@ def tensor_parallel_sizes(config: ModelConfig, most: int) -> list[int]:
 
 def _kv_dtypes(asked: SearchRequest) -> SearchRange:
     if asked[:3] != (None, None, None):
-        hint = "its values are names: memprof sweep --over kv-cache-dtype=auto,fp8"
-        raise UsageError("--between and --step mean nothing with --find kv-cache-dtype", hint)
-    each = text("each of them, most bytes per element first")
-    return SearchRange(TABLES["kv_cache_dtypes"], each)
+        raise UsageError(
+            "--between and --step mean nothing with --find kv-cache-dtype",
+            "its values are names: memprof sweep --over kv-cache-dtype=auto,fp8",
+        )
+    return SearchRange(
+        TABLES["kv_cache_dtypes"], text("each of them, most bytes per element first")
+    )
 
 
 def _max_model_len(asked: SearchRequest) -> SearchRange:
@@ -229,18 +233,16 @@ def find_knob(
     if found is None:
         if between is None:
             names = [knob.name for knob in KNOBS]
-            known = f"known without it: {', '.join(names)}"
             raise UsageError(
                 f"--find {name}: which values to try is not known; a numeric option of the engine "
                 "takes --between LOW:HIGH",
-                f"{did_you_mean(asked, names, known)}; names instead of numbers: "
-                "memprof sweep --over OPTION=A,B",
+                did_you_mean(asked, names, f"known without it: {', '.join(names)}")
+                + "; names instead of numbers: memprof sweep --over OPTION=A,B",
             )
         found = FitKnob(asked, None, partial(_grid, own=(0, 0, None)))
     goals = (SMALLEST, LARGEST) if found.search == BISECT else (found.goal,)
     if goal not in (None, *goals):
-        hint = " or ".join(goals)
-        raise UsageError(f"--goal {goal} does not go with --find {found.name}", hint)
+        raise UsageError(f"--goal {goal} does not go with --find {found.name}", " or ".join(goals))
     if found.needless_with and value_of(engine_args, found.needless_with) is not None:
         raise UsageError(f"--find {found.name} has no effect with {found.needless_with}")
     return replace(found, goal=next((each for each in goals if each == goal), found.goal))

@@ -24,6 +24,8 @@ import pytest
 from tests.unit.plans.fake_python import BLOCK, BYTES_PER_TOKEN, GIB, SERVING, figures_of
 from vllm_memprof.cli import main
 from vllm_memprof.cli.checked import checked_setting
+from vllm_memprof.errors import RunRecordError
+from vllm_memprof.sources import read_report
 
 Refused = Callable[..., str]
 MEMPROF = [sys.executable, "-m", "vllm_memprof"]
@@ -318,6 +320,11 @@ def test_the_fewest_devices(env: dict[str, str], tmp_path: Path) -> None:
     assert "ran out of device memory" in found["tries"][0]["missing"][0]["text"]
     run = tmp_path / "fit" / found["tries"][-1]["plan"]["run"]
     assert json.loads((run / "report.json").read_text())["run"]["status"] == "ok"
+    with pytest.raises(RunRecordError, match="fit has plans, and is no run itself") as raised:
+        read_report(str(tmp_path / "fit"))
+    *_, first = str(raised.value.hint).split()
+    assert read_report(first).run.mode == "plan"
+    assert "fit.json" in str(raised.value.hint)
 
 
 @pytest.mark.parametrize("others", [["-dp", "4", "--enable-expert-parallel"], ["-pp=2", "-dp=2"]])

@@ -49,8 +49,10 @@ def fit(
     wanted = parse_wants(want or [], headroom, until)
     asked = search_request(between, step)
     plans.check_setup(plan)
-    unit = plan.vary(knob.option, "1").devices if knob.name == DEVICES else 1
-    asked = asked._replace(config=model_config(plan.model, plan.engine_args), unit=unit)
+    asked = asked._replace(
+        config=model_config(plan.model, plan.engine_args),
+        unit=plan.vary(knob.option, "1").devices if knob.name == DEVICES else 1,
+    )
     space = knob.space(asked)
     plan = replace(plan, lengths=lengths(wanted))
     found, folder = plans.answer(
