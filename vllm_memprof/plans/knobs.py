@@ -143,11 +143,14 @@ def _listed(
 ) -> SearchRange:
     """Return those of some sizes, of which the highest is given, that lie within a range."""
     low, high = int(asked.low or low), int(asked.high or high * asked.unit)
-    given = {str(size * asked.unit): str(size) for size in sizes(asked.config, high // asked.unit)}
-    values = [value for value in given if low <= int(value) <= high]
-    if not values or asked.step is not None:
+    given = {
+        str(size * asked.unit): str(size)
+        for size in sizes(asked.config, high // asked.unit)
+        if low <= size * asked.unit <= high
+    }
+    if not given or asked.step is not None:
         raise UsageError(f"--between {low}:{high} has none of {step}, or --step is given")
-    return SearchRange(values, step, given)
+    return SearchRange([*given], step, given)
 
 
 def _grid(asked: SearchRequest, own: Sequence[str | int | None]) -> SearchRange:
