@@ -172,6 +172,15 @@ def parse_toml(text: str) -> Any:
     return tomllib.loads(text)
 
 
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file of memprof, of an engine or of a model.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no JSON.
+    """
+    return json.loads(path.read_text("utf-8"))
+
+
 def read_own(module: str, name: str) -> dict[str, Any]:
     """Return the table of that name beside a module, which says ``__file__``."""
     return read_table(Path(module).with_name(name))

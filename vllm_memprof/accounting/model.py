@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, TypedDict
 
 from vllm_memprof.accounting.evidence import EVIDENCE, Evidence
 from vllm_memprof.accounting.serving.trend import GROWING, Verdict
+from vllm_memprof.options import value_of
 from vllm_memprof.record.allocations import TraceTotals
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import computed, one_of
@@ -1030,3 +1031,10 @@ class Report:
     def world_size(self) -> int:
         """Ranks of the engine: more than ``ranks`` where a plan ran some of them alone."""
         return len(self.ranks) if self.run.ranks is None else self.run.ranks.world_size
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel replicas; of what is no plan those of which ranks are known."""
+        if self.run.mode == "plan":
+            return int(value_of(self.run.engine_command, "--data-parallel-size") or 1)
+        return len({rank.dp_rank for rank in self.ranks})

@@ -7,7 +7,6 @@ them.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -21,8 +20,9 @@ from vllm_memprof.check.baseline import decides
 from vllm_memprof.cli.show import find_run, for_the_engine
 from vllm_memprof.compare.changes import changes
 from vllm_memprof.errors import RunRecordError, UsageError
+from vllm_memprof.files import read_json
 from vllm_memprof.options import setting, value_of
-from vllm_memprof.plans.knobs import KNOBS
+from vllm_memprof.plans.knobs import DEVICES
 from vllm_memprof.plans.model import OWN_OPTIONS, Fit
 from vllm_memprof.plans.runner import PLANS_DIR
 from vllm_memprof.plans.store import PLAN_FILE, report_of
@@ -31,6 +31,7 @@ from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import RunInfo
 
 #: Of vLLM alone; beside it the share decides nothing.
+_RANKS = "--tensor-parallel-size"
 _FIXED_SIZE = "--kv-cache-memory-bytes"
 
 
@@ -91,7 +92,7 @@ def checked_setting(name: str) -> Checked:
     plans: Iterable[Path] = [folder]
     try:
         if (folder / "fit.json").exists():
-            best = from_json(Fit, json.loads((folder / "fit.json").read_text("utf-8"))).best
+            best = from_json(Fit, read_json(folder / "fit.json")).best
             plans = [] if best is None else [folder / str(best.plan.run)]
         elif (folder / PLANS_DIR).is_dir():
             plans = [each.parent for each in (folder / PLANS_DIR).glob(f"*/{PLAN_FILE}")]
@@ -102,7 +103,7 @@ def checked_setting(name: str) -> Checked:
             if report.run.outcome == "ok" and (step := report.run.full_step) and step.ran
         ]
         if len(found) == 1 and (found[0][0] / PLAN_FILE).exists():
-            varied = json.loads((found[0][0] / PLAN_FILE).read_text("utf-8"))["row"]["values"]
+            varied = read_json(found[0][0] / PLAN_FILE)["row"]["values"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunRecordError(f"{name} has a plan that cannot be read: {error}") from error
     if len(found) != 1:
@@ -113,16 +114,18 @@ def checked_setting(name: str) -> Checked:
             "ready; then name its folder",
         )
     [(_, report)] = found
-    options, settings = {knob.name: knob.option for knob in KNOBS}, dict[str, str]()
+    arguments = for_the_engine("plan", report.run.command[2:]).engine
+    settings = dict[str, str]()
     for each, value in varied.items():
-        words = [options.get(each, f"--{each}"), value]
+        words = [f"--{each}", value]
+        if each == DEVICES:  # of which this size is a factor
+            words = [_RANKS, value_of(arguments, _RANKS) or value]
         if each == "change":  # a cure, as it is typed
             words = shlex.split(value)
         if not words[0].startswith("-"):
             raise RunRecordError(f"{name} checks {value}, which is not an option: set it yourself")
         if each not in OWN_OPTIONS:
             settings[words[0]] = " ".join(words[1:]) or "true"
-    arguments = for_the_engine("plan", report.run.command[2:]).engine
     share = share_of(report.ranks[0], report.run.engine)
     used = None if share.value is None else f"{share.value:g}"
     for option, other in ((_FIXED_SIZE, None), (share.option, used)):

@@ -6,7 +6,6 @@ import itertools
 import shlex
 from dataclasses import replace
 
-from vllm_memprof.engines import engine_row
 from vllm_memprof.options import setting
 from vllm_memprof.plans.first_failure import beyond
 from vllm_memprof.plans.knobs import (
@@ -68,7 +67,9 @@ def run_fit(
     def probe(value: str) -> int:
         if value not in tries:
             number = len(tries)
-            varied = replace(plan.vary(option, value), values={knob.name: value})
+            varied = replace(
+                plan.vary(option, space.given.get(value, value)), values={knob.name: value}
+            )
             row = runner.make_one(number, varied, folder_name(number + 1, varied))
             tries[value] = Try(value, row, misses(row, wants))
         return knob.verdict(tries[value].missing)
@@ -89,26 +90,15 @@ def run_fit(
     else:  # the next more ambitious one; where the first that passes is the best, the one before
         place = values.index(answer) + (1 if bisected else -1)
         after = values[place] if 0 <= place < len(values) else answer
-        negatable = engine_row(plan.engine).arguments.negatable
-        flag = shlex.join(setting(plan.engine_args, option, answer, negatable))
+        flag = shlex.join(setting(plan.engine_args, option, space.given.get(answer, answer)))
     failed, best, limit = tries.get(after), tries.get(answer or ""), None
+    report = None if best is None else runner.report(best.plan)
     if failed is not None and not failed.holds:
-        report = None if best is None else runner.report(best.plan)
         limit = beyond(failed, runner.report(failed.plan), report)
     # Where the next value lacks less headroom than a figure is seen to vary against the order, the
     # verdict may change more than once between values that were not tried.
-    tried = (tries[value].plan.headroom_bytes for value in values if value in tries)
-    sizes = only_known(tried)
+    sizes = only_known(tries[value].plan.headroom_bytes for value in values if value in tries)
     rise = max((b - a for a, b in itertools.combinations(sizes, 2)), default=0)
-    uneven: str | bool = False
-    if limit is not None and limit.kind in ("oom", "want"):  # short of headroom
-        uneven = 0 < (limit.short_bytes or 0) <= rise and text(
-            "not even: the headroom rises by up to {rise:gib4} GiB from a value tried to one "
-            "beyond it, and {value} is {short_bytes:gib4} GiB short, so a value that was not tried "
-            "may be better; memprof sweep tries all of them",
-            limit,
-            rise=rise,
-        )
     until = plan.own.get("until", KV)
     notes = [
         refused and text("the first plan was refused, for a reason that no value changes"),
@@ -119,7 +109,20 @@ def run_fit(
         and text("{value} is the end of the range: --between LOW:HIGH looks beyond it",
                  value=answer),
         not ordered and UNORDERED,
-        bisected and uneven,
+        bisected
+        and limit is not None
+        and limit.kind in ("oom", "want")  # short of headroom
+        and 0 < (limit.short_bytes or 0) <= rise
+        and text(
+            "not even: the headroom rises by up to {rise:gib4} GiB from a value tried to one "
+            "beyond it, and {value} is {short_bytes:gib4} GiB short, so a value that was not tried "
+            "may be better; memprof sweep tries all of them",
+            limit,
+            rise=rise,
+        ),
+        report is not None
+        and report.replicas > 1
+        and text("KV tokens and concurrency are those of each of {replicas} replicas", report),
         *_what_passing_means(until, best),
     ]  # fmt: skip
     return Fit(

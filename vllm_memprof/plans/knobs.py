@@ -11,12 +11,11 @@ from functools import partial
 from typing import NamedTuple
 
 from vllm_memprof.errors import UsageError, did_you_mean
+from vllm_memprof.layout import text_config
 from vllm_memprof.options import long_name, value_of
 from vllm_memprof.plans.model import TABLES, Miss
 from vllm_memprof.text import text
 
-#: Sizes of tensor parallelism that are tried unless --between says otherwise.
-MOST_DEVICES = 64
 DEVICES = "devices"
 #: ``config.json`` of a model; None where only the engine knows it.
 ModelConfig = Mapping[str, object] | None
@@ -37,6 +36,7 @@ class SearchRequest(NamedTuple):
     high: Decimal | None
     step: Decimal | None
     config: ModelConfig = None
+    unit: int = 1  # devices of a plan whose tensor-parallel size is 1
 
 
 class SearchRange(NamedTuple):
@@ -44,6 +44,7 @@ class SearchRange(NamedTuple):
 
     values: list[str]
     step: str
+    given: Mapping[str, str] = {}  # value -> what the option is given for it, where they differ
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,9 @@ def search_request(between: str | None, step: str | None) -> SearchRequest:
         match = re.fullmatch(rf"\s*({_NUMBER})\s*:\s*({_NUMBER})\s*", between)
         low, high = map(Decimal, match.groups() if match else ("1", "0"))
         if low > high:
-            hint = "LOW:HIGH, e.g. --between 1024:65536"
-            raise UsageError(f"--between {between!r} is not a range", hint)
+            raise UsageError(
+                f"--between {between!r} is not a range", "LOW:HIGH, e.g. --between 1024:65536"
+            )
     if step is not None:
         each = Decimal(step if re.fullmatch(_NUMBER, step) else 0)
         if each <= 0:
@@ -96,12 +98,8 @@ def search_request(between: str | None, step: str | None) -> SearchRequest:
 
 def _in_config(config: ModelConfig, name: str) -> int | None:
     """Return a whole number of a configuration, first of its language model's."""
-    config = config or {}
-    for part in (config.get("text_config"), config.get("llm_config"), config):
-        value = part.get(name) if isinstance(part, Mapping) else None
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
+    value = text_config(config or {}).get(name)
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def tensor_parallel_sizes(config: ModelConfig, most: int) -> list[int]:
@@ -121,10 +119,13 @@ def tensor_parallel_sizes(config: ModelConfig, most: int) -> list[int]:
 
 def _kv_dtypes(asked: SearchRequest) -> SearchRange:
     if asked[:3] != (None, None, None):
-        hint = "its values are names: memprof sweep --over kv-cache-dtype=auto,fp8"
-        raise UsageError("--between and --step mean nothing with --find kv-cache-dtype", hint)
-    each = text("each of them, most bytes per element first")
-    return SearchRange(TABLES["kv_cache_dtypes"], each)
+        raise UsageError(
+            "--between and --step mean nothing with --find kv-cache-dtype",
+            "its values are names: memprof sweep --over kv-cache-dtype=auto,fp8",
+        )
+    return SearchRange(
+        TABLES["kv_cache_dtypes"], text("each of them, most bytes per element first")
+    )
 
 
 def _max_model_len(asked: SearchRequest) -> SearchRange:
@@ -141,11 +142,15 @@ def _listed(
     step: str,
 ) -> SearchRange:
     """Return those of some sizes, of which the highest is given, that lie within a range."""
-    low, high = int(asked.low or low), int(asked.high or high)
-    values = [str(size) for size in sizes(asked.config, high) if low <= size <= high]
-    if not values or asked.step is not None:
+    low, high = int(asked.low or low), int(asked.high or high * asked.unit)
+    given = {
+        str(size * asked.unit): str(size)
+        for size in sizes(asked.config, high // asked.unit)
+        if low <= size * asked.unit <= high
+    }
+    if not given or asked.step is not None:
         raise UsageError(f"--between {low}:{high} has none of {step}, or --step is given")
-    return SearchRange(values, step)
+    return SearchRange([*given], step, given)
 
 
 def _grid(asked: SearchRequest, own: Sequence[str | int | None]) -> SearchRange:
@@ -175,7 +180,7 @@ KNOBS = (
         partial(
             _listed,
             low=1,
-            high=MOST_DEVICES,
+            high=64,
             sizes=tensor_parallel_sizes,
             step=text("the sizes that the heads allow"),
         ),
@@ -231,18 +236,16 @@ def find_knob(
     if found is None:
         if between is None:
             names = [knob.name for knob in KNOBS]
-            known = f"known without it: {', '.join(names)}"
             raise UsageError(
                 f"--find {name}: which values to try is not known; a numeric option of the engine "
                 "takes --between LOW:HIGH",
-                f"{did_you_mean(asked, names, known)}; names instead of numbers: "
-                "memprof sweep --over OPTION=A,B",
+                did_you_mean(asked, names, f"known without it: {', '.join(names)}")
+                + "; names instead of numbers: memprof sweep --over OPTION=A,B",
             )
         found = FitKnob(asked, None, partial(_grid, own=(0, 0, None)))
     goals = (SMALLEST, LARGEST) if found.search == BISECT else (found.goal,)
     if goal not in (None, *goals):
-        hint = " or ".join(goals)
-        raise UsageError(f"--goal {goal} does not go with --find {found.name}", hint)
+        raise UsageError(f"--goal {goal} does not go with --find {found.name}", " or ".join(goals))
     if found.needless_with and value_of(engine_args, found.needless_with) is not None:
         raise UsageError(f"--find {found.name} has no effect with {found.needless_with}")
     return replace(found, goal=next((each for each in goals if each == goal), found.goal))

@@ -25,7 +25,7 @@ from pathlib import Path
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.errors import MemprofError, UsageError
-from vllm_memprof.files import write_atomically
+from vllm_memprof.files import read_json, write_atomically
 from vllm_memprof.launch.folder import DIR_MODE
 from vllm_memprof.options import normal_form, options
 from vllm_memprof.plans.model import TABLES, Plan, PlanRow, Task, plan_row
@@ -64,7 +64,7 @@ def report_of(run_dir: Path) -> Report:
     """
     path = run_dir / REPORT_JSON
     try:
-        return from_json(Report, json.loads(path.read_text("utf-8")))
+        return from_json(Report, read_json(path))
     except (OSError, ValueError):
         report = build_report(load_run(run_dir))
         write_atomically(path, json.dumps(to_json(report)))
@@ -123,7 +123,7 @@ def read_row(run_dir: Path, key: str | None) -> PlanRow | None:
     None as well where another try may end otherwise.
     """
     try:
-        data = json.loads((run_dir / PLAN_FILE).read_text("utf-8"))
+        data = read_json(run_dir / PLAN_FILE)
         row = from_json(PlanRow, data["row"])
         return row if data["key"] == key and row.final else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -207,8 +207,7 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
 @cache
 def _package() -> str:
     """Return a digest of memprof itself, which is read once by a process."""
-    files = ((Path(folder, name) for name in names) for folder, _, names in os.walk(PACKAGE_DIR))
-    return _digest(*(path for here in files for path in here if path.suffix in _SOURCES))
+    return _digest(*(path for path in PACKAGE_DIR.rglob("*") if path.suffix in _SOURCES))
 
 
 @cache
@@ -240,8 +239,7 @@ def _digest(*paths: Path) -> str:
 def model_config(model: str, engine_args: list[str]) -> dict[str, object] | None:
     """Return ``config.json`` of a model with a preset or a folder; None where there is none."""
     try:
-        path = Path(resolve_model(model, engine_args).path, "config.json")
-        data = json.loads(path.read_text("utf-8"))
+        data = read_json(Path(resolve_model(model, engine_args).path, "config.json"))
     except (UsageError, OSError, ValueError):
         return None  # a real device's engine may find it
     return data if isinstance(data, dict) else None

@@ -291,6 +291,12 @@ def load_info(run_dir: Path) -> RunInfo:
             what, hint = "is not a folder", f"of a log: memprof explain {run_dir}"
         raise RunRecordError(f"run folder {run_dir} {what}", hint)
     path = run_dir / RUN_FILE
+    if not path.exists() and (plans := sorted(run_dir.glob(f"*/*/{RUN_FILE}"))):
+        raise RunRecordError(
+            f"{run_dir} has plans, and is no run itself",
+            "the answer is its fit.json, sweep.csv, share.json or calibrated.json; a plan: "
+            f"memprof report {plans[0].parent}",
+        )
     with reading(path):
         data = parse_event(read_file(path, run_dir))
     if data is None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.errors import UsageError, nearest
+from vllm_memprof.files import read_json
 from vllm_memprof.layout import ModelConfig, text_config
 from vllm_memprof.options import given_options, options, value_of
 from vllm_memprof.sim import hubs
@@ -155,7 +156,7 @@ def list_presets() -> tuple[Preset, ...]:
     """Return every preset, by name."""
     presets = []
     for path in PRESETS_DIR.glob("*.json"):
-        family = json.loads(path.read_text("utf-8"))
+        family = read_json(path)
         for model in family.pop("models"):
             files = {**model.pop("files", {}), "config.json": model.pop("config", {})}
             row = _merged(family, {**model, "files": files})
@@ -244,7 +245,7 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
             f"{listed}; or give a folder with config.json",
         )
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = read_json(folder / "config.json")
     except (OSError, ValueError):
         config = None  # missing or damaged, which the engine says better
     path, extra = folder, list[str]()
@@ -335,7 +336,7 @@ def fit_args(user_args: list[str], model: ResolvedModel) -> tuple[list[str], lis
     if preset := find_preset(name):
         folder, note = generate_model(preset), f"the draft model is {preset.name}"
     elif "eagle3" in str(user_args).lower():
-        own = text_config(json.loads(path.read_text("utf-8")))
+        own = text_config(read_json(path))
         config = {key: own[key] for key in own if _SHAPES.match(key)} | _DRAFT
         folder = write_folder(_cached("eagle3", config), {"config.json": config})
         note = "a draft model was generated, with the shapes that those of EAGLE-3 have"

@@ -7,11 +7,11 @@ marks (``data/tokenizer.json``), which no text becomes, at some id.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_memprof.files import read_json
 from vllm_memprof.sim.folders import JsonFiles
 
 #: A file of ``data/presets/tokenizers``: class, plain_tokens (ids of text: the first 256 are the
@@ -38,8 +38,7 @@ _BYTES = 256
 
 def load_tokenizer(name: str) -> TokenizerTable:
     """Read a file of ``data/presets/tokenizers``, with what it takes over from another."""
-    path = _DATA / f"presets/tokenizers/{name}.json"
-    table = json.loads(path.read_text("utf-8"))
+    table = read_json(_DATA / f"presets/tokenizers/{name}.json")
     base = table.pop("extends", None)
     return {**(load_tokenizer(base) if base else {}), **table}
 
@@ -72,7 +71,7 @@ def tokenizer_files(table: TokenizerTable) -> JsonFiles:
     # byte-level BPE: a byte is its own character, or one from U+0100 on if it does not print
     hidden = [*range(33), *range(127, 161), 173]
     plain = [chr(256 + hidden.index(b) if b in hidden else b) for b in range(_BYTES)]
-    tokenizer = json.loads((_DATA / "tokenizer.json").read_text("utf-8"))
+    tokenizer = read_json(_DATA / "tokenizer.json")
     marks = [text for text in tokenizer["model"]["vocab"] if text not in numbered.values()]
     plain += marks[: table["plain_tokens"] - _BYTES]
     plain += [f"<unused{index}>" for index in range(len(plain), table["plain_tokens"])]

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.render import printed
 from tests.unit.accounting.builders import process, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.weights import Checkpoint, Loaded, TensorRow
+from vllm_memprof.report.documents.first_screen import FirstScreen
+from vllm_memprof.report.table import render_table
 
 GIB = 2**30
 CONFIG = {"num_hidden_layers": 1, "model_type": "unknown"}
@@ -86,6 +89,18 @@ def test_an_output_projection_on_every_rank():
     report = report_of([whole], [replace(whole, facts={})], {"tp": 16}, {"num_hidden_layers": 78})
     assert causes_of(report)["attention", "int8"] == {"replicated": whole.bytes * 15 // 16}
     assert round(whole.bytes / GIB, 1) == 7.3
+    (found,) = [each for each in report.findings if each.id == "replicated-weights"]
+    assert (found.severity, found.action) == ("info", "")  # more replicas would hold more
+
+
+def test_what_leaves_nothing_to_do_is_nothing_to_do():
+    """Tables of positions have the model's own length, whatever --max-model-len is."""
+    table = row("model.rotary_emb.cos_sin_cache", (1 << 21, 64), kind="buffer")
+    report = report_of([table], [row("model.norm.weight", (64,))])
+    (found,) = [each for each in report.findings if each.id == "weights-above-checkpoint"]
+    assert "follow max_position_embeddings" in found.evidence
+    screen = printed(render_table(FirstScreen([report], "run")), 120)
+    assert "weights-above-checkpoint" not in screen
 
 
 def test_nothing_is_claimed_of_a_layer_that_says_nothing():

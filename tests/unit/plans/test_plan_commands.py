@@ -23,6 +23,9 @@ import pytest
 
 from tests.unit.plans.fake_python import BLOCK, BYTES_PER_TOKEN, GIB, SERVING, figures_of
 from vllm_memprof.cli import main
+from vllm_memprof.cli.checked import checked_setting
+from vllm_memprof.errors import RunRecordError
+from vllm_memprof.sources import read_report
 
 Refused = Callable[..., str]
 MEMPROF = [sys.executable, "-m", "vllm_memprof"]
@@ -317,6 +320,31 @@ def test_the_fewest_devices(env: dict[str, str], tmp_path: Path) -> None:
     assert "ran out of device memory" in found["tries"][0]["missing"][0]["text"]
     run = tmp_path / "fit" / found["tries"][-1]["plan"]["run"]
     assert json.loads((run / "report.json").read_text())["run"]["status"] == "ok"
+    with pytest.raises(RunRecordError, match="fit has plans, and is no run itself") as raised:
+        read_report(str(tmp_path / "fit"))
+    *_, first = str(raised.value.hint).split()
+    assert read_report(first).run.mode == "plan"
+    assert "fit.json" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("others", [["-dp", "4", "--enable-expert-parallel"], ["-pp=2", "-dp=2"]])
+def test_the_fewest_devices_of_all_parallel_sizes(
+    env: dict[str, str], tmp_path: Path, others: list[str]
+) -> None:
+    wanted = ["--find", "devices", "--want", "tokens=300000", "--run-dir", "fit"]
+    code, found = fit(env, tmp_path, *wanted, *others)
+    assert (code, found["answer"], found["flag"]) == (0, "16", "--tensor-parallel-size 4")
+    assert [(row["value"], row["plan"]["devices"]) for row in found["tries"]] == [
+        ("4", 4),
+        ("8", 8),
+        ("16", 16),
+    ]
+    replicas = 4 if "-dp" in others else 2
+    said = f"KV tokens and concurrency are those of each of {replicas} replicas"
+    assert said in found["notes"]
+    assert checked_setting(str(tmp_path / "fit")).settings == {"--tensor-parallel-size": "4"}
+    code, found = fit(env, tmp_path, "--find", "devices", "--between", "6:8", *others)
+    assert (code, found["answer"], found["flag"]) == (0, "8", "--tensor-parallel-size 2")
 
 
 def test_the_longest_requests_are_those_of_an_exhaustive_search(

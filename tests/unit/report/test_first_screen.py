@@ -228,6 +228,22 @@ def test_a_plan_says_whether_it_fits() -> None:
     assert "FAILED" in drawn(FirstScreen([refused], "run"))
 
 
+def test_figures_of_one_replica_are_said_to_be_that() -> None:
+    (plan,), (served,) = reports_of("plan_tp2"), reports_of("recorded_023_tp2")
+    command = [*plan.run.engine_command, "-dp", "4"]
+    planned = replace(plan, run=replace(plan.run, engine_command=command))
+    rows = [replace(rank, dp_rank=at) for at, rank in enumerate(served.ranks)]
+    for report, said in (
+        (planned, ", in each of 4 replicas"),
+        (replace(served, ranks=rows), ", in each of 2 replicas"),
+        (plan, None),
+        (served, None),
+    ):
+        line = drawn(FirstScreen([report], "run"), 120).splitlines()[1]
+        assert " requests of " in line
+        assert line.endswith(said) if said else "replicas" not in line
+
+
 def test_the_limit_is_by_width() -> None:
     assert [most_lines(width) for width in (40, 80, 99, 100, 200)] == [55, 55, 55, 45, 45]
 

@@ -31,9 +31,9 @@ def beyond(causes: Sequence[str], rank: RankReport, _: Context) -> Iterator[Foun
         return
     titles, largest = TITLES["weights"], named.most_common(_LISTED)
     said = (text("{title} {size:size}", title=titles[of], size=size) for of, size in largest)
-    most = {of for of, _ in largest}
     figures = {"expected": held.expected_bytes, "held": held.engine_bytes}
-    where = {each: each in most for each in ("tables", "vision", "attention", "shared_experts")}
+    # sentences name tables, vision and shared_experts
+    where = dict.fromkeys((of for of, _ in largest), True)
     yield Found(total, {**where, **figures, "classes": join(", ", said)})
 
 

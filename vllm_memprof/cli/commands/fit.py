@@ -12,7 +12,7 @@ from vllm_memprof.cli.show import say
 from vllm_memprof.files import from_here
 from vllm_memprof.plans.documents import fit_document
 from vllm_memprof.plans.fit import run_fit
-from vllm_memprof.plans.knobs import find_knob, search_request
+from vllm_memprof.plans.knobs import DEVICES, find_knob, search_request
 from vllm_memprof.plans.store import model_config
 from vllm_memprof.plans.wants import lengths, parse_wants
 
@@ -49,7 +49,11 @@ def fit(
     wanted = parse_wants(want or [], headroom, until)
     asked = search_request(between, step)
     plans.check_setup(plan)
-    space = knob.space(asked._replace(config=model_config(plan.model, plan.engine_args)))
+    asked = asked._replace(
+        config=model_config(plan.model, plan.engine_args),
+        unit=plan.vary(knob.option, "1").devices if knob.name == DEVICES else 1,
+    )
+    space = knob.space(asked)
     plan = replace(plan, lengths=lengths(wanted))
     found, folder = plans.answer(
         ctx,

@@ -277,7 +277,8 @@ def _granted(report: Report) -> Text:
     """Return the KV cache, with the requests that it holds at a time."""
     least = least_grant(report.ranks)
     requests = None if least is None else sentences_of("concurrency", vars(least.kv))
-    return join(", ", (granted(report), requests or None))
+    replicas = report.replicas > 1 and text("in each of {replicas} replicas", report)
+    return join(", ", (granted(report), requests or None, replicas))
 
 
 def _waiting(report: Report) -> Iterable[Line]:
