@@ -313,7 +313,7 @@ def _cause_figures(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> dict[
     return {
         "bracketed": not brief
         and any(not side.subtracts and side.held_bytes is not None for side in sides),
-        "titles": join(", ", same),
+        "printed" if rank.tolerance_bytes else "titles": join(", ", same),
         "unknown": unknown and rank.difference_bytes is not None,
         "owners": differ and divided and ", ".join(parts),
         "tolerance": rank.tolerance_bytes or None,
