@@ -112,7 +112,7 @@ def equation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             Size(titled(form.base_title) or form.base, None if base is None else int(base)),
             Row([form.share, share, ""], mark="×"),
         ]
-    printed = form is not None or rank.figures.get("requested_bytes") is not None
+    printed = form or rank.figures.get("requested_bytes")
     asked = text("requested") if printed else text("requested, derived")
     rows.append(Size(asked, budget.requested_bytes, TOTAL, "="))
     for term in [] if budget.override else budget.terms:
