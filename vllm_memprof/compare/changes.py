@@ -28,8 +28,6 @@ _OURS = (
     "--rank",
     "--use-checked",
 )
-#: Variables that memprof sets for its own use; what they follow from is among the arguments.
-_OUR_VARIABLES = "MEMPROF_"
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,8 @@ def _given(report: Report, said: str) -> dict[str, dict[str, str]]:
         "environment": {
             name: value
             for name, value in sorted(run.env.items())
-            if not name.startswith(_OUR_VARIABLES)
+            # of its own use; what they follow from is among the arguments
+            if not name.startswith("MEMPROF_")
         },
     }
     return {

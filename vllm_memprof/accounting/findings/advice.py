@@ -150,7 +150,7 @@ def higher_share(
         return {"none": True}
     if most is None:
         return {"share": share, "start": math.ceil(share * total)}
-    if share < most or (share == most and not beyond):
+    if (share, beyond) <= (most, False):
         return {"share": share}
     gain = int((most - utilization) * total / divisor_of(rank.budget.equation))
     return {"most": most, "gain": gain >= _LEAST_GAIN_BYTES and gain}

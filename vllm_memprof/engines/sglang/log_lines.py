@@ -108,11 +108,11 @@ def set_up(found: Mapping[str, Value], whole: bool) -> dict[str, object]:
             cut line does not.
     """
     device = found.get("device")
-    set_to = {} if whole else {name: each for name, each in found.items() if "model" not in name}
+    said = {name: each for name, each in found.items() if each and "model" not in name}
     return {
         **{field: found[name] for name, field in _FIELDS.items() if found.get(name)},
         "engine": "sglang",
-        "arguments": tuple(words_of({name: each for name, each in set_to.items() if each})),
+        "arguments": () if whole else tuple(words_of(said)),
         "given": Given(
             engine="sglang",
             draft_model=found.get("speculative_algorithm") is not None,
