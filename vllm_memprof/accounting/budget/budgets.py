@@ -122,7 +122,7 @@ def _equation_budget(read: RankReadings, kv: Kv) -> Budget:
     of = read.startup
     equation, figures = of.equation, of.figures
     total, share = of.figure("device_total_bytes"), figures.get("gpu_memory_utilization")
-    asked = int(total * share) if total and share else None
+    asked = total * share if total and share else None
     budget = Budget(
         device_total_bytes=total,
         gpu_memory_utilization=share,
