@@ -103,7 +103,7 @@ def _build_one(run: Run) -> Report:
     from vllm_memprof.record.deployment import Parts
 
     run = _with_log(run)
-    if len({process.identity.host for process in run.processes}) > 1:  # as Ray's workers have it
+    if len(run.hosts) > 1:  # as Ray's workers have it
         name = None if run.info.part is None else run.info.part.deployment
         return build_deployment(Parts(name, [run]))
     return build_report(run)

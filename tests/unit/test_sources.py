@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.accounting.builders import DATA
+from vllm_memprof.accounting.owners.peak_owners import divided_device
 from vllm_memprof.report.documents.first_screen import FirstScreen, opening_of
 from vllm_memprof.sources import build_run
 
@@ -97,6 +98,28 @@ def test_what_hooks_did_not_see_is_taken_from_the_log(tmp_path: Path) -> None:
         events.unlink()
     report = build_run(tmp_path / "run")
     assert "startup-refused" in {found.id for found in report.findings}
+
+
+def test_a_worker_of_the_log_alone_is_on_the_host_of_the_run(tmp_path: Path) -> None:
+    """Of a start that the engine refused, the core recorded itself, and no worker did."""
+    shutil.copytree(DATA / "recorded_killed_tp2", tmp_path / "run")
+    (tmp_path / "run" / "engine.log").write_text(
+        "(EngineCore pid=1) INFO 01-01 [core.py:1] Initializing a V1 LLM engine (v0.23.0) with "
+        "config: model='some/model', tensor_parallel_size=1, \n"
+        "(EngineCore pid=1) INFO 01-01 [platform.py:1] platform plugin ascend is activated\n"
+        "(EngineCore pid=1) ERROR [worker.py:1] ValueError: Free memory on device (60.61/60.96 "
+        "GiB) on startup is less than desired GPU memory utilization (0.995, 60.66 GiB). Decrease "
+        "GPU memory utilization or reduce GPU memory used by other processes.\n"
+    )
+    core, worker = sorted((tmp_path / "run" / "events").iterdir())
+    core.write_text(core.read_text().split("\n")[0].replace('"worker"', '"engine_core"') + "\n")
+    worker.unlink()
+    report = build_run(tmp_path / "run")
+    assert report.deployment is None
+    (rank,) = report.ranks
+    divided = divided_device(rank)
+    assert divided is not None
+    assert sum(row.bytes for row in divided.owners) == rank.device_total_bytes
 
 
 def test_a_run_that_ended_well_has_no_failure(run_dir: Path) -> None:

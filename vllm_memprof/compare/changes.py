@@ -28,8 +28,6 @@ _OURS = (
     "--rank",
     "--use-checked",
 )
-#: Variables that memprof sets for its own use; what they follow from is among the arguments.
-_OUR_VARIABLES = "MEMPROF_"
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,8 @@ def changes(a: Report, b: Report) -> list[Change]:
     What a run says nothing of has not changed: a log prints few of the arguments, and a setting
     without a value is not known.
     """
-    left, right = _given(a), _given(b)
+    said = "command" if a.run.command or b.run.command else "engine_command"  # of a log
+    left, right = _given(a, said), _given(b, said)
     found = []
     for kind in left:
         for name in dict.fromkeys([*left[kind], *right[kind]]):
@@ -71,7 +70,7 @@ def changes(a: Report, b: Report) -> list[Change]:
     return [change for change in found if change.kind != "setting" or change.name not in arguments]
 
 
-def _given(report: Report) -> dict[str, dict[str, str]]:
+def _given(report: Report, said: str) -> dict[str, dict[str, str]]:
     """Return what a run was given: kind -> name -> value, what is unknown left out."""
     run, evidence = report.run, report.run.evidence
     equations = dict.fromkeys(rank.budget.equation for rank in report.ranks if rank.budget.equation)
@@ -81,7 +80,7 @@ def _given(report: Report) -> dict[str, dict[str, str]]:
     kind = f"simulated, profile {run.device_profile}" if run.simulated else "real"
     # option -> value, "given" for a flag; those of one that was given again are joined
     arguments: dict[str, object] = {}
-    for name, value in given_options(run.command):
+    for name, value in given_options(getattr(run, said)):
         for key, inner in _keys(name, value):
             if key not in _OURS:
                 arguments[key] = f"{arguments[key]} {inner}" if key in arguments else inner
@@ -118,7 +117,8 @@ def _given(report: Report) -> dict[str, dict[str, str]]:
         "environment": {
             name: value
             for name, value in sorted(run.env.items())
-            if not name.startswith(_OUR_VARIABLES)
+            # of its own use; what they follow from is among the arguments
+            if not name.startswith("MEMPROF_")
         },
     }
     return {

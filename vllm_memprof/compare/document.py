@@ -291,11 +291,9 @@ def _cause_section(
 def _cause_figures(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> dict[str, object]:
     """Return what the notes below a table of causes name."""
     sides = [side for cause in shown for side in (cause.a, cause.b)]
-    same: list[str] = [
-        cause.title for cause in rank.causes if cause.bytes == 0 and cause.kind == STATE
+    same = [
+        cause.title for cause in rank.causes if cause.bytes == 0 and cause.kind in (STATE, REQUEST)
     ]
-    if any(cause.kind == REQUEST and cause.bytes == 0 for cause in rank.causes):
-        same.append(text("requested"))
     unknown = any(cause.kind == UNKNOWN for cause in rank.causes)
     # the owners of non-torch memory, where counters of the device name them
     owners = [
@@ -313,7 +311,7 @@ def _cause_figures(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> dict[
     return {
         "bracketed": not brief
         and any(not side.subtracts and side.held_bytes is not None for side in sides),
-        "titles": join(", ", same),
+        "printed" if rank.tolerance_bytes else "titles": join(", ", same),
         "unknown": unknown and rank.difference_bytes is not None,
         "owners": differ and divided and ", ".join(parts),
         "tolerance": rank.tolerance_bytes or None,

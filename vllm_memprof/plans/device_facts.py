@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from vllm_memprof.accounting.model import Report
+from vllm_memprof.engines import VLLM, row_of_run
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.options import value_of, with_option
 from vllm_memprof.record.schema import RunInfo
@@ -46,7 +47,8 @@ def arguments_of(report: Report) -> list[str] | None:
     words = run.command
     if words[:2] == ["vllm", "serve"]:  # the command as typed counts
         given = words[3:] if len(words) > 2 and not words[2].startswith("-") else words[2:]
-    elif {*run.engine_command} - {"--enforce-eager"}:  # the line "non-default args"
+    elif row_of_run(run.engine) is VLLM and {*run.engine_command} - {"--enforce-eager"}:
+        # the line "non-default args"; another engine's log says some of its arguments
         given = run.engine_command
     else:
         return None

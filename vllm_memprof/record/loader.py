@@ -37,7 +37,7 @@ from vllm_memprof.record.schema import (
 )
 from vllm_memprof.record.spans import AFTER, BEFORE, Span
 from vllm_memprof.record.weights import Loaded
-from vllm_memprof.units import known_items
+from vllm_memprof.units import known_items, only_known
 
 _T = TypeVar("_T")
 
@@ -192,7 +192,8 @@ class Run:
     @cached_property
     def hosts(self) -> list[str | None]:
         """Return the hosts of its processes, the launcher's first; that alone without any."""
-        there = dict.fromkeys(process.identity.host for process in self.processes)
+        # a process that a log alone names has none
+        there = dict.fromkeys(only_known(each.identity.host for each in self.processes))
         return sorted(there, key=lambda host: host != self.info.host) or [self.info.host]
 
     @cached_property

@@ -163,8 +163,9 @@ def test_what_a_310p_does_not_charge_is_worth_half_of_it() -> None:
     (neighbour,) = found(report, "co-tenant")
     assert "takes half of that from the KV cache" in neighbour.title
     assert neighbour.action == (
-        "no utilization makes up for it: above 0.5604 the engine refuses to start; move the other "
-        "process to a different device"
+        "--gpu-memory-utilization 0.5604 adds 1.31 GiB of KV cache, computed, not tried; no "
+        "utilization makes up for all of it: above that the engine refuses to start; move the "
+        "other process to a different device"
     )
 
 
@@ -172,11 +173,15 @@ def test_what_a_310p_does_not_charge_is_worth_half_of_it() -> None:
 
 
 def test_a_utilization_that_would_be_refused_is_not_suggested() -> None:
-    """0.5 + 18.35 / 60.96 = 0.80 of the device, of which 0.69 is free."""
+    """0.5 + 18.35 / 60.96 = 0.80 of the device, of which 0.69 is free: it gives a part."""
     (report,) = explained("e3_neighbour.log")
     (neighbour,) = found(report, "co-tenant")
-    assert not re.search(r"--gpu-memory-utilization 0\.\d", neighbour.action)
-    assert "above 0.6988 the engine refuses to start" in neighbour.action
+    suggested = re.findall(r"--gpu-memory-utilization (0\.\d+)", neighbour.action)
+    assert suggested == ["0.6988"]
+    assert neighbour.action.startswith(
+        f"--gpu-memory-utilization 0.6988 adds {(0.6988 - 0.5) * 60.96:.2f} GiB of KV cache"
+    )
+    assert "above that the engine refuses to start" in neighbour.action
     assert "upgrade to vllm-ascend 0.18 or later" in neighbour.action
 
 

@@ -117,6 +117,17 @@ def test_the_suggestions_of_the_engine_are_shown_exactly() -> None:
     assert rows["--kv-cache-memory suggested for the whole device"][1] == "56,234,567,890"
 
 
+def test_without_an_equation_requested_memory_is_the_product() -> None:
+    """A command and the first snapshot, without a release: 60.96 x 0.5."""
+    text = (DATA / "made" / "e3_neighbour.log").read_text()
+    kept = [line for line in text.split("\n") if "[core.py" not in line and "[platform" not in line]
+    (report,) = reports_of("\n".join(kept))
+    assert report.ranks[0].budget.equation is None
+    (section,) = sections(report, 80, ["equation"])
+    rows = {str(row.cells[0]): row.cells[1:] for row in section.rows}
+    assert rows["requested, derived"] == ["30.4800", "32,727,650,795"]
+
+
 # --- what is said of ranks
 
 

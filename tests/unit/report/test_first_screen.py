@@ -251,3 +251,41 @@ def test_the_limit_is_by_width() -> None:
 def test_no_ranks() -> None:
     report = build_report(replace(recorded("graph_tp2"), processes=[]))
     assert "no KV cache was sized" in drawn(FirstScreen([report], "run"))
+
+
+def shares_of(name: str) -> dict[str, float]:
+    (run,) = read_log(f"tests/data/logs/{name}")
+    rank = build_report(run).ranks[0]
+    divided = divided_device(rank)
+    assert divided is not None
+    assert sum(row.bytes for row in divided.owners) == divided.total_bytes
+    return {row.name: round(row.bytes / (1 << 30), 2) for row in divided.owners}
+
+
+@pytest.mark.parametrize(
+    ("name", "in_use"), [("e3_neighbour", 60.96 - 42.61), ("310p_neighbour", 43.24 - 24.24)]
+)
+def test_what_was_in_use_before_the_start_has_a_row(name: str, in_use: float) -> None:
+    shares = shares_of(f"made/{name}.log")
+    assert shares["in_use"] == pytest.approx(in_use, abs=0.01)
+    (run,) = read_log(f"tests/data/logs/made/{name}.log")
+    text = drawn(FirstScreen([build_report(run)]))
+    assert "in use before the start" in text
+    assert "free, or not in the log" in text
+
+
+def test_a_term_that_has_it_in_it_stands_alone() -> None:
+    assert shares_of("made/e3_as_0.18.log").keys().isdisjoint({"in_use", "initial_non_torch"})
+
+
+def test_graph_memory_that_was_measured_beats_its_estimate() -> None:
+    """0.1 GiB (actual), 0.58 GiB (estimated)"""
+    shares = shares_of("wtdcode__vllm-backport-34.log")
+    assert shares["graph"] == 0.1
+    assert "graph_estimate" not in shares
+
+
+def test_one_size_of_the_kv_cache_is_suggested() -> None:
+    run = read_log("tests/data/logs/two_methods_910b_tp2.md")[2]
+    text = drawn(FirstScreen([build_report(run)]))
+    assert text.count("--kv-cache-memory-bytes") == 1

@@ -121,11 +121,13 @@ def _equation_budget(read: RankReadings, kv: Kv) -> Budget:
     """Return the engine's equation of a rank with its audit, and what fits the request."""
     of = read.startup
     equation, figures = of.equation, of.figures
+    total, share = of.figure("device_total_bytes"), figures.get("gpu_memory_utilization")
+    asked = total * share if total and share else None
     budget = Budget(
-        device_total_bytes=of.figure("device_total_bytes"),
-        gpu_memory_utilization=figures.get("gpu_memory_utilization"),
+        device_total_bytes=total,
+        gpu_memory_utilization=share,
         engine_kv_cache_bytes=of.figure("kv_cache_bytes"),
-        requested=figures.get("requested_bytes"),
+        requested=figures.get("requested_bytes", asked),
         chosen_by=read.chosen_by,
         tried=list(read.tried),
     )

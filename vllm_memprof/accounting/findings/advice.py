@@ -145,7 +145,8 @@ def higher_share(
 
     Returns:
         ``share``; with ``start``, the bytes that have to be free then, where nothing tells whether
-        they are. Else ``most``, above which the engine refuses to start; ``none``, where it would
+        they are. Else ``most``, above which the engine refuses to start, and ``gain``, the KV cache
+        that it adds up to there, where it is worth a change; ``none``, where it would
         be 1 or more; ``more``, the size, where the device's total or the utilization is unknown.
     """
     total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
@@ -156,7 +157,10 @@ def higher_share(
         return {"none": True}
     if most is None:
         return {"share": share, "start": math.ceil(share * total)}
-    return {"most": most} if share > most or (beyond and share == most) else {"share": share}
+    if (share, beyond) <= (most, False):
+        return {"share": share}
+    gain = int((most - utilization) * total / divisor_of(rank.budget.equation))
+    return {"most": most, "gain": gain >= _LEAST_GAIN_BYTES and gain}
 
 
 def leave_a_kv_cache(rank: RankReport, missing: int, ranks: list[RankReport]) -> dict[str, object]:

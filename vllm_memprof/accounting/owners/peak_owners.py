@@ -29,6 +29,8 @@ SERVING_PEAK, FAILURE, LAST_READING, LOG = "serving_peak", "failure", "last_read
 FILE = "file"
 FREE, HEADROOM, OVER = "free", "headroom", "over"
 _TITLES = TITLES["owners_at_peak"]
+#: Terms and quantities that have what was in use before the engine began in them.
+_HAVE_THE_START = ("initial_non_torch", "cleared", "used_by_device")
 
 
 class DividedDevice(NamedTuple):
@@ -136,25 +138,27 @@ def _at_the_peak(rank: RankReport) -> list[ItemPart]:
 
 def _as_printed(rank: RankReport, total: Amount) -> list[ItemPart]:
     """Return the terms that a log prints, and what it leaves of the device."""
-    budget, weights = rank.budget, rank.figure("weights_bytes")
-    terms = [*budget.subtracted.items()]
-    terms += [(row.name, row.bytes) for row in budget.not_subtracted]
-    rows: list[tuple[str, str, Amount]]
-    rows = [("kv_cache", _TITLES["kv_cache"], budget.engine_kv_cache_bytes)]
+    budget = rank.budget
+    sizes = {"kv_cache": budget.engine_kv_cache_bytes, **budget.subtracted}
+    sizes |= {row.name: row.bytes for row in budget.not_subtracted}
     if not budget.terms:
-        rows.append(("weights", _TITLES["weights"], weights))
-    rows += [(name, title_of(name), size) for name, size in terms]
-    if "graph" not in dict(terms):
-        rows.append(("graph", _TITLES["graph"], rank.figure("graph_bytes")))
-    free, title = rank.figure("free_ready_bytes"), text("free at the end of the start-up")
-    if total is not None and budget.engine_kv_cache_bytes is None and rank.initial_free_bytes:
-        free, title = rank.initial_free_bytes, text("free")  # refused at its start
-        rows.append(("in_use", text("in use before the start"), total - free))
-    rows.append((FREE, title, free))
+        sizes["weights"] = rank.figure("weights_bytes")
+    graph = rank.figure("graph_bytes")
+    if graph is not None and "printed_peak" not in sizes:  # which has the estimate in it
+        sizes |= {"graph_estimate": None, "graph": graph}
+    before = minus(total, rank.initial_free_bytes)
+    if not any(map(sizes.get, _HAVE_THE_START)):
+        sizes["in_use"] = before
     owners = [
-        ItemPart(name, title, size, MEASURED) for name, title, size in rows if size and size > 0
+        ItemPart(name, title_of(name), size, MEASURED)
+        for name, size in sizes.items()
+        if size and size > 0
     ]
     rest = minus(total, sum(owner.bytes for owner in owners))
-    if owners and free is None and rest is not None and rest > 0:
-        owners.append(ItemPart("rest", text("not in the log"), rest, DERIVED))
+    if free := rank.figure("free_ready_bytes"):
+        owners.append(ItemPart(FREE, FREE, free, MEASURED))
+    elif owners and rest and rest > 0:
+        told = text("not in the log") if before is None else text("free, or not in the log")
+        name = FREE if rest == rank.initial_free_bytes else "rest"  # refused at its start
+        owners.append(ItemPart(name, told, rest, DERIVED))
     return owners

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vllm_memprof.engines import ENGINES
 from vllm_memprof.engines.line_format import Given, PrintedRank, read_log_lines
-from vllm_memprof.options import Value, typed
+from vllm_memprof.options import Value, typed, words_of
 from vllm_memprof.text import text
 
 _OPENS = re.compile(r"server_args=\s*(?:ServerArgs\(|\{)")
@@ -107,13 +107,12 @@ def set_up(found: Mapping[str, Value], whole: bool) -> dict[str, object]:
         whole: what is not there was not given: a command says all that a person asked for, and a
             cut line does not.
     """
-    said = [found.get(name) for name in ("disable_cuda_graph", "disable_decode_cuda_graph")]
-    eager = any(said) or found.get("cuda_graph_backend_decode") == "disabled"
     device = found.get("device")
+    said = {name: each for name, each in found.items() if each and "model" not in name}
     return {
         **{field: found[name] for name, field in _FIELDS.items() if found.get(name)},
-        "enforce_eager": eager if eager or "disable_cuda_graph" in found else None,
         "engine": "sglang",
+        "arguments": () if whole else tuple(words_of(said)),
         "given": Given(
             engine="sglang",
             draft_model=found.get("speculative_algorithm") is not None,

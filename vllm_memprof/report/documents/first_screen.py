@@ -77,6 +77,7 @@ _OWNERS, _STARTS = 9, 8
 _LAST = {OVER: BAD, HEADROOM: GOOD, FREE: MUTED}
 #: Words of the answer that do not say that all is well.
 _WORDS = dict.fromkeys(("DOES NOT FIT", "CUT OFF", "DIFFERS"), BAD) | {"UNCHECKED": PLAIN}
+_SIZE = "--kv-cache-memory-bytes"
 _START_UP = ("reserved_bytes", "allocated_peak_bytes", "non_torch_bytes", "device_free_bytes")
 
 
@@ -592,13 +593,15 @@ def _offers(report: Report, rank: RankReport | None) -> list[Line]:
     if fits and size and free and known and 0 < fits < size - _LEAST_BYTES:
         least = min(each.fits_request_bytes or fits for each in budgets)
         what = text("stay within {gpu_memory_utilization}", budget)
-        argument = f"--kv-cache-memory-bytes {least}"
+        argument = f"{_SIZE} {least}"
         used = text("{argument}: now {size:size} more is used", argument=argument, size=size - fits)
         found.append(Line(what, used))
     told: dict[str, Line] = {}
     for view in finding_views(report):
         if view.action and (view.severity != "info" or not found):
-            told.setdefault(view.id, Line(view.id, text("{title}: {action}", view)))
+            # of sizes for the KV cache one, that of the gravest
+            key = _SIZE if _SIZE in view.action else view.id
+            told.setdefault(key, Line(view.id, text("{title}: {action}", view)))
     asked = [*told.values()][: max(1, 3 - len(found))]
     careful = any(each.device_verdict not in ("fits", None) for each in budgets)
     return [*asked, *found] if careful else [*found, *asked]

@@ -112,7 +112,9 @@ def equation(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
             Size(titled(form.base_title) or form.base, None if base is None else int(base)),
             Row([form.share, share, ""], mark="×"),
         ]
-    rows.append(Size(text("requested"), budget.requested_bytes, TOTAL, "="))
+    as_read = form or budget.requested == rank.figures.get("requested_bytes")
+    title = text("requested") if as_read else text("requested, derived")
+    rows.append(Size(title, budget.requested_bytes, TOTAL, "="))
     for term in [] if budget.override else budget.terms:
         if term.subtracted:
             rows.append(Size(term_title(sheet.report, term.name), term.bytes, mark="-"))

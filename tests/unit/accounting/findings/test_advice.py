@@ -87,7 +87,7 @@ def test_no_suggestion_asks_for_more_than_is_free(ranks: list[RankReport]) -> No
     )
     roomy = replace(crowded, initial_free_bytes=gib(59))
     assert higher_share(crowded, gib(6), [crowded]) == {"share": 0.6}
-    refused = {"most": 0.6666}
+    refused = {"most": 0.6666, "gain": int((0.6666 - 0.5) * gib(60))}
     assert higher_share(crowded, gib(12), [crowded]) == refused
     assert higher_share(roomy, gib(12), [roomy, crowded]) == refused
     assert higher_share(roomy, gib(12), [roomy]) == {"share": 0.7}
