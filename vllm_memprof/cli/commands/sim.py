@@ -14,7 +14,6 @@ import typer
 from rich import box
 from rich.console import Console, JustifyMethod
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from vllm_memprof.cli.commands.sim_calibrate import write_profile, write_row
 from vllm_memprof.cli.help import HelpCommand, HelpGroup
@@ -23,6 +22,7 @@ from vllm_memprof.cli.show import progress_bar, say
 from vllm_memprof.errors import UsageError
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.launch.warm import list_warm, stop_all
+from vllm_memprof.report.grid import Grid
 from vllm_memprof.sim.poison import UNWRITTEN
 from vllm_memprof.sim.presets import list_presets
 from vllm_memprof.sim.profiles import list_profiles
@@ -99,17 +99,17 @@ def setup(
 @_command
 def list_() -> None:
     """Show stacks, device profiles and model presets."""
-    words = {"outdated": "set up again", "absent": "not set up"}
-    stacks = [(stack, default_prefix(stack.name)) for stack in list_stacks()]
     console = Console(highlight=False)
     for title, columns, rows in (
         (
             "Engine stacks (--stack)",
-            ("name", "state", "folder", "contents"),
+            ("name", "state", "contents"),
             [
-                (stack.name, words.get(state, state), str(prefix), stack.title)
-                for stack, prefix in stacks
-                for state in [stack_state(stack, prefix)]
+                (f"{stack.name}\n{prefix}", state, stack.title)
+                if (state := stack_state(stack, prefix)) != "absent"
+                else (stack.name, "not set up", stack.title)
+                for stack in list_stacks()
+                for prefix in [default_prefix(stack.name)]
             ],
         ),
         (
@@ -226,13 +226,12 @@ def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str 
     raise typer.Exit(1 if unwritten else 0)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
     """Return a table; numbers stand in columns whose names begin with ``>``."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Grid(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         side: JustifyMethod = "right" if column.startswith(">") else "left"
-        first = column == columns[0]
-        table.add_column(column.lstrip(">"), justify=side, overflow="fold", no_wrap=first)
+        table.add_column(column.lstrip(">"), justify=side, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
