@@ -592,7 +592,7 @@ def test_lines_in_chinese_end_behind_an_ideograph_and_not_within_an_option() -> 
             Words("从 KV cache 中扣除的显存多于图实际占用的：--gpu-memory-utilization 0.9554。"), 0
         )
     )
-    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+    assert [*map(str.rstrip, console.file.getvalue().splitlines())] == [  # type: ignore[attr-defined]
         "从 KV cache 中扣除的显存多于图",
         "实际占用的：",
         "--gpu-memory-utilization",
