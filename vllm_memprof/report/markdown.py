@@ -20,6 +20,7 @@ from vllm_memprof.document import (
     Line,
     Section,
 )
+from vllm_memprof.files import read_own
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.language import ENGLISH, Language, language
@@ -44,15 +45,7 @@ _LISTED_LINES = 10
 _CHARACTERS, _COMMAND_CHARACTERS = 500, 2_000
 _SPECIAL = re.compile(r"([\\`*_\[\]|~!^$])")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"})
-#: GitHub looks for mentions and issues in the text that is left when entities are read: a space
-#: without width parts them. Links it sees in the source, so there an entity is enough.
-_REFERENCES = (
-    (re.compile(r"&#64;(?=\w)"), "&#64;&#8203;"),
-    (re.compile(r"&#35;(?=\d)"), "&#35;&#8203;"),
-    (re.compile(r"\b(gh)-(?=\d)", re.IGNORECASE), r"\1-&#8203;"),
-    (re.compile("://"), ":&#47;/"),
-    (re.compile(r"\bwww\.", re.IGNORECASE), "www&#46;"),
-)
+_REFERENCES = read_own(__file__, "drawn.toml")["references"].items()
 #: What would begin a list or a line below a heading at the start of a line.
 _START = re.compile(r"^(\d{0,9})([-+=.)])(?=\s|[-=]*$)")
 
@@ -149,7 +142,7 @@ def escape(words: str) -> str:
     """Return text as it stands, within a line or in a cell of a table."""
     shown = _SPECIAL.sub(r"\\\1", " ".join(words.split())).translate(_ENTITIES)
     for pattern, safe in _REFERENCES:
-        shown = pattern.sub(safe, shown)
+        shown = re.sub(pattern, safe, shown)
     return shown
 
 

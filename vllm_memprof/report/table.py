@@ -22,6 +22,7 @@ from vllm_memprof.document import (
     Line,
     Section,
 )
+from vllm_memprof.files import read_own
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.first_screen import FirstScreen, most_lines
 from vllm_memprof.report.grid import Grid, Words
@@ -29,13 +30,8 @@ from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.text import text
 
 _STYLES = {PLAIN: "", CODE: "", TOTAL: "bold", MUTED: "dim", BAD: "bold red", GOOD: "green"}
-_SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
-#: For terminals whose encoding lacks them.
-_ASCII = str.maketrans(
-    {"→": ">", "×": "x", "✓": "ok", "✗": "FAILED", "…": "...", "±": "+-", "█": "#"}
-    | dict.fromkeys("▌▋▊▉", "#")
-    | dict.fromkeys("▏▎▍", "")
-)
+_DRAWN = read_own(__file__, "drawn.toml")
+_SEVERITIES, _ASCII = _DRAWN["severities"], str.maketrans(_DRAWN["ascii"])
 #: Rows that a first screen goes without, at most.
 _MOST_LESS = 40
 

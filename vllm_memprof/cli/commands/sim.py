@@ -5,35 +5,37 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import typer
-from rich import box
-from rich.console import Console, JustifyMethod
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from vllm_memprof.cli.commands.sim_calibrate import write_profile, write_row
 from vllm_memprof.cli.help import HelpCommand, HelpGroup
 from vllm_memprof.cli.options import Options, with_options
-from vllm_memprof.cli.show import progress_bar, say
+from vllm_memprof.cli.show import printed, progress_bar, say
+from vllm_memprof.document import Document, Section
 from vllm_memprof.errors import UsageError
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.launch.warm import list_warm, stop_all
-from vllm_memprof.report.grid import Grid
+from vllm_memprof.report.table import render_table
 from vllm_memprof.sim.poison import UNWRITTEN
-from vllm_memprof.sim.presets import list_presets
+from vllm_memprof.sim.presets import Preset, list_presets
 from vllm_memprof.sim.profiles import list_profiles
 from vllm_memprof.sim.runtime import prepare_runtime, stack_state
 from vllm_memprof.sim.selftest import run_selftest
 from vllm_memprof.sim.setup import SetupProgress, add_extra, download_stack, setup_stack
-from vllm_memprof.sim.stacks import default_prefix, list_stacks, load_extra
+from vllm_memprof.sim.stacks import Stack, default_prefix, list_stacks, load_extra
+from vllm_memprof.tables import Paper, TableFile
 from vllm_memprof.units import format_gib
 
 #: Ten megabytes and more: the lines of a log that explain why a step takes its time.
 _LARGE_DOWNLOAD = re.compile(r"^Downloading .*\((\d{2,}(\.\d+)? MB|.* GB)\)")
+
+_draw = TableFile(__file__, "sim.toml").draw
 
 app = typer.Typer(
     cls=HelpGroup,
@@ -99,47 +101,26 @@ def setup(
 @_command
 def list_() -> None:
     """Show stacks, device profiles and model presets."""
-    console = Console(highlight=False)
-    for title, columns, rows in (
-        (
-            "Engine stacks (--stack)",
-            ("name", "state", "contents"),
-            [
-                (f"{stack.name}\n{prefix}", state, stack.title)
-                if (state := stack_state(stack, prefix)) != "absent"
-                else (stack.name, "not set up", stack.title)
-                for stack in list_stacks()
-                for prefix in [default_prefix(stack.name)]
-            ],
-        ),
-        (
-            "Simulated devices (--device sim:NAME)",
-            ("name", "also", ">GiB", ">context GiB", ">devices", "device"),
-            [
-                (
-                    profile.name,
-                    ", ".join(profile.aliases),
-                    format_gib(profile.device.total_bytes),
-                    format_gib(profile.memory.context_bytes),
-                    str(profile.device.device_count),
-                    profile.title,
-                )
-                for profile in list_profiles()
-            ],
-        ),
-        (
-            "Model presets (no weights, no hub needed)",
-            ("model", ">size", "what"),
-            [
-                (each.name, f"{each.parameters / 1e9:.1f} B" if each.parameters else "", each.what)
-                for each in list_presets()
-            ],
-        ),
-    ):
-        console.print(_table(title, columns, rows), "")
+
+    def state(stack: Stack) -> str:
+        found = stack_state(stack, default_prefix(stack.name))
+        return {"absent": "not set up"}.get(found, found)
+
+    def size(model: Preset) -> str:
+        return f"{model.parameters / 1e9:.1f} B" if model.parameters else ""
+
+    def named(stack: Stack) -> str:
+        prefix = default_prefix(stack.name)
+        return f"{stack.name}\n{prefix if prefix.exists() else ''}".rstrip()
+
+    _show(
+        _draw(Paper(), "stacks", list_stacks(), state=state, named=named),
+        _draw(Paper(), "devices", list_profiles(), also=lambda each: ", ".join(each.aliases)),
+        _draw(Paper(), "models", list_presets(), size=size),
+    )
     if running := list_warm():
         pids = ", ".join(str(process.pid) for process in running)
-        console.print(f"Warm processes for plans: {pids} (`memprof sim stop` ends them)")
+        typer.echo(f"\nWarm processes for plans: {pids} (`memprof sim stop` ends them)")
 
 
 @partial(_command, options=_PROGRAM)
@@ -205,19 +186,16 @@ def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str 
     Status 1 if the engine read memory that nobody wrote: it then may size tensors by chance.
     """
     reads = run_selftest(stack, model, device)
-    rows = [
-        (
-            read.kind,
-            read.left_by,
-            f"{read.read_by}, {read.bytes} bytes",
-            read.call_site.replace(" < ", "\n"),
+    if reads:
+        _show(
+            _draw(
+                Paper(),
+                "reads",
+                sorted(reads, key=lambda read: (read.kind != UNWRITTEN, read.left_by)),
+                {"model": model},
+                site=lambda read: read.call_site.replace(" < ", "\n"),
+            )
         )
-        for read in sorted(reads, key=lambda read: (read.kind != UNWRITTEN, read.left_by))
-    ]
-    columns = ("value", "by", "read", "call site")
-    if rows:
-        title = f"{model}: read by the host, not computed"
-        Console(highlight=False).print(_table(title, columns, rows))
     unwritten = sum(read.kind == UNWRITTEN for read in reads)
     typer.echo(
         f"{unwritten} reads of values that nobody wrote, {len(reads) - unwritten} of values that "
@@ -226,15 +204,9 @@ def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str 
     raise typer.Exit(1 if unwritten else 0)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
-    """Return a table; numbers stand in columns whose names begin with ``>``."""
-    table = Grid(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        side: JustifyMethod = "right" if column.startswith(">") else "left"
-        table.add_column(column.lstrip(">"), justify=side, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _show(*sections: Section) -> None:
+    """Print tables of ``sim.toml``."""
+    typer.echo(printed(render_table(lambda _: Document("sim", "", [], [*sections]))))
 
 
 class _SetupProgress(SetupProgress):
