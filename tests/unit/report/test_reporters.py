@@ -598,3 +598,12 @@ def test_lines_in_chinese_end_behind_an_ideograph_and_not_within_an_option() -> 
         "--gpu-memory-utilization",
         "0.9554。",
     ]
+
+
+def test_markdown_has_options_as_code_and_no_option_that_is_not_enough_in_bold() -> None:
+    drawn = render_markdown(FirstScreen((report_of("recorded_oom"),)))
+    assert "| `--gpu-memory-utilization" in drawn
+    assert "&nbsp;&nbsp;`-" not in drawn
+    assert "**`" not in drawn
+    said = escape("set --a-b 0.5, *A_BC_D=x:True* or --names N.")
+    assert said == r"set `--a-b 0.5`, \*`A_BC_D=x:True`\* or `--names N`."
