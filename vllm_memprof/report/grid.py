@@ -18,7 +18,7 @@ _ENDLESS = 10_000
 _PIECE = re.compile(r"[（“]*(?:[^\s\u2e80-\uffef]+|[^\s（“])[，。；：、）”]* *|\s|.")
 
 
-class Words(Text):
+class Prose(Text):
     """A paragraph that is folded between words and ideographs."""
 
     def wrap(self, console: Console, width: int, **how: Any) -> Lines:

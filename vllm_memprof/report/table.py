@@ -25,7 +25,7 @@ from vllm_memprof.document import (
 from vllm_memprof.files import read_own
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.first_screen import FirstScreen, most_lines
-from vllm_memprof.report.grid import Grid, Words
+from vllm_memprof.report.grid import Grid, Prose
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.text import text
 
@@ -66,7 +66,7 @@ class _Tables:
             over -= 1 + most_lines(width)  # a blank line between two parts
             found = replace(found, less=found.less + over)
         for i, part in enumerate(parts):
-            yield from (Words(), part) if i else (part,)
+            yield from (Prose(), part) if i else (part,)
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class _Painter:
             style = "bold green" if page.verdict_style == GOOD else _STYLES[page.verdict_style]
             yield self.text(page.verdict, style)
 
-    def text(self, words: str, style: str = "") -> Words:
+    def text(self, words: str, style: str = "") -> Prose:
         shown = words.translate(_ASCII) if self.ascii_only else words
-        return Words(shown, style=style, overflow="fold")
+        return Prose(shown, style=style, overflow="fold")
 
     def indented(self, words: str, style: str = "") -> RenderableType:
         return Padding(self.text(words, style), (0, 0, 0, 2), expand=False)

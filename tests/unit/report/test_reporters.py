@@ -33,7 +33,7 @@ from vllm_memprof.record.schema import PlannedRanks
 from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.documents.report import verdict
 from vllm_memprof.report.files import write_reports
-from vllm_memprof.report.grid import Words
+from vllm_memprof.report.grid import Prose
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.language import LANGUAGES
 from vllm_memprof.report.markdown import escape, render_markdown
@@ -589,7 +589,7 @@ def test_lines_in_chinese_end_behind_an_ideograph_and_not_within_an_option() -> 
     console = Console(width=30, file=io.StringIO())
     console.print(
         Padding(
-            Words("从 KV cache 中扣除的显存多于图实际占用的：--gpu-memory-utilization 0.9554。"), 0
+            Prose("从 KV cache 中扣除的显存多于图实际占用的：--gpu-memory-utilization 0.9554。"), 0
         )
     )
     assert [*map(str.rstrip, console.file.getvalue().splitlines())] == [  # type: ignore[attr-defined]

@@ -74,9 +74,10 @@ def setup(
     offline: Path | None = None,
     quiet: bool = False,
 ) -> None:
-    """Install an engine stack into an environment of its own, and build the simulated device.
+    """Install an engine stack, and build the simulated device.
 
-    Goes on where an earlier setup stopped. A second run has nothing to do.
+    Each stack has its own environment. Goes on where an earlier setup stopped. A second run has
+    nothing to do.
     """
     for name in extras or []:
         load_extra(name)  # refused before minutes of work
@@ -125,7 +126,7 @@ def list_() -> None:
 
 @partial(_command, options=_PROGRAM)
 def run(ctx: typer.Context, command: list[str], report: bool = False, **options: object) -> None:
-    """Run any program on a simulated device: python, pytest, a server, a shell.
+    """Run any program on a simulated device: pytest, a server.
 
     It finds the stack's Python, pytest and vllm first, and presets by their names on a hub.
     """
@@ -143,15 +144,16 @@ def run(ctx: typer.Context, command: list[str], report: bool = False, **options:
 
 @partial(_command, options=_PROGRAM)
 def shell(ctx: typer.Context, **options: object) -> None:
-    """Open a shell in which every program runs on a simulated device, as with `sim run`."""
+    """Open a shell whose programs run on a simulated device."""
     run(ctx, [os.environ.get("SHELL", "/bin/sh")])
 
 
 @_command
 def stop() -> None:
-    """End the warm processes: they have imported the engine, and fork for each plan.
+    """End the warm processes.
 
-    Plans under way are not disturbed. MEMPROF_NO_WARM=1: plans without.
+    They have imported the engine, and fork for each plan. Plans under way are not disturbed.
+    MEMPROF_NO_WARM=1: plans without.
     """
     asked = stop_all()
     for process in asked:
@@ -181,7 +183,7 @@ def calibrate(
 
 @_command
 def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str = "910b") -> None:
-    """Run a tiny model, and find what the host reads that the device never computed.
+    """Run a tiny model, and find what is read but never computed.
 
     Status 1 if the engine read memory that nobody wrote: it then may size tensors by chance.
     """
