@@ -44,9 +44,9 @@ _LISTED_LINES = 10
 #: Characters of a text that the engine or the user gave, and of a command, which may have prompts.
 _CHARACTERS, _COMMAND_CHARACTERS = 500, 2_000
 _SPECIAL = re.compile(r"([\\`*_\[\]|~!^$])")
-_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"})
 _DRAWN = read_own(__file__, "drawn.toml")
 _OPTION, _REFERENCES = re.compile(_DRAWN["option"]), _DRAWN["references"].items()
+_ENTITIES = str.maketrans(_DRAWN["entities"])
 #: What would begin a list or a line below a heading at the start of a line.
 _START = re.compile(r"^(\d{0,9})([-+=.)])(?=\s|[-=]*$)")
 
