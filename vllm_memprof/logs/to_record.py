@@ -224,10 +224,11 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
     engine, version, notes = start.engine_named(spoken)
     if start.last_line:
         first, last = start.first_line, start.last_line
-        figures = {"name": name, "first": first, "last": last, "number": number, "count": count}
-        where = text("{name}, lines {first} to {last}", **figures)
+        where = text("{name}, lines {first} to {last}", name=name, first=first, last=last)
         if count > 1:
-            where = text("{name}, lines {first} to {last} (start {number} of {count})", **figures)
+            where = text(
+                "{where} (start {number} of {count})", where=where, number=number, count=count
+            )
         notes.insert(0, where)
     notes += start.notes
     status, reason = start.outcome

@@ -48,12 +48,9 @@ class Grid(Table):
         ]
         widths = [size.maximum for size in sizes]
 
-        def shrinks(at: int) -> tuple[bool, bool, int, int]:
-            loose = widths[at] > sizes[at].minimum
-            return loose, loose or columns[at].justify == "left", widths[at], at
-
         for _ in range(options.max_width, console.measure(self, options=endless).maximum):
-            at = max(range(len(widths)), key=shrinks)
-            widths[at] -= 1
-            columns[at].width = widths[at]
+            loose = [width > size.minimum for width, size in zip(widths, sizes, strict=True)]
+            ragged = [any(loose) or each.justify == "left" for each in columns]
+            _, _, width, at = max(zip(loose, ragged, widths, range(len(widths)), strict=True))
+            columns[at].width = widths[at] = width - 1
         yield from super().__rich_console__(console, options)
