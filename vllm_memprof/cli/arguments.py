@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from typer import Exit
+import typer
 
 from vllm_memprof.cli.help import HelpCommand
-from vllm_memprof.cli.show import say
 from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.text import plain
 
 #: Key in the context's ``meta`` under which a command finds the engine's arguments.
 ENGINE_ARGS = "vllm_memprof.engine_args"
@@ -125,11 +125,12 @@ class EngineCommand(HelpCommand):
         """Run the command; if it fails, name options of memprof that the engine's are like."""
         try:
             return super().invoke(ctx)
-        except (MemprofError, Exit) as end:
+        except (MemprofError, typer.Exit) as end:
             own = [name for param in self.params for name in param.opts]
             for word in ctx.meta[ENGINE_ARGS] if end.exit_code else ():
                 for near in get_close_matches(word.partition("=")[0], own, 1, _ALIKE):
-                    say(f"{word} went to the engine; did you mean {near}?")
+                    told = f"memprof: {word} went to the engine; did you mean {near}?"
+                    typer.echo(plain(told), err=True)
             raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
