@@ -315,15 +315,7 @@ class TableFile:
 
 #: What tables of phases show of the device at an edge, in a report and in a comparison; those that
 #: neither shows are in the DataFrame.
-PHASE_COLUMNS = (
-    Column("Reserved", "reserved_bytes", GIB),
-    Column("", "reserved_peak_bytes", GIB, when=False),
-    Column("Allocated peak", "allocated_peak_bytes", GIB),
-    Column("Allocated", "allocated_bytes", GIB, wide_only),
-    Column("Non-torch", "non_torch_bytes", GIB, marked=True),
-    Column("", "npu_workspace_bytes", GIB, when=False),
-    Column("Free", "device_free_bytes", GIB, wide_only, marked=True),
-)
+PHASE_COLUMNS = TableFile(__file__, "phases.toml").columns("phases")
 
 
 R = TypeVar("R")

@@ -78,6 +78,7 @@ MAY_IMPORT = {
     },
     "__init__": {"api"},
     "cli": {
+        "causes",
         "capture",
         "engines",
         "record",

@@ -11,6 +11,7 @@ from vllm_memprof.check.limits import BYTES, FINDING, STATUS, LimitReading
 from vllm_memprof.check.outcomes import CheckResult, Outcome
 from vllm_memprof.document import (
     BAD,
+    CODE,
     GOOD,
     NOT_MEASURED,
     PLAIN,
@@ -55,6 +56,8 @@ def check_document(result: CheckResult, width: int) -> Document:
 def head(result: CheckResult) -> list[Line]:
     """Return the lines that name the run and what it is held to."""
     lines = [Line(text("run"), _run(result.run)), Line(text("budget"), result.budget)]
+    if result.run.command:
+        lines.insert(1, Line(text("command"), " ".join(result.run.command), CODE))
     if result.baseline is not None:
         lines.append(Line(text("baseline"), _run(result.baseline)))
     return [*lines, *note_lines(result.notes)]
@@ -104,9 +107,7 @@ def _failure(outcome: Outcome, group: Sequence[LimitReading]) -> tuple[str | Non
         sense=titled(outcome.sense),
         limit=limit,
     )
-    missed = text(
-        "missed by {missed:,} {unit}", missed=-(row.margin or 0), unit=titled(outcome.unit)
-    )
+    missed = text("missed by {missed}", missed=_exact(outcome, -(row.margin or 0)))
     digits = row.within_digits and text("within the printed digits (±{half_unit:,} bytes)", row)
     return said, join(", ", (missed, digits))
 

@@ -19,13 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
+import typer
+
 from vllm_memprof.cli.help import HelpCommand
-from vllm_memprof.errors import UsageError
+from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.text import plain
 
 #: Key in the context's ``meta`` under which a command finds the engine's arguments.
 ENGINE_ARGS = "vllm_memprof.engine_args"
+#: Of 221 options of vLLM none is as like one of memprof's.
+_ALIKE = 0.87
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,18 @@ class EngineCommand(HelpCommand):
             if not ctx.resilient_parsing:
                 raise
             return SplitArguments([], None, [])  # a shell completes the value that is missing
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; if it fails, name options of memprof that the engine's are like."""
+        try:
+            return super().invoke(ctx)
+        except (MemprofError, typer.Exit) as end:
+            own = [name for param in self.params for name in param.opts]
+            for word in ctx.meta[ENGINE_ARGS] if end.exit_code else ():
+                for near in get_close_matches(word.partition("=")[0], own, 1, _ALIKE):
+                    told = f"memprof: {word} went to the engine; did you mean {near}?"
+                    typer.echo(plain(told), err=True)
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[ENGINE ARGUMENTS]"]

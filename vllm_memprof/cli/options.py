@@ -65,11 +65,6 @@ RUN: Options = {
 #: Of commands that make many plans for one answer.
 ANSWER: Options = {**of_request("run_dir"), "no_cache": (bool, False), **ENGINES}
 
-_EPILOG = (
-    "Every other argument goes to the engine unchanged and in order; `--` ends memprof's own. "
-    "-q VALUE is vLLM's --quantization."
-)
-
 
 def with_options(
     function: Callable[..., None], command: str, options: Options | None
@@ -126,6 +121,8 @@ def command_app(
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     engines, name = "model" in (options or ()), function.__name__
     cls = cls or (EngineCommand if engines else HelpCommand)
-    command = app.command(name, cls=cls, epilog=_EPILOG if engines else None)
+    epilogs = _ROWS["epilogs"]
+    epilog = epilogs.get(name, epilogs["engines"]) if engines else None
+    command = app.command(name, cls=cls, epilog=epilog)
     command(with_options(function, name, options))
     return app

@@ -286,8 +286,9 @@ def find_run(typed: str | None) -> str:
                 f"there is no run folder and no file {typed}, and no run in reports/ of that name"
             )
         )
-        near = nearest(typed or "", [run.name for run in runs], 3)
-        hint = f"nearest: {', '.join(near)}" if near else "memprof serve, offline or plan MODEL"
+        names = [run.name for run in runs]
+        near = nearest(typed or "", names, 3) or names[:3]
+        hint = f"in reports/: {', '.join(near)}" if near else "memprof serve, offline or plan MODEL"
         raise RunRecordError(what, hint)
     others = f", the newest of {len(found)}" if len(found) > 1 else ""
     say(f"{from_here(found[0])}{others}")

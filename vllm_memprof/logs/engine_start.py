@@ -331,7 +331,8 @@ class EngineStart:
         unnamed = self.unnamed
         size = max(self.config.world_size, len(unnamed))
         if size > 1:
-            return f"worker {unnamed.index(worker) + 1 if worker in unnamed else 1} of {size}"
+            place = unnamed.index(worker) + 1 if worker in unnamed else 1
+            return text("worker {place} of {size}", place=place, size=size)
         return "the worker" if len(self.workers) <= 1 else "lines without a rank"
 
     @property

@@ -224,9 +224,12 @@ def _to_run(start: EngineStart, name: str, number: int, count: int, spoken: Set[
     engine, version, notes = start.engine_named(spoken)
     if start.last_line:
         first, last = start.first_line, start.last_line
-        lines = f"lines {first} to {last}" if last > first else f"line {last}"
-        number_of = f" (start {number} of {count})" if count > 1 else ""
-        notes.insert(0, f"{name}, {lines}{number_of}")
+        where = text("{name}, lines {first} to {last}", name=name, first=first, last=last)
+        if count > 1:
+            where = text(
+                "{where} (start {number} of {count})", where=where, number=number, count=count
+            )
+        notes.insert(0, where)
     notes += start.notes
     status, reason = start.outcome
     device = None if config.given is None else config.given.device

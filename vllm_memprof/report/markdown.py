@@ -20,6 +20,7 @@ from vllm_memprof.document import (
     Line,
     Section,
 )
+from vllm_memprof.files import read_own
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.language import ENGLISH, Language, language
@@ -43,16 +44,9 @@ _LISTED_LINES = 10
 #: Characters of a text that the engine or the user gave, and of a command, which may have prompts.
 _CHARACTERS, _COMMAND_CHARACTERS = 500, 2_000
 _SPECIAL = re.compile(r"([\\`*_\[\]|~!^$])")
-_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"})
-#: GitHub looks for mentions and issues in the text that is left when entities are read: a space
-#: without width parts them. Links it sees in the source, so there an entity is enough.
-_REFERENCES = (
-    (re.compile(r"&#64;(?=\w)"), "&#64;&#8203;"),
-    (re.compile(r"&#35;(?=\d)"), "&#35;&#8203;"),
-    (re.compile(r"\b(gh)-(?=\d)", re.IGNORECASE), r"\1-&#8203;"),
-    (re.compile("://"), ":&#47;/"),
-    (re.compile(r"\bwww\.", re.IGNORECASE), "www&#46;"),
-)
+_DRAWN = read_own(__file__, "drawn.toml")
+_OPTION, _REFERENCES = re.compile(_DRAWN["option"]), _DRAWN["references"].items()
+_ENTITIES = str.maketrans(_DRAWN["entities"])
 #: What would begin a list or a line below a heading at the start of a line.
 _START = re.compile(r"^(\d{0,9})([-+=.)])(?=\s|[-=]*$)")
 
@@ -146,11 +140,14 @@ def _cut(words: str, most: int = _CHARACTERS) -> str:
 
 
 def escape(words: str) -> str:
-    """Return text as it stands, within a line or in a cell of a table."""
-    shown = _SPECIAL.sub(r"\\\1", " ".join(words.split())).translate(_ENTITIES)
-    for pattern, safe in _REFERENCES:
-        shown = pattern.sub(safe, shown)
-    return shown
+    """Return text as it stands, within a line or in a cell of a table; options as code."""
+    parts = _OPTION.split(" ".join(words.split()))
+    parts[1::2] = map(_code, parts[1::2])
+    for at in range(0, len(parts), 2):
+        parts[at] = _SPECIAL.sub(r"\\\1", parts[at]).translate(_ENTITIES)
+        for pattern, safe in _REFERENCES:
+            parts[at] = re.sub(pattern, safe, parts[at])
+    return "".join(parts)
 
 
 def _paragraph(words: str) -> str:
@@ -171,9 +168,11 @@ def _lines(lines: list[Line], page: Document, say: Language) -> list[str]:
     found = []
     for line in lines[:_LISTED_LINES]:
         code = line.style == CODE
-        value = _code(_cut(line.value, _COMMAND_CHARACTERS)) if code else escape(_cut(line.value))
+        value = (
+            _code(_cut(line.value, _COMMAND_CHARACTERS)) if code else _paragraph(_cut(line.value))
+        )
         named = text("**{name}**: {value}", name=escape(line.name), value=value)
-        found.append(f"- {say(named) if line.name else _paragraph(_cut(line.value))}")
+        found.append(f"- {say(named) if line.name else value}")
     return found + _more(len(lines) - _LISTED_LINES, page, say)
 
 
@@ -210,7 +209,7 @@ def _rows(section: Section) -> list[str]:
         cells = [escape(cell) for cell in (row.first, *row.cells[1:])]
         if row.style in (TOTAL, BAD):
             cells = [f"**{cell}**" if cell else cell for cell in cells]
-        cells[0] = "&nbsp;" * 2 * row.indent + cells[0]
+        cells[0] = "&nbsp;" * 2 * (row.indent - section.rows[0].indent) + cells[0]
         rows.append(cells)
     return [f"| {' | '.join(cells)} |" for cells in rows]
 

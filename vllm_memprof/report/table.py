@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rich import box
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text as RichText
 
 from vllm_memprof.document import (
     BAD,
@@ -24,21 +22,16 @@ from vllm_memprof.document import (
     Line,
     Section,
 )
+from vllm_memprof.files import read_own
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.first_screen import FirstScreen, most_lines
+from vllm_memprof.report.grid import Grid, Prose
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.text import text
 
 _STYLES = {PLAIN: "", CODE: "", TOTAL: "bold", MUTED: "dim", BAD: "bold red", GOOD: "green"}
-_SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
-#: For terminals whose encoding lacks them.
-_ASCII = str.maketrans(
-    {"→": ">", "×": "x", "✓": "ok", "✗": "FAILED", "…": "...", "±": "+-", "█": "#"}
-    | dict.fromkeys("▌▋▊▉", "#")
-    | dict.fromkeys("▏▎▍", "")
-)
-#: From this width on, names of a compact table are folded.
-_LONG_NAME = 50
+_DRAWN = read_own(__file__, "drawn.toml")
+_SEVERITIES, _ASCII = _DRAWN["severities"], str.maketrans(_DRAWN["ascii"])
 #: Rows that a first screen goes without, at most.
 _MOST_LESS = 40
 
@@ -73,7 +66,7 @@ class _Tables:
             over -= 1 + most_lines(width)  # a blank line between two parts
             found = replace(found, less=found.less + over)
         for i, part in enumerate(parts):
-            yield from (RichText(), part) if i else (part,)
+            yield from (Prose(), part) if i else (part,)
 
 
 @dataclass(frozen=True)
@@ -97,9 +90,9 @@ class _Painter:
             style = "bold green" if page.verdict_style == GOOD else _STYLES[page.verdict_style]
             yield self.text(page.verdict, style)
 
-    def text(self, words: str, style: str = "") -> RichText:
+    def text(self, words: str, style: str = "") -> Prose:
         shown = words.translate(_ASCII) if self.ascii_only else words
-        return RichText(shown, style=style, overflow="fold")
+        return Prose(shown, style=style, overflow="fold")
 
     def indented(self, words: str, style: str = "") -> RenderableType:
         return Padding(self.text(words, style), (0, 0, 0, 2), expand=False)
@@ -115,20 +108,15 @@ class _Painter:
         return table
 
     def section(self, section: Section) -> RenderableType:
-        table = Table(
+        table = Grid(
             box=None if self.compact else box.SIMPLE_HEAD,
             show_header=any(column.title for column in section.columns),
             padding=(0, 2 if self.compact else 1, 0, 0),
             pad_edge=False,
         )
-        longest = max((cell_len(row.cells[0]) for row in section.rows), default=_LONG_NAME)
-        for i, column in enumerate(section.columns):
-            table.add_column(
-                self.text(column.title),
-                justify="right" if column.right else "left",
-                overflow="fold",
-                no_wrap=self.compact and not i and longest < _LONG_NAME,
-            )
+        for column in section.columns:
+            justify: JustifyMethod = "right" if column.right else "left"
+            table.add_column(self.text(column.title), justify=justify)
         marked = any(row.mark for row in section.rows)
         for row in section.rows:
             left = 2 * row.indent + (2 if marked and not row.mark else 0)

@@ -193,7 +193,7 @@ def test_github(tmp_path: Path) -> None:
     assert lines[0] == (
         "::error title=memprof check%3A min_kv_cache,file=budget.toml,line=3::min_kv_cache: 44.3044 GiB "
         "(47,571,465,216 bytes) on TP0-TP1, allowed is at least 44.5000 GiB (47,781,511,168 bytes): "
-        "missed by 210,045,952 bytes"
+        "missed by 0.1956 GiB (210,045,952 bytes)"
     )
     assert all(line.startswith("::") for line in lines)
     assert summary.read_text().startswith(

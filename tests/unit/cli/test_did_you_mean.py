@@ -24,6 +24,7 @@ SIM = "--device sim:910b"
         ("report --formt json", "(Possible options: --format)"),
         ("plan Qwen/Qwen3-8B --device smi", "did you mean sim?"),
         ("plan Qwen/Qwen3-8B --device sim:910bb", "did you mean 910b or "),
+        ("plan Qwen/Qwen3-8B --device sim:x --devise=npu", "did you mean --device?"),
         (f"plan Qwen/Qwen3-8B {SIM} --stack vllm-ascend-0.32.0", "did you mean vllm-ascend-0.23.0"),
         ("plan Qwen/Qwen3-8B --engine sglng", "nearest: sglang; one of vllm, "),
         (f"plan Qwen/Qwen3-8B {SIM} --until readi", "nearest: ready; one of kv, ready"),

@@ -45,3 +45,22 @@ def test_every_entry_has_words_and_a_meaning() -> None:
     assert all(entry.words and len(entry.meaning) > 3 and entry.table for entry in known)
     words = said()
     assert "headroom at the serving peak" in words
+
+
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [
+        ("FITS", "the KV cache fits the device"),
+        ("CUT OFF", "ends early"),
+        ("likely", "not certain"),
+        ("more at a later moment", "a later reading"),
+        ("neighbour", "another process uses"),
+        ("co-tenant", "Requested memory is a share"),
+        ("E4p", "vllm-ascend"),
+        ("tables and buffers", "beside the checkpoint"),
+    ],
+)
+def test_words_of_the_first_screen_findings_causes_and_equations_are_found(
+    word: str, meaning: str
+) -> None:
+    assert meaning in said(word).splitlines()[0]

@@ -51,7 +51,10 @@ def test_a_part_of_a_name_stands_for_a_run_and_a_path_for_itself(capsys: Any) ->
         assert find_run(typed) == typed
     with pytest.raises(RunRecordError, match="no run in reports/ of that name") as caught:
         find_run("20260101-Qwen3-9B".lower()[9:])
-    assert "nearest: " not in str(caught.value.hint)
+    assert "in reports/: " in str(caught.value.hint)
+    with pytest.raises(RunRecordError) as caught:
+        find_run("nosuch")
+    assert caught.value.hint == f"in reports/: {', '.join(RUNS)}"
     with pytest.raises(RunRecordError) as caught:
         find_run("20260102-Qwen3-15B")
     assert "20260102-Qwen3-14B" in str(caught.value.hint)

@@ -124,14 +124,14 @@ def every_template() -> list[Template]:
     said += [row["title"] for row in TABLES["curves"].values()]
     said += [*TABLES["owner_changes"].values(), *TABLES["problems"].values()]
     found += [Template("plans: tables.toml", words, None) for words in said]
-    for name in ("report/tables", "compare/tables", "holders/tables", "plans/documents"):
+    for name in ("phases", "report/tables", "compare/tables", "holders/tables", "plans/documents"):
         words = read_table(PACKAGE / f"{name}.toml")
         rows = [
             part
             for row in words["tables"].values()
-            for part in (row["title"], *row.get("notes", ()))
+            for part in (row.get("title", "GiB"), *row.get("notes", ()))
         ]
-        rows += [part for row in words["sentences"].values() for part in row]
+        rows += [part for row in words.get("sentences", {}).values() for part in row]
         heads = [head for row in words["tables"].values() for head in row.get("columns", ())]
         rows += [title for head in heads for title in (head["title"], head.get("narrow")) if title]
         found += in_table(f"{name}.toml", rows)

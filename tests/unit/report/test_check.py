@@ -75,7 +75,7 @@ def test_a_failure_says_measured_limit_margin_and_rank() -> None:
     texts = {text for outcome in result.failures for text in sentences(outcome)}
     assert (
         "max_non_torch: 0.8100 GiB (869,730,816 bytes) (m) on TP1, allowed is at most 0.6519 GiB (700,000,000 bytes): "
-        "missed by 169,730,816 bytes"
+        "missed by 0.1581 GiB (169,730,816 bytes)"
     ) in texts
     assert "max_graph: NOT MEASURED on TP0-TP1: graph_capture: eager mode" in texts
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 
 from tests.support.many_ranks import write_many_ranks
 from tests.support.page import Page
@@ -32,7 +33,9 @@ from vllm_memprof.record.schema import PlannedRanks
 from vllm_memprof.report.documents.first_screen import FirstScreen
 from vllm_memprof.report.documents.report import verdict
 from vllm_memprof.report.files import write_reports
+from vllm_memprof.report.grid import Prose
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.language import LANGUAGES
 from vllm_memprof.report.markdown import escape, render_markdown
 from vllm_memprof.report.table import render_table
 from vllm_memprof.report.trace import report_trace
@@ -572,3 +575,35 @@ def test_512_ranks_in_every_format(
     else:
         assert all(re.search(rf"\bTP{i}\b", text) for i in (0, 1, 300, 511))
         assert len(set(re.findall(r"\bTP\d+\b", text))) == 512
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("width", [80, 120])
+def test_options_and_figures_of_a_narrow_table_are_not_broken(width: int, lang: str) -> None:
+    wide, narrow = (table(report_of("recorded_oom"), each, lang=lang) for each in (500, width))
+    for pattern in (r"--[a-z-]+", r"\w+=expandable_segments:True", r"\d{1,3}(?:,\d{3})+"):
+        assert set(re.findall(pattern, wide)) == set(re.findall(pattern, narrow))
+
+
+def test_lines_in_chinese_end_behind_an_ideograph_and_not_within_an_option() -> None:
+    console = Console(width=30, file=io.StringIO())
+    console.print(
+        Padding(
+            Prose("从 KV cache 中扣除的显存多于图实际占用的：--gpu-memory-utilization 0.9554。"), 0
+        )
+    )
+    assert [*map(str.rstrip, console.file.getvalue().splitlines())] == [  # type: ignore[attr-defined]
+        "从 KV cache 中扣除的显存多于图",
+        "实际占用的：",
+        "--gpu-memory-utilization",
+        "0.9554。",
+    ]
+
+
+def test_markdown_has_options_as_code_and_no_option_that_is_not_enough_in_bold() -> None:
+    drawn = render_markdown(FirstScreen((report_of("recorded_oom"),)))
+    assert "| `--gpu-memory-utilization" in drawn
+    assert "&nbsp;&nbsp;`-" not in drawn
+    assert "**`" not in drawn
+    said = escape("set --a-b 0.5, *A_BC_D=x:True* or --names N.")
+    assert said == r"set `--a-b 0.5`, \*`A_BC_D=x:True`\* or `--names N`."

@@ -302,14 +302,19 @@ def _corrections(
             "at_the_peaks",
             text("both peaks subtracted whole"),
             most if of.moments["profile_end"].nearest is not None else None,
-            "requested - allocated peak - non-torch before the last empty_cache of the profile run",
+            text(
+                "requested - allocated peak - non-torch before the last empty_cache of the profile "
+                "run"
+            ),
             ("persistent_torch", "initial_non_torch", "non_torch_cleared"),
         ),
         (
             "as_e2",
             text("as E2 has it (vllm-ascend to 0.14)"),
             left if equation.engine == "vllm-ascend" else None,
-            "requested - allocated peak - (non-torch + reserved - allocated after empty_cache)",
+            text(
+                "requested - allocated peak - (non-torch + reserved - allocated after empty_cache)"
+            ),
             tuple(name for name in equation.not_subtracted if name not in e2.not_subtracted),
         ),
     )

@@ -235,14 +235,15 @@ def _limits() -> Options:
                 str | None,
                 typer.Option(
                     f"--{key.name.replace('_', '-')}",
-                    metavar="N" if key.figure.unit == TOKENS else "SIZE",
-                    help=f"{key.sense.capitalize()} this much: {key.figure.title}.",
+                    metavar=size,
+                    help=f"{key.sense.capitalize()} {size} of {key.figure.title}.",
                 ),
             ],
             None,
         )
         for key in KEYS
         if key.table == BUDGET
+        for size in ["TOKENS" if key.figure.unit == TOKENS else "SIZE"]
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from vllm_memprof.cli.commands.who import source_of
@@ -13,6 +12,7 @@ from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.holders.document import holder_checks
 from vllm_memprof.holders.look import look
 from vllm_memprof.launch.doctor import WARNING, DoctorCheck, diagnose
+from vllm_memprof.report.grid import Grid
 
 _STYLES = {"ok": "green", "info": "dim", "warning": "yellow", "missing": "red"}
 
@@ -35,12 +35,9 @@ def doctor(python: str | None = None, device: str | None = None) -> None:
         except MemprofError as error:
             held = [DoctorCheck("who holds it", WARNING, error.message, error.hint or "")]
     checks, ways = diagnose(python)
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Grid.grid(padding=(0, 2, 0, 0))
     for check in [*checks, *held]:
-        found = Text(check.found)
+        found = Text(check.found, overflow="fold")
         if check.todo:
             style = "bold" if check.state in ("warning", "missing") else "dim"
             found.append(f"\n-> {check.todo}", style=style)

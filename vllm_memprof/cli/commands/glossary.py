@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 import typer
 
+from vllm_memprof.accounting.budget.equations import EQUATIONS, named_equation
+from vllm_memprof.accounting.findings.table import FINDINGS
+from vllm_memprof.causes.book import read_book
 from vllm_memprof.cli.options import command_app
 from vllm_memprof.errors import UsageError, did_you_mean
 
@@ -40,7 +43,17 @@ def entries() -> list[Entry]:
                 words = re.findall(r"\*\*([^*]+)\*\*", terms)
                 said = f"{aside or ''} {meaning}".replace("**", "").strip()
                 found += [Entry(words, said, table)] if said else []
-    return found
+    rows = {
+        "Findings": {row.id: row.meaning for row in FINDINGS.values()},
+        "Causes": {row.kind: row.title for each in read_book().origins.values() for row in each},
+        "Equations": {row.id: f"{named_equation(row.id)}, {row.cite}" for row in EQUATIONS},
+    }
+    del rows["Causes"]["other"]  # of all kinds
+    return found + [Entry([word], said, kind) for kind in rows for word, said in rows[kind].items()]
+
+
+def _plain(word: str) -> str:
+    return " ".join(re.findall(r"\w+", word.lower())) or word
 
 
 def glossary(word: str | None = None) -> None:
@@ -49,16 +62,17 @@ def glossary(word: str | None = None) -> None:
     if word is None:
         typer.echo(", ".join(dict.fromkeys(each for entry in known for each in entry.words)))
         return
-    asked = word.lower()
-    same = [entry for entry in known if asked in map(str.lower, entry.words)]
-    near = same or [entry for entry in known if any(asked in w.lower() for w in entry.words)]
+    asked = _plain(word)
+    same = [entry for entry in known if asked in map(_plain, entry.words)]
+    near = same or [entry for entry in known if any(asked in _plain(w) for w in entry.words)]
     if not near:
         words = [each for entry in known for each in entry.words]
         raise UsageError(
             f"the glossary has no {word!r}", hint=did_you_mean(word, words, "memprof glossary")
         )
     for entry in near[:_MOST]:
-        typer.echo(f"{', '.join(entry.words)}: {entry.meaning}  [{entry.table}]")
+        said = f"{', '.join(entry.words)}: {entry.meaning}  [{entry.table}]"
+        typer.echo(said.replace("\n", " "))
 
 
 app = command_app(glossary)

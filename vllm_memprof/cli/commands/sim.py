@@ -5,35 +5,37 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import typer
-from rich import box
-from rich.console import Console, JustifyMethod
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from vllm_memprof.cli.commands.sim_calibrate import write_profile, write_row
 from vllm_memprof.cli.help import HelpCommand, HelpGroup
 from vllm_memprof.cli.options import Options, with_options
-from vllm_memprof.cli.show import progress_bar, say
+from vllm_memprof.cli.show import printed, progress_bar, say
+from vllm_memprof.document import Document, Section
 from vllm_memprof.errors import UsageError
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.launch.warm import list_warm, stop_all
+from vllm_memprof.report.table import render_table
 from vllm_memprof.sim.poison import UNWRITTEN
-from vllm_memprof.sim.presets import list_presets
+from vllm_memprof.sim.presets import Preset, list_presets
 from vllm_memprof.sim.profiles import list_profiles
 from vllm_memprof.sim.runtime import prepare_runtime, stack_state
 from vllm_memprof.sim.selftest import run_selftest
 from vllm_memprof.sim.setup import SetupProgress, add_extra, download_stack, setup_stack
-from vllm_memprof.sim.stacks import default_prefix, list_stacks, load_extra
+from vllm_memprof.sim.stacks import Stack, default_prefix, list_stacks, load_extra
+from vllm_memprof.tables import Paper, TableFile
 from vllm_memprof.units import format_gib
 
 #: Ten megabytes and more: the lines of a log that explain why a step takes its time.
 _LARGE_DOWNLOAD = re.compile(r"^Downloading .*\((\d{2,}(\.\d+)? MB|.* GB)\)")
+
+_draw = TableFile(__file__, "sim.toml").draw
 
 app = typer.Typer(
     cls=HelpGroup,
@@ -72,9 +74,10 @@ def setup(
     offline: Path | None = None,
     quiet: bool = False,
 ) -> None:
-    """Install an engine stack into an environment of its own, and build the simulated device.
+    """Install an engine stack, and build the simulated device.
 
-    Goes on where an earlier setup stopped. A second run has nothing to do.
+    Each stack has its own environment. Goes on where an earlier setup stopped. A second run has
+    nothing to do.
     """
     for name in extras or []:
         load_extra(name)  # refused before minutes of work
@@ -99,52 +102,31 @@ def setup(
 @_command
 def list_() -> None:
     """Show stacks, device profiles and model presets."""
-    words = {"outdated": "set up again", "absent": "not set up"}
-    stacks = [(stack, default_prefix(stack.name)) for stack in list_stacks()]
-    console = Console(highlight=False)
-    for title, columns, rows in (
-        (
-            "Engine stacks (--stack)",
-            ("name", "state", "folder", "contents"),
-            [
-                (stack.name, words.get(state, state), str(prefix), stack.title)
-                for stack, prefix in stacks
-                for state in [stack_state(stack, prefix)]
-            ],
-        ),
-        (
-            "Simulated devices (--device sim:NAME)",
-            ("name", "also", ">GiB", ">context GiB", ">devices", "device"),
-            [
-                (
-                    profile.name,
-                    ", ".join(profile.aliases),
-                    format_gib(profile.device.total_bytes),
-                    format_gib(profile.memory.context_bytes),
-                    str(profile.device.device_count),
-                    profile.title,
-                )
-                for profile in list_profiles()
-            ],
-        ),
-        (
-            "Model presets (no weights, no hub needed)",
-            ("model", ">size", "what"),
-            [
-                (each.name, f"{each.parameters / 1e9:.1f} B" if each.parameters else "", each.what)
-                for each in list_presets()
-            ],
-        ),
-    ):
-        console.print(_table(title, columns, rows), "")
+
+    def state(stack: Stack) -> str:
+        found = stack_state(stack, default_prefix(stack.name))
+        return {"absent": "not set up"}.get(found, found)
+
+    def size(model: Preset) -> str:
+        return f"{model.parameters / 1e9:.1f} B" if model.parameters else ""
+
+    def named(stack: Stack) -> str:
+        prefix = default_prefix(stack.name)
+        return f"{stack.name}\n{prefix if prefix.exists() else ''}".rstrip()
+
+    _show(
+        _draw(Paper(), "stacks", list_stacks(), state=state, named=named),
+        _draw(Paper(), "devices", list_profiles(), also=lambda each: ", ".join(each.aliases)),
+        _draw(Paper(), "models", list_presets(), size=size),
+    )
     if running := list_warm():
         pids = ", ".join(str(process.pid) for process in running)
-        console.print(f"Warm processes for plans: {pids} (`memprof sim stop` ends them)")
+        typer.echo(f"\nWarm processes for plans: {pids} (`memprof sim stop` ends them)")
 
 
 @partial(_command, options=_PROGRAM)
 def run(ctx: typer.Context, command: list[str], report: bool = False, **options: object) -> None:
-    """Run any program on a simulated device: python, pytest, a server, a shell.
+    """Run any program on a simulated device: pytest, a server.
 
     It finds the stack's Python, pytest and vllm first, and presets by their names on a hub.
     """
@@ -162,15 +144,16 @@ def run(ctx: typer.Context, command: list[str], report: bool = False, **options:
 
 @partial(_command, options=_PROGRAM)
 def shell(ctx: typer.Context, **options: object) -> None:
-    """Open a shell in which every program runs on a simulated device, as with `sim run`."""
+    """Open a shell whose programs run on a simulated device."""
     run(ctx, [os.environ.get("SHELL", "/bin/sh")])
 
 
 @_command
 def stop() -> None:
-    """End the warm processes: they have imported the engine, and fork for each plan.
+    """End the warm processes.
 
-    Plans under way are not disturbed. MEMPROF_NO_WARM=1: plans without.
+    They have imported the engine, and fork for each plan. Plans under way are not disturbed.
+    MEMPROF_NO_WARM=1: plans without.
     """
     asked = stop_all()
     for process in asked:
@@ -200,24 +183,21 @@ def calibrate(
 
 @_command
 def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str = "910b") -> None:
-    """Run a tiny model, and find what the host reads that the device never computed.
+    """Run a tiny model, and find what is read but never computed.
 
     Status 1 if the engine read memory that nobody wrote: it then may size tensors by chance.
     """
     reads = run_selftest(stack, model, device)
-    rows = [
-        (
-            read.kind,
-            read.left_by,
-            f"{read.read_by}, {read.bytes} bytes",
-            read.call_site.replace(" < ", "\n"),
+    if reads:
+        _show(
+            _draw(
+                Paper(),
+                "reads",
+                sorted(reads, key=lambda read: (read.kind != UNWRITTEN, read.left_by)),
+                {"model": model},
+                site=lambda read: read.call_site.replace(" < ", "\n"),
+            )
         )
-        for read in sorted(reads, key=lambda read: (read.kind != UNWRITTEN, read.left_by))
-    ]
-    columns = ("value", "by", "read", "call site")
-    if rows:
-        title = f"{model}: read by the host, not computed"
-        Console(highlight=False).print(_table(title, columns, rows))
     unwritten = sum(read.kind == UNWRITTEN for read in reads)
     typer.echo(
         f"{unwritten} reads of values that nobody wrote, {len(reads) - unwritten} of values that "
@@ -226,16 +206,9 @@ def selftest(stack: str | None = None, model: str = "memprof/tiny", device: str 
     raise typer.Exit(1 if unwritten else 0)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table; numbers stand in columns whose names begin with ``>``."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        side: JustifyMethod = "right" if column.startswith(">") else "left"
-        first = column == columns[0]
-        table.add_column(column.lstrip(">"), justify=side, overflow="fold", no_wrap=first)
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _show(*sections: Section) -> None:
+    """Print tables of ``sim.toml``."""
+    typer.echo(printed(render_table(lambda _: Document("sim", "", [], [*sections]))))
 
 
 class _SetupProgress(SetupProgress):

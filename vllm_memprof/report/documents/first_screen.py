@@ -670,7 +670,8 @@ def _not_in_the_log(report: Report) -> list[Line]:
 def _more(screen: FirstScreen) -> list[Line]:
     """Return where the rest is: commands that can be copied."""
     command = "explain" if screen.report.run.evidence.partial else "report"
-    whole = " ".join(filter(None, ("memprof", command, screen.where, "--full")))
+    where = "LOG" if screen.where == "-" else screen.where  # a pipe is read once
+    whole = " ".join(filter(None, ("memprof", command, where, "--full")))
     lines = [
         Line(text("more"), text("--section NAME, --format html, or the whole report:"), MUTED),
         Line("", whole, CODE),

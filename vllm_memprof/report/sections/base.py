@@ -15,6 +15,7 @@ from vllm_memprof.text import fold, text
 
 _WORDS = TableFile(str(Path(__file__).parent))
 draw, columns_of, sentences_of = _WORDS.draw, _WORDS.columns, _WORDS.say
+CONTENT = _WORDS.content
 
 
 @dataclass(frozen=True, kw_only=True)

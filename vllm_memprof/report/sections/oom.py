@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vllm_memprof.accounting.model import AT_LEAST, AT_MOST, RankReport, Remedy
 from vllm_memprof.accounting.oom.failed_allocation import gib_of, merge_not_profiled
 from vllm_memprof.accounting.titles import TITLES
-from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Row, Section
+from vllm_memprof.document import GOOD, MUTED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.record.failures import PROFILE
 from vllm_memprof.record.spans import ESTIMATED, MODELLED
 from vllm_memprof.report.sections.base import Sheet, draw
@@ -138,7 +138,7 @@ def remedies(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
         return
     rows = rank.oom.remedies
     words = {True: text("yes"), False: text("no"), None: text("not known")}
-    styles = {True: GOOD, False: BAD, None: PLAIN}
+    styles = {True: GOOD, False: MUTED, None: PLAIN}
 
     def enough(row: Remedy) -> str:
         return text("yes, if so") if row.enough and row.how == ESTIMATED else words[row.enough]

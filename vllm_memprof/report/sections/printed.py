@@ -8,27 +8,14 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.readings.quantities import title_of
 from vllm_memprof.accounting.titles import TITLES
 from vllm_memprof.document import Row, Section
-from vllm_memprof.report.sections.base import Sheet, draw
+from vllm_memprof.report.sections.base import CONTENT, Sheet, draw
 from vllm_memprof.tables import COUNT, GIB4, Size
 from vllm_memprof.text import text
 
-#: Figure -> the term of an equation that shows it where the equation is known.
-_SHOWN_BY = {
-    "weights_bytes": "weights",
-    "peak_activation_bytes": "peak_activation",
-    "non_torch_increase_bytes": "non_torch",
-    "consumed_bytes": "consumed",
-    "printed_peak_activation_bytes": "printed_peak",
-    "graph_estimate_bytes": "graph_estimate",
-    "graph_bytes": "graph",
-    "mm_reserved_bytes": "mm_reserved",
-    "graph_prefill_bytes": "graph_prefill",
-}
-#: Where the engine prints the bytes of a suggestion on another part of the line, which may be cut.
-_ROUNDED = {
-    "suggested_requested_bytes": "suggested_requested_printed_bytes",
-    "suggested_limit_bytes": "suggested_limit_printed_bytes",
-}
+#: ``shown_by``: figure -> the term of an equation that shows it where the equation is known.
+#: ``rounded``: where the engine prints the bytes of a suggestion on another part of the line, which
+#: may be cut.
+_SHOWN_BY, _ROUNDED = (CONTENT["printed"][name] for name in ("shown_by", "rounded"))
 
 
 def printed(sheet: Sheet, rank: RankReport) -> Iterator[Section]:
