@@ -25,7 +25,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 #: files safe: 3,600 for each of the five; 2,800 are the MCP server, 400 a model's own classes,
 #: 4,100 the copies of layers and pieces that are alike: ten to thirty seconds of a large plan.
 LIMITS = {
-    "tokens of the package": 339_900,
+    "tokens of the package": 340_200,
     "private helpers used once, % of functions": 12.0,
     "top-level class names that stand twice": 5,
     "modules outside engines/ and sim/ that name SGLang": 6,

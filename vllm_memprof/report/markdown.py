@@ -46,7 +46,7 @@ _CHARACTERS, _COMMAND_CHARACTERS = 500, 2_000
 _SPECIAL = re.compile(r"([\\`*_\[\]|~!^$])")
 _DRAWN = read_own(__file__, "drawn.toml")
 _OPTION, _REFERENCES = re.compile(_DRAWN["option"]), _DRAWN["references"].items()
-_ENTITIES = str.maketrans(_DRAWN["entities"])
+_ENTITIES = str.maketrans(_DRAWN["entities"] | {"#": "&#35;"})  # no name of a table begins with #
 #: What would begin a list or a line below a heading at the start of a line.
 _START = re.compile(r"^(\d{0,9})([-+=.)])(?=\s|[-=]*$)")
 
