@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, TypedDict
 
 from vllm_memprof.accounting.evidence import EVIDENCE, Evidence
 from vllm_memprof.accounting.serving.trend import GROWING, Verdict
-from vllm_memprof.options import value_of
+from vllm_memprof.options import read_option
 from vllm_memprof.record.allocations import TraceTotals
 from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import computed, one_of
@@ -1036,5 +1036,5 @@ class Report:
     def replicas(self) -> int:
         """Data-parallel replicas; of what is no plan those of which ranks are known."""
         if self.run.mode == "plan":
-            return int(value_of(self.run.engine_command, "--data-parallel-size") or 1)
+            return read_option(self.run.engine_command, "data-parallel-size", int) or 1
         return len({rank.dp_rank for rank in self.ranks})
