@@ -121,6 +121,7 @@ def test_a_plan_of_a_warm_process_has_the_figures_of_a_cold_one(
     assert not [child for child in children if is_alive(child)]
 
 
+@pytest.mark.alone  # others' warm processes would end this one: there are few at a time
 def test_plans_of_a_sweep_are_forks_of_memprof_too(
     own_env: dict[str, str], tmp_path: Path, sim_stack: str
 ) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vllm_memprof.launch.watch import OWN_CHILDREN
+from vllm_memprof.launch.watch import OWN_CHILDREN, read_stat
 from vllm_memprof.record.schema import ENV_HOLD, TRAVELS
 from vllm_memprof.sim.runtime import ENV_ALIKE, ENV_STATE, PACKAGE_DIR, STAMP
 from vllm_memprof.socket_credentials import peer_of
@@ -248,7 +248,8 @@ def _begin(
     Raises:
         OSError: it cannot be started.
     """
-    running = sorted(list_warm(), key=lambda each: each.pid)
+    # the oldest by their start: numbers of processes begin again
+    running = sorted(list_warm(), key=lambda each: getattr(read_stat(each.pid), "start_ticks", 0))
     for first in running[: max(0, len(running) - MOST + 1)]:
         stop(first.name)
     with socket.socket(socket.AF_UNIX) as listener:

@@ -20,6 +20,7 @@ from vllm_memprof.engines import engine_row
 from vllm_memprof.launch import warm
 from vllm_memprof.launch.prepare import can_fork
 from vllm_memprof.launch.request import LaunchRequest, parse_device
+from vllm_memprof.launch.watch import ProcStat
 
 ROOT = Path(__file__).parents[3]
 DRIVER = "tests.unit.launch.fake_driver"
@@ -263,6 +264,22 @@ def test_two_users_share_none(env: dict[str, str]) -> None:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def test_the_oldest_ends_where_there_are_as_many_as_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its start: the number of a process may be lower than that of an older one."""
+    there = [warm.WarmProcess(name, pid) for name, pid in (("new", 7), ("mid", 80), ("old", 90))]
+    ticks, ended = {7: 300, 80: 200, 90: 100}, list[str]()
+    monkeypatch.setattr(warm, "list_warm", lambda: there)
+    monkeypatch.setattr(warm, "read_stat", lambda pid: ProcStat("S", 1, ticks[pid], 0))
+    monkeypatch.setattr(warm, "stop", ended.append)
+    monkeypatch.setattr(warm.os, "posix_spawn", lambda *_, **__: 1)
+    monkeypatch.setattr(warm, "OWN_CHILDREN", set())
+    with contextlib.suppress(OSError):
+        warm._begin("memprof-warm-test-oldest", sys.executable, [], "driver", {}).close()
+    assert ended == ["old"]
 
 
 @pytest.mark.parametrize(
