@@ -47,12 +47,16 @@ class SetupError(MemprofError):
     pass
 
 
-def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return the known names that are most like a misspelt one, in any case; the best first."""
+def nearest(name: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
+    """Return the known names that are most like a misspelt one, in any case; the best first.
+
+    ``alike``: how like they are at least, of 1.
+    """
     from difflib import get_close_matches
 
     spelt = {each.lower().replace("_", "-"): each for each in known}
-    return [spelt[each] for each in get_close_matches(name.lower().replace("_", "-"), spelt, most)]
+    asked = name.lower().replace("_", "-")
+    return [spelt[each] for each in get_close_matches(asked, spelt, most, alike)]
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:

@@ -83,12 +83,14 @@ class _Start:
         quiet = _pattern("quiet").match(line) and not _pattern("error-level").match(line)
         late = self.ended and _pattern("at-exit").search(line)
         self.lines.append(_Line(number, line, bool(quiet or late)))
+        if not ((nameless := _pattern("nameless").search(line)) or self.nameless):
+            return  # most lines
         _, process, said = _pattern("head").split(line, 1)
         at = self.nameless.pop(process, 0) if said.strip() else 0
         if at and not quiet and "Traceback (" not in said:
             error = self.lines[at - 1]
             self.lines[at - 1] = error._replace(text=f"{error.text} {said.strip()}")
-        if _pattern("nameless").search(line):
+        if nameless:
             self.nameless[process] = len(self.lines)
 
     def ends_of_processes(self) -> list[int]:

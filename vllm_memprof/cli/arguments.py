@@ -19,13 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import typer
 
 from vllm_memprof.cli.help import HelpCommand
-from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.errors import MemprofError, UsageError, nearest
 from vllm_memprof.text import plain
 
 #: Key in the context's ``meta`` under which a command finds the engine's arguments.
@@ -128,7 +127,7 @@ class EngineCommand(HelpCommand):
         except (MemprofError, typer.Exit) as end:
             own = [name for param in self.params for name in param.opts]
             for word in ctx.meta[ENGINE_ARGS] if end.exit_code else ():
-                for near in get_close_matches(word.partition("=")[0], own, 1, _ALIKE):
+                for near in nearest(word.partition("=")[0], own, 1, _ALIKE):
                     told = f"memprof: {word} went to the engine; did you mean {near}?"
                     typer.echo(plain(told), err=True)
             raise

@@ -22,7 +22,7 @@ from vllm_memprof.compare.changes import changes
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.files import read_json
 from vllm_memprof.options import setting, value_of
-from vllm_memprof.plans.knobs import DEVICES
+from vllm_memprof.plans.knobs import DEVICES, KNOBS
 from vllm_memprof.plans.model import OWN_OPTIONS, Fit
 from vllm_memprof.plans.runner import PLANS_DIR
 from vllm_memprof.plans.store import PLAN_FILE, report_of
@@ -30,8 +30,8 @@ from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import RunInfo
 
+_RANKS = next(knob.option for knob in KNOBS if knob.name == DEVICES)
 #: Of vLLM alone; beside it the share decides nothing.
-_RANKS = "--tensor-parallel-size"
 _FIXED_SIZE = "--kv-cache-memory-bytes"
 
 

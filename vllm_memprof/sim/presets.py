@@ -278,7 +278,7 @@ def resolve_model(model: str, user_args: list[str], method: str = "ascend") -> R
             stand_ins.append(f"{model} has no tokenizer: {remedy}")
         if like and not holds(folder, PROCESSORS):
             # the patches are those of the model's own vision encoder
-            encoder = text_config(config).get("vision_config", {})
+            encoder = sizes.get("vision_config", {})
             patches = {
                 key: encoder[name] for key, name in _OF_THE_ENCODER.items() if name in encoder
             }
